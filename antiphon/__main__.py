@@ -1,0 +1,3 @@
+from antiphon.cli import main
+
+main()

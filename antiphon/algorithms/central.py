@@ -1,0 +1,54 @@
+"""Central training, the reference row of every table: all utterances in one place, one AdamW.
+
+Seed models are trained with it too. It is written as an algorithm so that checkpoints, resume, the
+journal and evaluation are those of a federated run: a "round" is `local.steps` steps (or epochs), and
+the optimiser's moments travel with the parameters to the one client that holds everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from antiphon.core import Metrics, Pool, ServerState, Task, Tensors
+from antiphon.local import LocalTraining
+from antiphon.schedule import Constant, Schedule
+from antiphon.weighting import Uniform
+
+
+@dataclass(frozen=True)
+class Central:
+    """AdamW (Loshchilov and Hutter 2019) on the one client of the cohort, moments kept between rounds."""
+
+    local: LocalTraining = LocalTraining(lr=5e-4, steps=50)
+    schedule: Schedule = Constant()
+    weight_decay: float = 0.01
+
+    def init(self, params: Tensors) -> ServerState:
+        zeros = {name: torch.zeros_like(p) for name, p in params.items()}
+        moments = {"first": zeros, "second": {name: torch.zeros_like(p) for name, p in params.items()}}
+        return ServerState(round=0, params=params, opt={"step": 0, **moments})
+
+    def round(self, state: ServerState, cohort: Sequence[str], pool: Pool) -> tuple[ServerState, Metrics]:
+        if len(cohort) != 1:
+            raise ValueError(f"central training has one client that holds everything, not {len(cohort)}")
+        scale = self.schedule(state.round)
+        groups = {"params": state.params, "first": state.opt["first"], "second": state.opt["second"]}
+        config = {
+            **self.local.task_config(state, scale, purpose="central"),
+            "weight_decay": self.weight_decay,
+            "step": state.opt["step"],
+        }
+        update = pool.reduce(Task("central", _join(groups), config), cohort, Uniform())
+        back = {group: {n: update.mean[f"{group}/{n}"] for n in state.params} for group in groups}
+        steps = int(update.reports[0].stats["num_steps"])
+        opt = {"step": state.opt["step"] + steps, "first": back["first"], "second": back["second"]}
+        return replace(state, round=state.round + 1, params=back["params"], opt=opt), {
+            "client_lr": self.local.lr * scale
+        }
+
+
+def _join(groups: dict[str, Tensors]) -> Tensors:
+    return {f"{group}/{name}": t for group, tensors in groups.items() for name, t in tensors.items()}

@@ -1,0 +1,98 @@
+"""Federated averaging, and everything that is federated averaging with other constants.
+
+FedSGD, FedAvg    McMahan et al., "Communication-Efficient Learning of Deep Networks from
+                  Decentralized Data", AISTATS 2017.
+hierarchical      Dimitriadis et al., "A Federated Approach in Training Acoustic Models" (the FTL
+                  platform), Interspeech 2020, §3; with adaptive servers, Reddi et al., ICLR 2021.
+BMUF              Chen and Huo, "Scalable training of deep learning machines by incremental block
+                  training with ... blockwise model-update filtering", ICASSP 2016.
+DGA softmax       Dimitriadis et al., "Dynamic Gradient Aggregation for Federated Domain
+                  Adaptation", 2021, §3, eq. 6.
+subspace          the same, §4: only some parameters are trained, and only those travel.
+
+| symbol            | here                                                          |
+| ----------------- | ------------------------------------------------------------- |
+| w                 | state.params                                                  |
+| Δ_k = w − w_k     | an update's mean: old minus new                               |
+| α_k               | softmax of the log-weights that `weighting` gives to reports  |
+| η (client, server)| local.lr · client_schedule, server.lr · server_schedule       |
+
+Deviations. FTL eq. 7–8 taken together move the model away from its clients: here Δ is old − new
+and the server subtracts it. The softmax numerator in FTL §3.3 lacks its minus: see `SoftmaxLoss`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from antiphon.core import Metrics, Pool, ServerState, Task, Tensors
+from antiphon.local import LocalTraining
+from antiphon.schedule import Constant, Schedule
+from antiphon.server_opt import Adam, ServerOptimizer, Sgd
+from antiphon.weighting import ByExamples, SoftmaxLoss, Uniform, Weighting
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """Clients train from w; the weighted mean of their Δ is a gradient to the server's optimiser."""
+
+    local: LocalTraining = LocalTraining()
+    client_schedule: Schedule = Constant()
+    weighting: Weighting = ByExamples()
+    server: ServerOptimizer = Sgd()
+    server_schedule: Schedule = Constant()
+    trainable: tuple[str, ...] = ("*",)  # patterns of parameter names; the others stay and never travel
+
+    def init(self, params: Tensors) -> ServerState:
+        select(params, self.trainable)
+        return ServerState(round=0, params=params)
+
+    def round(self, state: ServerState, cohort: Sequence[str], pool: Pool) -> tuple[ServerState, Metrics]:
+        client_scale, server_scale = self.client_schedule(state.round), self.server_schedule(state.round)
+        task = Task(
+            "train", select(state.params, self.trainable), self.local.task_config(state, client_scale)
+        )
+        delta = pool.reduce(task, cohort, self.weighting).mean  # DGA eq. 2–3
+        params, opt = self.server(state.params, delta, state.opt, server_scale)  # DGA eq. 4
+        metrics = {"client_lr": self.local.lr * client_scale, "server_lr": self.server.lr * server_scale}
+        return replace(state, round=state.round + 1, params=params, opt=opt), metrics
+
+
+def select(params: Tensors, patterns: Sequence[str]) -> Tensors:
+    """The parameters whose names match a pattern such as `encoder.*`; every pattern must match one."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in params):
+            tops = sorted({name.split(".")[0] for name in params})
+            raise ValueError(
+                f"trainable: no parameter matches {pattern!r}; names begin with {', '.join(tops)}"
+            )
+    return {name: p for name, p in params.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+
+
+def fedsgd(server: ServerOptimizer = Sgd(lr=0.1)) -> FedAvg:
+    """One step on all of a client's data: Δ_k is its gradient, and the server's step is a central one."""
+    return FedAvg(LocalTraining(lr=1.0, steps=1, batch_seconds=0.0, clip_norm=0.0), server=server)
+
+
+def fedavg(local: LocalTraining = LocalTraining()) -> FedAvg:
+    """Server SGD at learning rate 1, clients weighted by their number of utterances."""
+    return FedAvg(local)
+
+
+def hierarchical(local: LocalTraining = LocalTraining(), server: ServerOptimizer = Adam()) -> FedAvg:
+    """Two tiers: SGD on the clients, an optimiser of its own on the server, clients weighted alike."""
+    return FedAvg(local, weighting=Uniform(), server=server)
+
+
+def bmuf(local: LocalTraining = LocalTraining(), block_momentum: float = 0.9) -> FedAvg:
+    """Block momentum on the server; run it on fixed i.i.d. parts, all of them every round."""
+    return FedAvg(local, weighting=Uniform(), server=Sgd(lr=1.0, momentum=block_momentum))
+
+
+def dga(
+    local: LocalTraining = LocalTraining(), beta: float = 1.0, server: ServerOptimizer = Adam()
+) -> FedAvg:
+    """Hierarchical optimisation with softmax weights: a client with a high loss counts for less."""
+    return FedAvg(local, weighting=SoftmaxLoss(beta), server=server)

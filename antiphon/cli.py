@@ -1,0 +1,170 @@
+"""The command line: `antiphon demo`, `corpus`, `recipes`, `run`, `evaluate`, `transcribe`, `report`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from antiphon import config, screen
+from antiphon.cli_corpus import corpus_commands
+from antiphon.observed import Stopped
+from antiphon.recipes import RECIPES
+from antiphon.recipes.experiment import Experiment
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Federated learning of speech recognition: speech never leaves its speaker.",
+)
+app.add_typer(corpus_commands, name="corpus")
+
+Settings = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one setting by its path.")]
+Out = Annotated[Path, typer.Option(help="Folder for results.")]
+Resume = Annotated[bool, typer.Option(help="Go on where the run in --out stopped.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: the GPU if there is one.")]
+
+
+@app.command()
+def demo(
+    out: Out = Path("demo"), settings: Settings = [], resume: Resume = False, device: Device = "auto"  # noqa: B006
+) -> None:
+    """Synthesise a small corpus, train a seed model, and federate it over new speakers three ways."""
+    from antiphon.data.synthesis import synthesise_corpus
+    from antiphon.recipes.demo import SENTENCES_PER_SPEAKER, SPLITS
+
+    experiment = config.override(RECIPES["demo"](), settings)
+    corpus = out / "corpus"
+    if not (corpus / "corpus.json").exists():
+        with screen.bar("synthesis") as progress:
+            synthesise_corpus(corpus, SPLITS, SENTENCES_PER_SPEAKER, experiment.seed, progress)
+    _run(experiment, corpus, out / "runs", resume, False, device, None)
+
+
+@app.command()
+def recipes(name: Annotated[str, typer.Argument(help="Show this recipe's settings as YAML.")] = "") -> None:
+    """List the recipes, or show all settings of one."""
+    if name:
+        screen.console.print(yaml.safe_dump(config.to_dict(_recipe(name)), sort_keys=False), end="")
+        return
+    for known, recipe in RECIPES.items():
+        screen.console.print(f"[bold]{known:<14}[/]{(recipe.__doc__ or '').splitlines()[0]}")
+
+
+@app.command()
+def run(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, or a YAML file of settings with its name.")],
+    data: Annotated[Path, typer.Option(help="A corpus folder, made by `antiphon corpus import`.")],
+    out: Out,
+    settings: Settings = [],  # noqa: B006
+    resume: Resume = False,
+    skip_corrupt: Annotated[bool, typer.Option(help="Pass over a damaged checkpoint when resuming.")] = False,
+    device: Device = "auto",
+    workers: Annotated[int | None, typer.Option(help="Processes that compute features.")] = None,
+) -> None:
+    """Run a recipe on a corpus: train, validate, score on the test speakers, write a report."""
+    experiment = config.override(_recipe(recipe), settings)
+    _run(experiment, data, out, resume, skip_corrupt, device, workers)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run, such as out/dga.")],
+    data: Annotated[Path | None, typer.Option(help="Another corpus than the run's own.")] = None,
+    split: Annotated[str, typer.Option(help="Whose speech.")] = "test",
+    device: Device = "auto",
+) -> None:
+    """Score a run's model on a split: WER and CER by speaker, sclite files."""
+    from antiphon.recipes.evaluation import evaluate_run
+
+    with screen.Terminal() as terminal:
+        scores, folder = evaluate_run(run, data, split, device, terminal.features)
+    screen.console.print(screen.score_table({run.name: scores}))
+    screen.console.print(f"scores.json, ref.trn and hyp.trn are in {folder}")
+
+
+@app.command()
+def transcribe(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run, such as out/dga.")],
+    files: Annotated[list[Path], typer.Argument(help="Recordings: WAV, FLAC, Opus, …")],
+) -> None:
+    """Recognise recordings with a run's model."""
+    from antiphon.decoding.recognizer import Recognizer
+
+    recognizer = Recognizer.load(run)
+    failed = 0
+    for file in files:
+        try:
+            text = recognizer.transcribe(file)
+        except (ValueError, OSError) as error:
+            failed += 1
+            screen.errors.print(f"[red]{file}: {error}[/]", highlight=False, soft_wrap=True)
+            continue
+        typer.echo(text if len(files) == 1 else f"{file}\t{text}")
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or the folder of an experiment.")],
+    out: Annotated[Path, typer.Option(help="The page to write; RESULTS.md goes beside it.")] = Path("report.html"),
+) -> None:
+    """Write a report on a run, or a comparison of several: one HTML page and RESULTS.md."""
+    from antiphon.report import write_report
+
+    screen.console.print(f"wrote {write_report(runs, out)}")
+
+
+def _recipe(name: str) -> Experiment:
+    """A recipe by name, or a YAML file: `recipe:` and whatever settings differ from it."""
+    if name.endswith((".yaml", ".yml")):
+        try:
+            settings = yaml.safe_load(Path(name).read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise ValueError(f"cannot read the settings in {name}: {error}") from error
+        if not isinstance(settings, dict) or "recipe" not in settings:
+            raise ValueError(f"{name} must name the recipe it begins from: recipe: dga")
+        return config.overlay(_recipe(str(settings["recipe"])), settings)
+    if name not in RECIPES:
+        raise config.unknown(name, RECIPES, "", "recipe")
+    return replace(RECIPES[name](), recipe=name)
+
+
+def _run(
+    experiment: Experiment,
+    data: Path,
+    out: Path,
+    resume: bool,
+    skip_corrupt: bool,
+    device: str,
+    workers: int | None,
+) -> None:
+    from antiphon.recipes.launch import run_experiment
+
+    with screen.Terminal() as terminal:
+        scores = run_experiment(experiment, data, out, resume, skip_corrupt, device, workers, terminal)
+    screen.console.print(screen.score_table(scores))
+    screen.console.print(f"Report: {out / 'report.html'}   Figures: {out / 'RESULTS.md'}")
+
+
+def main() -> None:
+    try:
+        app()
+    except Stopped as reason:
+        again = [word for word in sys.argv[1:] if word != "--resume"]
+        screen.errors.print(f"\n[yellow]Stopped: {reason}.[/] Everything up to the last finished round is saved.")
+        screen.errors.print(f"Go on with: antiphon {shlex.join(again)} --resume", soft_wrap=True, highlight=False)
+        sys.exit(130 if str(reason) == "interrupted" else 3)
+    except KeyboardInterrupt:
+        screen.errors.print("\n[yellow]Stopped at once; the last saved round is intact.[/]")
+        sys.exit(130)
+    except (ValueError, OSError) as error:
+        screen.errors.print(f"[red]error:[/] {error}", soft_wrap=True, highlight=False)
+        sys.exit(2)

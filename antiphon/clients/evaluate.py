@@ -1,0 +1,28 @@
+"""Client work: recognise the client's own speech, and answer with counts of errors only."""
+
+from __future__ import annotations
+
+from antiphon.clients.client import Client
+from antiphon.core import Report, Task, Update
+from antiphon.decoding.error_rate import Errors, character_errors, word_errors
+from antiphon.decoding.greedy import recognise
+
+
+def evaluate(task: Task, client: Client) -> Update:
+    """Greedy decoding; word and character errors over all the client's utterances."""
+    bench = client.bench
+    bench.load(task.tensors)
+    words = characters = Errors(0, 0, 0, 0)
+    for index, hypothesis in recognise(
+        bench.model, bench.tokens, bench.store, client.indices, bench.device
+    ).items():
+        reference = bench.store.text(index)
+        words += word_errors(reference, hypothesis)
+        characters += character_errors(reference, hypothesis)
+    stats = {
+        "words": words.length,
+        "words_wrong": words.total,
+        "characters": characters.length,
+        "characters_wrong": characters.total,
+    }
+    return Update({}, reports=(Report(client.id, {key: float(value) for key, value in stats.items()}),))

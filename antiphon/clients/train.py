@@ -1,0 +1,132 @@
+"""Client work: train on the client's own speech, and answer with what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from antiphon.clients.client import Client
+from antiphon.core import Report, Task, Tensors, Update
+from antiphon.local import LocalTraining
+from antiphon.seeding import derive
+
+
+class LossMeter:
+    """Mean loss per token over the utterances seen; reads the device once, at the end."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | float = 0.0
+        self.num_utterances = 0
+        self.num_steps = 0
+
+    def add(self, losses: Tensor) -> None:
+        self.total = self.total + losses.detach().sum()
+        self.num_utterances += len(losses)
+        self.num_steps += 1
+
+    @property
+    def mean(self) -> float:
+        return float(self.total) / self.num_utterances
+
+
+def gradients(
+    client: Client, local: LocalTraining, parameters: list[Tensor], seed: int, meter: LossMeter
+) -> Iterator[list[Tensor]]:
+    """Gradients of one step after another; the caller changes the parameters between them."""
+    bench = client.bench
+    bench.model.train()
+    with bench.randomness(seed) as masks:
+        for indices in client.training_batches(local.batch_seconds, local.epochs, local.steps, seed):
+            batch = client.batch(indices)
+            if bench.augment is not None:
+                batch = replace(
+                    batch, features=bench.augment(batch.features, batch.feature_lengths, masks)
+                )
+            losses = bench.model.losses(batch) / batch.token_lengths
+            meter.add(losses)
+            yield list(torch.autograd.grad(losses.mean(), parameters))
+
+
+def clip(tensors: list[Tensor], limit: float) -> None:
+    """Scales tensors in place so that their common l2 norm is at most `limit`; 0 leaves them alone."""
+    if limit > 0:
+        scale = (limit / (global_norm(tensors) + 1e-12)).clamp(max=1.0)
+        torch._foreach_mul_(tensors, scale)
+
+
+def global_norm(tensors: list[Tensor]) -> Tensor:
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+
+
+def train(task: Task, client: Client) -> Update:
+    """Local SGD (DGA eq. 1); the update is Δ = w − w_k (eq. 2, sign as in SPEC: old minus new)."""
+    local = LocalTraining.from_task(task.config)
+    parameters = client.bench.load(task.tensors)
+    start = [parameter.detach().clone() for parameter in parameters]
+    meter = LossMeter()
+    seed = derive(int(task.config["seed"]), client.id)  # type: ignore[arg-type]
+    for grads in gradients(client, local, parameters, seed, meter):
+        with torch.no_grad():
+            if local.proximal > 0:
+                drift = torch._foreach_sub(parameters, start)
+                torch._foreach_add_(grads, drift, alpha=local.proximal)
+            clip(grads, local.clip_norm)
+            torch._foreach_add_(parameters, grads, alpha=-local.lr)
+    with torch.no_grad():
+        torch._foreach_sub_(start, parameters)
+    delta: Tensors = dict(zip(task.tensors, start, strict=True))
+    return Update(delta, reports=(_report(client, meter, norm=float(global_norm(start))),))
+
+
+def central(task: Task, client: Client) -> Update:
+    """AdamW steps with moments that came with the task; the update holds the new values themselves."""
+    local = LocalTraining.from_task(task.config)
+    groups = {group: _group(task.tensors, group) for group in ("params", "first", "second")}
+    parameters = client.bench.load(groups["params"])
+    decay, step = float(task.config["weight_decay"]), float(task.config["step"])  # type: ignore[arg-type]
+    optimizer = torch.optim.AdamW(parameters, lr=local.lr, weight_decay=decay, betas=(0.9, 0.98))
+    for name, parameter in zip(groups["params"], parameters, strict=True):
+        optimizer.state[parameter] = {
+            "step": torch.tensor(step),
+            "exp_avg": groups["first"][name].to(parameter.device, copy=True),
+            "exp_avg_sq": groups["second"][name].to(parameter.device, copy=True),
+        }
+    meter = LossMeter()
+    seed = derive(int(task.config["seed"]), client.id)  # type: ignore[arg-type]
+    for grads in gradients(client, local, parameters, seed, meter):
+        clip(grads, local.clip_norm)
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+        optimizer.step()
+    after = {
+        "params": [parameter.detach().clone() for parameter in parameters],
+        "first": [optimizer.state[parameter]["exp_avg"] for parameter in parameters],
+        "second": [optimizer.state[parameter]["exp_avg_sq"] for parameter in parameters],
+    }
+    for parameter in parameters:
+        parameter.grad = None
+    mean = {
+        f"{group}/{name}": tensor
+        for group, tensors in after.items()
+        for name, tensor in zip(groups["params"], tensors, strict=True)
+    }
+    return Update(mean, reports=(_report(client, meter),))
+
+
+def _group(tensors: Tensors, group: str) -> Tensors:
+    prefix = f"{group}/"
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def _report(client: Client, meter: LossMeter, **more: float) -> Report:
+    stats = {
+        "loss": meter.mean,
+        "num_utterances": float(len(client.usable)),
+        "num_steps": float(meter.num_steps),
+        "seconds": client.seconds,
+        **more,
+    }
+    return Report(client.id, stats)

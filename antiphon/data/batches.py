@@ -1,0 +1,99 @@
+"""Utterances of similar length, packed into padded batches within a budget of frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from antiphon.data.store import FeatureStore
+
+JITTER = 0.1  # lengths are drawn this far up or down before sorting: neighbours change every epoch
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Utterances side by side, zero-padded at the end.
+
+    features [B, T, D] float32, feature_lengths [B] int64, tokens [B, U] int64, token_lengths [B] int64;
+    `indices` are the utterances' places in their store.
+    """
+
+    features: Tensor
+    feature_lengths: Tensor
+    tokens: Tensor
+    token_lengths: Tensor
+    indices: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(
+            self.features.to(device),
+            self.feature_lengths.to(device),
+            self.tokens.to(device),
+            self.token_lengths.to(device),
+            self.indices,
+        )
+
+
+def collate(
+    store: FeatureStore, indices: Sequence[int] | np.ndarray, encode: Callable[[str], list[int]]
+) -> Batch:
+    """The utterances at `indices` of the store as one batch, texts encoded by `encode`."""
+    places = tuple(int(index) for index in indices)
+    assert places, "a batch needs an utterance"
+    texts = [encode(store.text(place)) for place in places]
+    token_lengths = torch.tensor([len(text) for text in texts])
+    feature_lengths = torch.from_numpy(store.num_frames[list(places)].astype(np.int64))
+    features = np.zeros((len(places), int(feature_lengths.max()), store.dim), dtype=np.float32)
+    tokens = np.zeros((len(places), int(token_lengths.max())), dtype=np.int64)
+    for row, (place, text) in enumerate(zip(places, texts, strict=True)):
+        frames = store.features(place)
+        features[row, : len(frames)] = frames
+        tokens[row, : len(text)] = text
+    return Batch(torch.from_numpy(features), feature_lengths, torch.from_numpy(tokens), token_lengths, places)
+
+
+def plan_batches(
+    num_frames: np.ndarray,
+    indices: np.ndarray,
+    max_frames: int,
+    generator: np.random.Generator | None,
+) -> list[np.ndarray]:
+    """Deal `indices` out to batches of at most `max_frames` frames, padding included.
+
+    num_frames [n] holds the lengths of all utterances. An utterance longer than `max_frames` is a batch
+    of its own. The generator decides which utterances meet and in what order the batches come; without
+    one, batches go from the shortest utterances to the longest, always the same.
+
+    >>> plan_batches(np.array([30, 10, 20, 99]), np.arange(4), max_frames=60, generator=None)
+    [array([1, 2]), array([0]), array([3])]
+    """
+    if max_frames < 1:
+        raise ValueError(f"a batch needs room for at least one frame, not {max_frames}")
+    indices = np.asarray(indices, dtype=np.int64)
+    lengths = num_frames[indices].astype(np.float64)
+    if generator is None:
+        order = np.lexsort((indices, lengths))
+    else:
+        order = np.argsort(lengths * generator.uniform(1 - JITTER, 1 + JITTER, len(lengths)), kind="stable")
+    batches = _pack(indices[order], num_frames, max_frames)
+    if generator is None:
+        return batches
+    return [batches[place] for place in generator.permutation(len(batches))]
+
+
+def _pack(ordered: np.ndarray, num_frames: np.ndarray, max_frames: int) -> list[np.ndarray]:
+    """Cut a sequence of utterances wherever one more would make the padded batch too large."""
+    starts, longest = [0], 0
+    for place, length in enumerate(num_frames[ordered].tolist()):
+        longest = max(longest, length)
+        if place > starts[-1] and (place + 1 - starts[-1]) * longest > max_frames:
+            starts.append(place)
+            longest = length
+    return np.split(ordered, starts[1:]) if len(ordered) else []

@@ -1,0 +1,117 @@
+"""A corpus on disk: an index of utterances sorted by client, and one file that holds all their audio.
+
+    corpus.json       format, sample rate, alphabet, where it came from, totals
+    utterances.jsonl  one utterance a line, sorted by split, speaker, session, id
+    audio.pack        encoded files (FLAC, Opus, WAV) one after the other
+    skipped.jsonl     what the import left out, and why
+
+Made by `antiphon.data.importing.import_corpus`, never changed afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from antiphon.data.audio import SAMPLE_RATE, decode
+
+FORMAT = "antiphon-corpus/1"
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """Something one speaker said: its audio is bytes [offset, offset + bytes) of audio.pack."""
+
+    id: str
+    speaker: str
+    session: str
+    split: str
+    seconds: float
+    text: str
+    offset: int
+    bytes: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+class Corpus:
+    """A corpus folder opened for reading. Any number of threads may read from one.
+
+    Sent to another process, it is opened again there.
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        self.path = path
+        self.alphabet: str | None = about["alphabet"]
+        self.source: str = about["source"]
+        self.num_utterances: int = about["num_utterances"]
+        self.seconds: float = about["seconds"]
+        self._pack = os.open(path / "audio.pack", os.O_RDONLY)
+        weakref.finalize(self, os.close, self._pack)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Corpus:
+        """Open a folder made by `antiphon corpus import`."""
+        path = Path(path)
+        try:
+            about = json.loads((path / "corpus.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ValueError(
+                f"{path} is not a corpus (it has no corpus.json): make one with `antiphon corpus import`"
+            ) from None
+        except ValueError as error:
+            raise ValueError(
+                f"{path / 'corpus.json'} is damaged ({error}): import the corpus again"
+            ) from None
+        found = about.get("format") if isinstance(about, dict) else None
+        if found != FORMAT:
+            raise ValueError(f"{path} has format {found!r}, this version reads {FORMAT!r}: import it again")
+        if about["sample_rate"] != SAMPLE_RATE:
+            raise ValueError(f"{path} is at {about['sample_rate']} Hz, only {SAMPLE_RATE} Hz can be read")
+        for name in ("utterances.jsonl", "audio.pack"):
+            if not (path / name).is_file():
+                raise ValueError(f"{path} has lost its {name}: import the corpus again")
+        return cls(path, about)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Corpus.open, (self.path,)
+
+    def __len__(self) -> int:
+        return self.num_utterances
+
+    def utterances(self) -> Iterator[Utterance]:
+        """All utterances in order, read from disk as they are asked for."""
+        with open(self.path / "utterances.jsonl", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    utterance = Utterance(**json.loads(line))
+                except (ValueError, TypeError):
+                    raise ValueError(f"{lines.name}:{number} is damaged: import the corpus again") from None
+                yield utterance
+
+    def read_bytes(self, utterance: Utterance) -> bytes:
+        """The encoded audio of an utterance."""
+        data = os.pread(self._pack, utterance.bytes, utterance.offset)
+        if len(data) != utterance.bytes:
+            raise ValueError(
+                f"utterance {utterance.id}: {self.path / 'audio.pack'} is cut off, import the corpus again"
+            )
+        return data
+
+    def read_audio(self, utterance: Utterance) -> np.ndarray:
+        """The samples of an utterance: [num_samples] float32 in [-1, 1], 16 kHz mono."""
+        try:
+            samples, rate = decode(self.read_bytes(utterance))
+        except ValueError as error:
+            raise ValueError(f"utterance {utterance.id} of {self.path}: {error}") from None
+        assert rate == SAMPLE_RATE, f"{utterance.id}: {rate} Hz in a corpus"
+        return samples

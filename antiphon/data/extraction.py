@@ -1,0 +1,135 @@
+"""Run a front end over a corpus: in order, in this process or in several, in bounded memory."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import islice
+from multiprocessing import get_context
+
+import numpy as np
+import torch
+
+from antiphon.data.corpus import Corpus, Utterance
+from antiphon.data.frontends import Frontend
+
+CHUNK = 16  # utterances a message: small enough to share evenly, large enough to hide its cost
+LARGEST = float(np.finfo(np.float16).max)
+
+
+class Extractor:
+    """A front end, loaded, on an open corpus."""
+
+    def __init__(self, corpus: Corpus, frontend: Frontend) -> None:
+        self.corpus = corpus
+        self.extract = frontend.load()
+
+    def frames(self, utterances: Sequence[Utterance]) -> list[np.ndarray]:
+        """The float16 frames [frames, dim] of each utterance, on one thread wherever this runs."""
+        with one_thread():
+            return [self._frames(utterance) for utterance in utterances]
+
+    def _frames(self, utterance: Utterance) -> np.ndarray:
+        # Audio libraries and onnxruntime raise what they like; the user needs to know for which utterance.
+        try:
+            return as_float16(self.extract(self.corpus.read_audio(utterance)))
+        except Exception as error:
+            raise ValueError(
+                f"cannot compute features of utterance {utterance.id} (speaker {utterance.speaker}) "
+                f"of {self.corpus.path}: {error}"
+            ) from error
+
+
+def as_float16(frames: np.ndarray) -> np.ndarray:
+    """Frames [frames, dim] in half precision; refused where they are not numbers or do not fit.
+
+    >>> as_float16(np.array([[1e5]]))
+    Traceback (most recent call last):
+    ValueError: a feature value of magnitude 100000 does not fit into float16 (at most 65504)
+    """
+    largest = float(np.abs(frames).max())
+    if not np.isfinite(largest):
+        raise ValueError("the front end gave values that are not finite numbers")
+    if largest > LARGEST:
+        raise ValueError(
+            f"a feature value of magnitude {largest:.6g} does not fit into float16 (at most {LARGEST:.0f})"
+        )
+    return frames.astype(np.float16)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread: sums come out the same in any process, and workers do not fight over cores."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def extract_in_order(
+    corpus: Corpus, frontend: Frontend, num_workers: int
+) -> Generator[tuple[Utterance, np.ndarray], None, None]:
+    """Every utterance of the corpus with its float16 frames [frames, dim], in the corpus's order."""
+    if num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1, not {num_workers}")
+    if num_workers == 1:
+        extractor = Extractor(corpus, frontend)
+        for chunk in chunks(corpus.utterances(), CHUNK):
+            yield from zip(chunk, extractor.frames(chunk), strict=True)
+    else:
+        yield from _in_processes(corpus, frontend, num_workers)
+
+
+def _in_processes(
+    corpus: Corpus, frontend: Frontend, num_workers: int
+) -> Generator[tuple[Utterance, np.ndarray], None, None]:
+    # Not forked from here: a forked child of a process that has used torch's threads can hang. The fork
+    # server imports torch once for all workers.
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    executor = ProcessPoolExecutor(
+        num_workers, context, initializer=_start_worker, initargs=(corpus, frontend)
+    )
+    # Chunks ahead of the one being written: keeps workers busy, bounds what is held in memory.
+    waiting: deque[tuple[list[Utterance], Future[list[np.ndarray]]]] = deque()
+    source = chunks(corpus.utterances(), CHUNK)
+    try:
+        for chunk in islice(source, 3 * num_workers):
+            waiting.append((chunk, executor.submit(_work, chunk)))
+        while waiting:
+            chunk, future = waiting.popleft()
+            yield from zip(chunk, future.result(), strict=True)
+            for following in islice(source, 1):
+                waiting.append((following, executor.submit(_work, following)))
+    except BrokenProcessPool as error:
+        raise ValueError(
+            "a worker process died while computing features (out of memory? or a script without "
+            "`if __name__ == '__main__':`?); try num_workers=1"
+        ) from error
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def chunks(utterances: Iterator[Utterance], size: int) -> Iterator[list[Utterance]]:
+    while chunk := list(islice(utterances, size)):
+        yield chunk
+
+
+_extractor: Extractor | None = None  # one in each worker process
+
+
+def _start_worker(corpus: Corpus, frontend: Frontend) -> None:
+    global _extractor
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops us
+    _extractor = Extractor(corpus, frontend)
+
+
+def _work(utterances: list[Utterance]) -> list[np.ndarray]:
+    assert _extractor is not None
+    return _extractor.frames(utterances)

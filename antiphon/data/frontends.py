@@ -1,0 +1,257 @@
+"""Front ends turn samples into frames: log-mel filterbanks, or a frozen pretrained encoder.
+
+Both are small frozen descriptions that travel to worker processes; `load()` gives the function that
+does the work. `key()` names the exact output, so features of two front ends never mix.
+
+>>> extract = Filterbank().load()
+>>> extract(np.zeros(16000, dtype=np.float32)).shape
+(98, 80)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from antiphon.data.audio import SAMPLE_RATE
+
+Extract = Callable[[np.ndarray], np.ndarray]
+
+
+class Frontend(Protocol):
+    """Samples [samples] at 16 kHz to frames [frames, dim] float32."""
+
+    @property
+    def dim(self) -> int: ...
+    @property
+    def frames_per_second(self) -> float: ...
+    def key(self) -> str: ...
+    def load(self) -> Extract: ...
+
+
+# --- Filterbank: Kaldi's definition, without dither -----------------------------------------------
+
+WINDOW = 400  # 25 ms
+HOP = 160  # 10 ms
+FFT_SIZE = 512
+PREEMPHASIS = 0.97
+LOWEST_HERTZ = 20.0
+LOG_FLOOR = torch.finfo(torch.float32).eps
+SMALLEST_DEVIATION = 1e-3  # a mel bin that never changes becomes 0 instead of amplified rounding
+
+
+@dataclass(frozen=True)
+class Filterbank:
+    """Log-mel energies every 10 ms: Kaldi's fbank (25 ms Povey window, preemphasis 0.97, 20 Hz to 8 kHz).
+
+    Samples are scaled to 16-bit range as in Kaldi, no dither, and only whole windows make frames:
+    frames = 1 + (samples - 400) // 160. `normalise` takes each mel bin of an utterance to mean 0 and
+    variance 1 over time.
+    """
+
+    dim: int = 80
+    normalise: bool = True
+
+    @property
+    def frames_per_second(self) -> float:
+        return SAMPLE_RATE / HOP
+
+    def key(self) -> str:
+        return f"filterbank{self.dim}{'-normalised' if self.normalise else ''}-1"
+
+    def load(self) -> Extract:
+        if self.dim < 1:
+            raise ValueError(f"a filterbank needs at least one mel bin, not dim={self.dim}")
+        banks, window = mel_banks(self.dim), povey_window()
+
+        def extract(samples: np.ndarray) -> np.ndarray:
+            """Samples [samples] to log-mel energies [frames, dim] float32."""
+            check_samples(samples)
+            if len(samples) < WINDOW:
+                raise ValueError(
+                    f"too short: {len(samples)} samples, one frame needs {WINDOW} "
+                    f"({1000 * WINDOW // SAMPLE_RATE} ms at {SAMPLE_RATE} Hz)"
+                )
+            frames = torch.from_numpy(samples.astype(np.float32)).mul_(32768.0).unfold(0, WINDOW, HOP)
+            energies = (power_spectra(frames, window) @ banks).clamp_(min=LOG_FLOOR).log_()
+            return (normalised(energies) if self.normalise else energies).numpy()
+
+        return extract
+
+
+def power_spectra(frames: Tensor, window: Tensor) -> Tensor:
+    """Frames [frames, WINDOW] to power [frames, FFT_SIZE // 2 + 1], Kaldi's order of operations."""
+    frames = frames - frames.mean(dim=1, keepdim=True)
+    # Each frame's first sample stands in for the one before it, so frames do not depend on each other.
+    before = torch.cat([frames[:, :1], frames[:, :-1]], dim=1)
+    spectra = torch.fft.rfft((frames - PREEMPHASIS * before) * window, n=FFT_SIZE)
+    return spectra.real.square() + spectra.imag.square()
+
+
+def normalised(energies: Tensor) -> Tensor:
+    """Each column of [frames, dim] taken to mean 0 and variance 1 (0 throughout where it is constant)."""
+    deviation, mean = torch.std_mean(energies, dim=0, correction=0, keepdim=True)
+    return (energies - mean) / deviation.clamp(min=SMALLEST_DEVIATION)
+
+
+def povey_window() -> Tensor:
+    """A Hann window to the power 0.85: it looks like a Hamming window that reaches 0. Shape [WINDOW]."""
+    return torch.hann_window(WINDOW, periodic=False, dtype=torch.float64).pow(0.85).float()
+
+
+def mel_banks(dim: int) -> Tensor:
+    """Triangles equally spaced and linear in mel: [FFT_SIZE // 2 + 1, dim]; the Nyquist bin has no weight."""
+
+    def mel(hertz: np.ndarray) -> np.ndarray:
+        return 1127.0 * np.log1p(hertz / 700.0)
+
+    low, high = mel(np.array([LOWEST_HERTZ, SAMPLE_RATE / 2]))
+    step = (high - low) / (dim + 1)
+    left = low + step * np.arange(dim)
+    bins = mel(np.arange(FFT_SIZE // 2 + 1) * SAMPLE_RATE / FFT_SIZE)[:, None]
+    banks = np.maximum(np.minimum((bins - left) / step, (left + 2 * step - bins) / step), 0.0)
+    banks[-1] = 0.0
+    return torch.from_numpy(banks.astype(np.float32))
+
+
+def check_samples(samples: np.ndarray) -> None:
+    if samples.ndim != 1:
+        raise ValueError(f"samples must be one channel [samples], not an array of shape {samples.shape}")
+
+
+# --- A frozen pretrained encoder ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OnnxEncoder:
+    """A pretrained encoder in an ONNX file: float32 [1, samples] at 16 kHz in, [1, frames, dim] out.
+
+    Dimension and frame rate are measured on silence, so they are what the file really gives.
+    """
+
+    path: str
+
+    @property
+    def dim(self) -> int:
+        return self._probe().dim
+
+    @property
+    def frames_per_second(self) -> float:
+        return SAMPLE_RATE / self._probe().hop
+
+    def key(self) -> str:
+        return f"onnx-{self._probe().sha256[:16]}"
+
+    def load(self) -> Extract:
+        return encoder_of(self.path)
+
+    def _probe(self) -> Probe:
+        check_exists(self.path)
+        stat = os.stat(self.path)
+        return probe(self.path, stat.st_size, stat.st_mtime_ns)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What an encoder file was measured to be."""
+
+    sha256: str
+    dim: int
+    hop: int
+
+
+@lru_cache(maxsize=8)
+def probe(path: str, num_bytes: int, modified_ns: int) -> Probe:
+    """Measure the encoder at `path`; size and time are there so that a changed file is measured anew."""
+    extract = encoder_of(path)
+    dim = extract(np.zeros(SAMPLE_RATE, dtype=np.float32)).shape[1]
+
+    def num_frames(num_samples: int) -> int:
+        return len(extract(np.zeros(num_samples, dtype=np.float32)))
+
+    # The frame rate, exactly: the distance between two lengths at which one more frame appears.
+    first = next_frame_at(num_frames, SAMPLE_RATE)
+    second = next_frame_at(num_frames, first)
+    return Probe(hashlib.sha256(Path(path).read_bytes()).hexdigest(), dim, second - first)
+
+
+def next_frame_at(num_frames: Callable[[int], int], start: int) -> int:
+    """The least number of samples that gives more frames than `start` samples do.
+
+    >>> next_frame_at(lambda samples: samples // 320, 16000)
+    16320
+    """
+    low, high, frames = start, start + 1, num_frames(start)
+    while num_frames(high) <= frames:
+        if high - start > SAMPLE_RATE:
+            raise ValueError(
+                "the ONNX encoder gives the same number of frames for an utterance and one a second longer; "
+                "antiphon needs an encoder whose number of frames follows the length of the audio"
+            )
+        low, high = high, start + 2 * (high - start)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if num_frames(middle) > frames else (middle, high)
+    return high
+
+
+def encoder_of(path: str) -> Extract:
+    session = open_session(path)
+    name = session.get_inputs()[0].name
+
+    def extract(samples: np.ndarray) -> np.ndarray:
+        """Samples [samples] to the encoder's frames [frames, dim] float32."""
+        check_samples(samples)
+        # onnxruntime's errors share no base class but Exception; a too short input is one of them.
+        try:
+            frames = session.run(None, {name: samples.astype(np.float32)[None]})[0]
+        except Exception as error:
+            raise ValueError(f"the encoder {path} failed on {len(samples)} samples: {error}") from error
+        if frames.ndim != 3 or frames.shape[0] != 1:
+            raise ValueError(f"the encoder {path} gave shape {frames.shape}; expected [1, frames, dim]")
+        if frames.shape[1] == 0:
+            raise ValueError(f"too short: the encoder {path} makes no frame of {len(samples)} samples")
+        return frames[0].astype(np.float32)
+
+    return extract
+
+
+def open_session(path: str) -> Any:
+    """An onnxruntime session on one CPU thread: workers are processes, and the sums come out the same."""
+    check_exists(path)
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ValueError("an ONNX front end needs onnxruntime: pip install 'antiphon[onnx]'") from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # errors reach the user once, as exceptions
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ValueError(f"{path} is not an ONNX model that onnxruntime can run: {error}") from error
+    check_input(path, session.get_inputs())
+    return session
+
+
+def check_input(path: str, inputs: list[Any]) -> None:
+    shapes = ", ".join(f"{node.name} {node.type} {node.shape}" for node in inputs)
+    if len(inputs) != 1 or len(inputs[0].shape) != 2 or inputs[0].type != "tensor(float)":
+        raise ValueError(
+            f"the ONNX encoder {path} must take one float input [batch, samples] of audio at "
+            f"{SAMPLE_RATE} Hz, but it takes: {shapes}"
+        )
+
+
+def check_exists(path: str) -> None:
+    if not Path(path).is_file():
+        raise ValueError(f"the ONNX encoder {path} does not exist: give the path of a model file (.onnx)")

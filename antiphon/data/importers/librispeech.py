@@ -1,0 +1,59 @@
+"""LibriSpeech as it is unpacked: part/speaker/chapter/speaker-chapter.trans.txt beside the FLAC files.
+
+The split is the part (dev-clean), the session is speaker-chapter. Read here rather than with Lhotse: the
+folders already say everything, and `prepare_librispeech` opens every audio file a first time to write
+manifests that would be read a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from antiphon.data.candidates import (
+    Candidate,
+    ImportOptions,
+    RefusedError,
+    Skipped,
+    find_audio,
+    locate,
+    numbered_lines,
+)
+
+LOOKS_FOR = "LibriSpeech folders, [part/]speaker/chapter/*.trans.txt with .flac files"
+# From the folder that holds all parts (or holds LibriSpeech/), from one part, or from one speaker.
+DEPTHS = ("*/*.trans.txt", "*/*/*.trans.txt", "*/*/*/*.trans.txt", "*/*/*/*/*.trans.txt")
+
+
+def recognises(source: Path) -> bool:
+    return source.is_dir() and any(next(source.glob(depth), None) for depth in DEPTHS)
+
+
+def read(source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
+    for transcripts in sorted(path for depth in DEPTHS for path in source.glob(depth)):
+        relative = str(transcripts.relative_to(source))
+        try:
+            yield from _chapter(locate(relative, source, options), transcripts.parent, source, options)
+        except RefusedError as reason:
+            yield Skipped("", relative, str(reason))
+
+
+def _chapter(
+    transcripts: Path, chapter: Path, source: Path, options: ImportOptions
+) -> Iterator[Candidate | Skipped]:
+    speaker = chapter.absolute().parent
+    without_text = {path.stem for path in chapter.glob("*.flac")}
+    for where, line in numbered_lines(transcripts):
+        utterance, _, text = line.partition(" ")
+        without_text.discard(utterance)
+        yield Candidate(
+            id=utterance,
+            speaker=speaker.name,
+            session=f"{speaker.name}-{chapter.name}",
+            split=speaker.parent.name,
+            text=text,
+            audio=find_audio(str(chapter.relative_to(source) / f"{utterance}.flac"), source, options),
+            where=where,
+        )
+    for utterance in sorted(without_text):
+        yield Skipped(utterance, transcripts.name, "no text: the audio has no line among the transcripts")

@@ -1,0 +1,99 @@
+"""NeMo manifests: JSON lines with audio_filepath, duration, text and, for a part of a file, offset.
+
+They have no ids and no fixed name for the speaker: `client_key` says which field it is. An utterance is
+called after its file, with its offset in milliseconds where it has one. Not read with Lhotse: a line is one
+utterance already, and keeping its other fields is the point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from antiphon.data.candidates import (
+    Candidate,
+    ImportOptions,
+    RefusedError,
+    Skipped,
+    find_audio,
+    first_row,
+    json_rows,
+    require_key,
+    take_number,
+    take_text,
+)
+
+LOOKS_FOR = "a NeMo manifest, a .json or .jsonl file of lines with audio_filepath (or a folder with one)"
+
+
+def recognises(source: Path) -> bool:
+    return bool(_manifests(source))
+
+
+def read(source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
+    manifests = _manifests(source)
+    if len(manifests) > 1:
+        names = ", ".join(path.name for path in manifests)
+        raise ValueError(f"{source} holds several NeMo manifests: import one of {names}")
+    is_first = True
+    for row in json_rows(manifests[0]):
+        if isinstance(row, Skipped):
+            yield row
+            continue
+        where, fields = row
+        if is_first:
+            require_key(fields, options.client_key, where)
+            is_first = False
+        try:
+            yield _candidate(fields, where, manifests[0].parent, options)
+        except RefusedError as reason:
+            yield Skipped(_name(fields), where, str(reason))
+
+
+def _manifests(source: Path) -> list[Path]:
+    paths = [source] if source.is_file() else [*source.glob("*.json"), *source.glob("*.jsonl")]
+    return sorted(path for path in paths if path.is_file() and "audio_filepath" in first_row(path))
+
+
+def _candidate(row: Mapping[str, Any], where: str, folder: Path, options: ImportOptions) -> Candidate:
+    offset, duration = take_number(row, "offset"), take_number(row, "duration")
+    own = {
+        "id",
+        "audio_filepath",
+        "duration",
+        "offset",
+        "text",
+        "split",
+        options.client_key,
+        options.session_key,
+    }
+    speaker = take_text(row, options.client_key)
+    has_part = offset is not None and duration is not None
+    return Candidate(
+        id=_name(row),
+        speaker=speaker,
+        session=take_text(row, options.session_key) if row.get(options.session_key) is not None else speaker,
+        split=take_text(row, "split") if row.get("split") is not None else None,
+        text=take_text(row, "text"),
+        audio=find_audio(take_text(row, "audio_filepath"), folder, options),
+        where=where,
+        start=offset or 0.0,
+        stop=(offset or 0.0) + (duration or 0.0) if has_part else None,
+        duration=None if has_part else duration,
+        extra={key: value for key, value in row.items() if key not in own},
+    )
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """An id: the row's own, or its path without folder roots and ending, so that equal file names stay apart.
+
+    >>> _name({"audio_filepath": "wav/ann/01.wav", "offset": 1.5})
+    'wav-ann-01-1500'
+    """
+    if row.get("id") is not None:
+        return str(row["id"])
+    path = PurePosixPath(str(row.get("audio_filepath", "")))
+    parts = [part for part in path.with_suffix("").parts if part not in ("/", "..")] if path.name else []
+    offset = row.get("offset")
+    return "-".join([*parts, *([str(round(offset * 1000))] if isinstance(offset, int | float) else [])])

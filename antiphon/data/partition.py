@@ -1,0 +1,113 @@
+"""What is a client? Ways to deal utterances out to clients, each utterance to exactly one.
+
+A partition is called with a store, the utterances to deal out and a seed, and gives
+client name -> utterance indices (increasing, so that reading a client walks forward through the file).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from antiphon.data.store import FeatureStore
+from antiphon.seeding import derive
+
+Clients = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class BySpeaker:
+    """A client is a speaker: `speaker/1272`."""
+
+    def __call__(self, store: FeatureStore, indices: np.ndarray, seed: int) -> Clients:
+        return _by_name("speaker", store.speaker_names, store.speaker_codes, indices)
+
+
+@dataclass(frozen=True)
+class BySession:
+    """A client is a session, with everyone who speaks in it: `session/1272-128104`."""
+
+    def __call__(self, store: FeatureStore, indices: np.ndarray, seed: int) -> Clients:
+        return _by_name("session", store.session_names, store.session_codes, indices)
+
+
+@dataclass(frozen=True)
+class Iid:
+    """Clients are random parts of equal size, give or take one utterance: `part/0` … `part/<parts - 1>`."""
+
+    parts: int
+
+    def __call__(self, store: FeatureStore, indices: np.ndarray, seed: int) -> Clients:
+        indices = _distinct(indices)
+        _check_parts(self.parts)
+        if self.parts > len(indices):
+            raise ValueError(
+                f"cannot deal {len(indices)} utterances out to {self.parts} parts: choose fewer parts"
+            )
+        generator = np.random.default_rng(derive(seed, "partition", "iid"))
+        dealt = np.array_split(generator.permutation(indices), self.parts)
+        return {f"part/{part}": np.sort(own) for part, own in enumerate(dealt)}
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Parts skewed by speaker: each speaker's utterances are split in proportions ~ Dirichlet(concentration).
+
+    Near 0 a speaker falls to one part whole; large concentrations approach i.i.d. parts. A part that
+    gets nothing is left out; the others keep their names. A speaker's split depends on the seed and
+    the speaker's own utterances only.
+    """
+
+    parts: int
+    concentration: float
+
+    def __call__(self, store: FeatureStore, indices: np.ndarray, seed: int) -> Clients:
+        indices = _distinct(indices)
+        _check_parts(self.parts)
+        if not (self.concentration > 0 and np.isfinite(self.concentration)):
+            raise ValueError(f"the Dirichlet concentration must be above 0, not {self.concentration}")
+        part_of = np.empty(len(indices), dtype=np.int64)
+        for code, places in _groups(store.speaker_codes[indices]):
+            part_of[places] = self._deal(len(places), store.speaker_names[code], seed)
+        return {f"part/{part}": indices[places] for part, places in _groups(part_of)}
+
+    def _deal(self, num_utterances: int, speaker: str, seed: int) -> np.ndarray:
+        """The part each of a speaker's utterances goes to: [num_utterances]."""
+        generator = np.random.default_rng(derive(seed, "partition", "dirichlet", speaker))
+        shares = generator.dirichlet(np.full(self.parts, self.concentration))
+        ends = np.rint(np.cumsum(shares) * num_utterances)
+        # Place p goes to the first part that ends after p; rounding errors may leave one beyond the last.
+        parts = np.minimum(np.searchsorted(ends, np.arange(num_utterances), side="right"), self.parts - 1)
+        return generator.permutation(parts)
+
+
+Partition = BySpeaker | BySession | Iid | Dirichlet
+
+
+def _by_name(kind: str, names: list[str], codes: np.ndarray, indices: np.ndarray) -> Clients:
+    indices = _distinct(indices)
+    clients = {f"{kind}/{names[code]}": indices[places] for code, places in _groups(codes[indices])}
+    return dict(sorted(clients.items()))
+
+
+def _groups(codes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each code that occurs, increasing, with its places (increasing): one sort, however many codes."""
+    order = np.argsort(codes, kind="stable")
+    found, starts = np.unique(codes[order], return_index=True)
+    for code, places in zip(found, np.split(order, starts[1:]), strict=True):
+        yield int(code), places
+
+
+def _distinct(indices: np.ndarray) -> np.ndarray:
+    distinct = np.unique(indices)
+    if len(distinct) == 0:
+        raise ValueError("no utterances to deal out to clients: check the split and the speakers chosen")
+    assert len(distinct) == len(indices), "an utterance was given twice"
+    return distinct
+
+
+def _check_parts(parts: int) -> None:
+    if parts < 1:
+        raise ValueError(f"the number of parts must be at least 1, not {parts}")

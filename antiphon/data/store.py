@@ -1,0 +1,229 @@
+"""Features on disk: computed once, in parallel, then read per utterance without loading the rest.
+
+A store is a folder, `<corpus>/features/<front end key>/`:
+
+  store.json   what it is: front end, corpus fingerprint, names of speakers, sessions and splits
+  index.npz    arrays over utterances: first frame, seconds, codes of speaker, session and split,
+               where the id and the text begin
+  frames.f16   float16 [all frames, dim], memory-mapped
+  ids.txt, texts.txt   UTF-8, one after another without separators, memory-mapped
+
+Only index.npz and the names are held in memory: some 40 bytes an utterance. A store is written under
+another name and renamed when it is whole, so one that is there is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from antiphon.data.corpus import Corpus, Utterance
+from antiphon.data.extraction import extract_in_order
+from antiphon.data.folders import new_folder
+from antiphon.data.frontends import Frontend
+
+FORMAT = "antiphon-features/1"
+Progress = Callable[[int, int], None]  # (utterances done, utterances in all)
+
+
+class FeatureStore:
+    """Frames, texts and names of a corpus's utterances, by index 0 … len - 1.
+
+    num_frames [n] int32, seconds [n] float32, and the codes [n] int32 of `speaker_names`,
+    `session_names` and `split_names` are in memory; everything else is read when asked for.
+    """
+
+    def __init__(self, folder: Path, about: dict[str, Any], index: dict[str, np.ndarray]) -> None:
+        self.folder = folder
+        self.fingerprint: str = about["fingerprint"]
+        self.dim: int = about["dim"]
+        self.frames_per_second: float = about["frames_per_second"]
+        self.speaker_names: list[str] = about["speakers"]
+        self.session_names: list[str] = about["sessions"]
+        self.split_names: list[str] = about["splits"]
+        self.seconds = index["seconds"]
+        self.speaker_codes, self.session_codes = index["speaker"], index["session"]
+        self.split_codes = index["split"]
+        self._first_frame, self._id_at, self._text_at = index["frame_at"], index["id_at"], index["text_at"]
+        self.num_frames = np.diff(self._first_frame).astype(np.int32)
+        self._frames = np.frombuffer(
+            mapped(folder / "frames.f16", 2 * self.dim * int(self._first_frame[-1])), dtype=np.float16
+        ).reshape(-1, self.dim)
+        self._ids = mapped(folder / "ids.txt", int(self._id_at[-1]))
+        self._texts = mapped(folder / "texts.txt", int(self._text_at[-1]))
+
+    @classmethod
+    def open(cls, folder: str | Path) -> FeatureStore:
+        """Open the store in `folder`; refuse one that is not a store or whose files are damaged."""
+        folder = Path(folder)
+        try:
+            about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{folder} is not a feature store (cannot read store.json: {error})") from error
+        if about.get("format") != FORMAT:
+            raise ValueError(f"{folder} has format {about.get('format')!r}; this antiphon reads {FORMAT!r}")
+        try:
+            with np.load(folder / "index.npz", allow_pickle=False) as file:
+                index = {name: file[name] for name in file.files}
+        except Exception as error:  # zipfile, zlib and numpy each raise their own
+            raise ValueError(f"{folder / 'index.npz'} is damaged ({error}): delete {folder}") from error
+        return cls(folder, about, index)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A worker process maps the files again instead of being sent their contents.
+        return FeatureStore.open, (self.folder,)
+
+    def __len__(self) -> int:
+        return len(self.num_frames)
+
+    def features(self, index: int) -> np.ndarray:
+        """The frames of one utterance: float16 [frames, dim], a read-only view of the file."""
+        assert 0 <= index < len(self), index
+        return self._frames[self._first_frame[index] : self._first_frame[index + 1]]
+
+    def id(self, index: int) -> str:
+        return self._ids[self._id_at[index] : self._id_at[index + 1]].decode()
+
+    def text(self, index: int) -> str:
+        return self._texts[self._text_at[index] : self._text_at[index + 1]].decode()
+
+    def speaker(self, index: int) -> str:
+        return self.speaker_names[self.speaker_codes[index]]
+
+    def session(self, index: int) -> str:
+        return self.session_names[self.session_codes[index]]
+
+    def split(self, index: int) -> str:
+        return self.split_names[self.split_codes[index]]
+
+    def where(self, split: str | None = None, speakers: Iterable[str] | None = None) -> np.ndarray:
+        """Indices [m] int64, increasing, of the utterances of a split and of some speakers."""
+        chosen = np.ones(len(self), dtype=bool)
+        if split is not None:
+            chosen &= self.split_codes == self._code(split, self.split_names, "split")
+        if speakers is not None:
+            codes = {name: code for code, name in enumerate(self.speaker_names)}
+            wanted = list(speakers)
+            missing = sorted(set(wanted) - codes.keys())
+            if missing:
+                raise ValueError(f"no such speakers in {self.folder}: {', '.join(missing[:5])}")
+            chosen &= np.isin(self.speaker_codes, [codes[name] for name in wanted])
+        return np.flatnonzero(chosen)
+
+    def speakers(self, split: str | None = None) -> list[str]:
+        """The speakers heard in a split, sorted by name."""
+        return sorted(self.speaker_names[code] for code in np.unique(self.speaker_codes[self.where(split)]))
+
+    def _code(self, name: str, names: list[str], what: str) -> int:
+        if name not in names:
+            raise ValueError(f"no {what} {name!r} in {self.folder}: there are {', '.join(sorted(names))}")
+        return names.index(name)
+
+
+def mapped(path: Path, num_bytes: int) -> mmap.mmap | bytes:
+    """The file, memory-mapped read-only; refused when it is missing or not of the length the index says."""
+    size = path.stat().st_size if path.is_file() else -1
+    if size != num_bytes:
+        found = "missing" if size < 0 else f"{size} bytes"
+        raise ValueError(f"{path} is damaged: {found}, expected {num_bytes} bytes; delete {path.parent}")
+    if num_bytes == 0:
+        return b""  # an empty file cannot be mapped
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def compute_features(
+    corpus: Corpus, frontend: Frontend, num_workers: int = 1, progress: Progress | None = None
+) -> FeatureStore:
+    """The corpus's features by `frontend`: opened if they are there, computed if not or if it changed.
+
+    The bytes written do not depend on `num_workers`; more than one starts that many processes.
+    """
+    folder = Path(corpus.path) / "features" / frontend.key()
+    fingerprint = corpus_fingerprint(corpus)
+    if folder.exists():
+        store = FeatureStore.open(folder)
+        if store.fingerprint == fingerprint:
+            return store
+    about = {
+        "format": FORMAT,
+        "frontend": frontend.key(),
+        "fingerprint": fingerprint,
+        "dim": frontend.dim,
+        "frames_per_second": frontend.frames_per_second,
+    }
+    with new_folder(folder) as building:
+        _write(building, about, corpus, extract_in_order(corpus, frontend, num_workers), progress)
+    return FeatureStore.open(folder)
+
+
+def corpus_fingerprint(corpus: Corpus) -> str:
+    """The SHA-256 of the corpus's list of utterances: it changes whenever any of them does."""
+    with (Path(corpus.path) / "utterances.jsonl").open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Rows:
+    """What the index will hold, gathered utterance by utterance."""
+
+    def __init__(self) -> None:
+        self.frame_at, self.id_at, self.text_at = [0], [0], [0]
+        self.seconds: list[float] = []
+        self.codes: dict[str, list[int]] = {"speaker": [], "session": [], "split": []}
+        self.names: dict[str, dict[str, int]] = {"speaker": {}, "session": {}, "split": {}}
+
+    def add(self, utterance: Utterance, num_frames: int, num_id_bytes: int, num_text_bytes: int) -> None:
+        self.frame_at.append(self.frame_at[-1] + num_frames)
+        self.id_at.append(self.id_at[-1] + num_id_bytes)
+        self.text_at.append(self.text_at[-1] + num_text_bytes)
+        self.seconds.append(utterance.seconds)
+        for what, name in (
+            ("speaker", utterance.speaker),
+            ("session", utterance.session),
+            ("split", utterance.split),
+        ):
+            self.codes[what].append(self.names[what].setdefault(name, len(self.names[what])))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        starts = {"frame_at": self.frame_at, "id_at": self.id_at, "text_at": self.text_at}
+        return (
+            {name: np.array(values, dtype=np.int64) for name, values in starts.items()}
+            | {name: np.array(values, dtype=np.int32) for name, values in self.codes.items()}
+            | {"seconds": np.array(self.seconds, dtype=np.float32)}
+        )
+
+
+def _write(
+    folder: Path,
+    about: dict[str, Any],
+    corpus: Corpus,
+    extracted: Generator[tuple[Utterance, np.ndarray], None, None],
+    progress: Progress | None,
+) -> None:
+    total = sum(1 for _ in corpus.utterances())
+    if total == 0:
+        raise ValueError(f"the corpus {corpus.path} has no utterances")
+    rows = Rows()
+    with (
+        (folder / "frames.f16").open("wb") as frames_file,
+        (folder / "ids.txt").open("wb") as ids_file,
+        (folder / "texts.txt").open("wb") as texts_file,
+        closing(extracted),  # ends the worker processes before the folder goes, whatever happens
+    ):
+        for done, (utterance, frames) in enumerate(extracted, 1):
+            frames_file.write(frames.tobytes())
+            num_id_bytes = ids_file.write(utterance.id.encode())
+            num_text_bytes = texts_file.write(utterance.text.encode())
+            rows.add(utterance, len(frames), num_id_bytes, num_text_bytes)
+            if progress is not None:
+                progress(done, total)
+    np.savez(folder / "index.npz", allow_pickle=False, **rows.arrays())
+    names = {f"{what}s": list(codes) for what, codes in rows.names.items()}
+    (folder / "store.json").write_text(json.dumps(about | names, ensure_ascii=False), encoding="utf-8")

@@ -1,0 +1,207 @@
+"""What is in a corpus: the figures, tables and plot of `antiphon corpus show`.
+
+A client here is a speaker; other ways to cut a corpus into clients are in `antiphon.data.partition`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from antiphon.data.candidates import Skipped
+from antiphon.data.corpus import Corpus, Utterance
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.table import Table
+
+QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
+COLOURS = ("#3b6ea8", "#d98032", "#4c9a6a", "#a8577e", "#7d6bb0", "#8c7a5b")
+MAX_NAMED_CLIENTS = 60
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """One split: its clients (name -> seconds of speech, the longest first) and its words."""
+
+    split: str
+    seconds_by_client: Mapping[str, float]
+    num_utterances_by_client: Mapping[str, int]
+    num_sessions: int
+    num_words: int
+    vocabulary_size: int
+    num_characters: int
+    characters: str  # the distinct ones, sorted
+
+    @property
+    def num_speakers(self) -> int:
+        return len(self.seconds_by_client)
+
+    @property
+    def num_utterances(self) -> int:
+        return sum(self.num_utterances_by_client.values())
+
+    @property
+    def hours(self) -> float:
+        return sum(self.seconds_by_client.values()) / 3600
+
+    @property
+    def seconds_quantiles(self) -> tuple[float, ...]:
+        """Seconds of speech a client: least, 10 %, median, 90 %, most."""
+        seconds = list(self.seconds_by_client.values())
+        return tuple(float(value) for value in np.quantile(seconds, QUANTILES))
+
+
+@dataclass(frozen=True)
+class CorpusSummary:
+    """A corpus by split, in the order in which splits are used."""
+
+    path: Path
+    source: str
+    alphabet: str | None
+    splits: tuple[SplitSummary, ...]
+    vocabulary_size: int  # of all splits together
+    num_shared_speakers: int  # in more than one split: heldout and test then do not test on new speakers
+
+
+def summarise(corpus: Corpus) -> CorpusSummary:
+    """Count a corpus in one pass over its index."""
+    counts: dict[str, _Counts] = {}
+    for utterance in corpus.utterances():
+        counts.setdefault(utterance.split, _Counts()).add(utterance)
+    usual = {"pool": 0, "heldout": 1, "test": 2}
+    order = sorted(counts, key=lambda split: (usual.get(split, 3), split))
+    speakers = Counter(speaker for split in counts.values() for speaker in split.seconds)
+    return CorpusSummary(
+        path=corpus.path,
+        source=corpus.source,
+        alphabet=corpus.alphabet,
+        splits=tuple(counts[split].summary(split) for split in order),
+        vocabulary_size=len(set().union(*(split.words for split in counts.values()))),
+        num_shared_speakers=sum(count > 1 for count in speakers.values()),
+    )
+
+
+class _Counts:
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self.utterances: Counter[str] = Counter()
+        self.sessions: set[tuple[str, str]] = set()
+        self.words: Counter[str] = Counter()
+        self.characters: Counter[str] = Counter()
+
+    def add(self, utterance: Utterance) -> None:
+        self.seconds[utterance.speaker] += utterance.seconds  # type: ignore[assignment]
+        self.utterances[utterance.speaker] += 1
+        self.sessions.add((utterance.speaker, utterance.session))
+        self.words.update(utterance.text.split())
+        self.characters.update(utterance.text)
+
+    def summary(self, split: str) -> SplitSummary:
+        return SplitSummary(
+            split=split,
+            seconds_by_client=dict(sorted(self.seconds.items(), key=lambda item: (-item[1], item[0]))),
+            num_utterances_by_client=dict(self.utterances),
+            num_sessions=len(self.sessions),
+            num_words=self.words.total(),
+            vocabulary_size=len(self.words),
+            num_characters=self.characters.total(),
+            characters="".join(sorted(self.characters)),
+        )
+
+
+def tables(summary: CorpusSummary) -> list[Table]:
+    """Tables to print: the size of each split, speech per client, and text."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shared = f"{summary.num_shared_speakers} speakers are in more than one split"
+    sizes = Table(title="Splits", caption=shared if summary.num_shared_speakers else None)
+    _columns(sizes, "split", "speakers", "sessions", "utterances", "hours", "seconds/utterance")
+    clients = Table(title="Minutes of speech per client (speaker)")
+    _columns(clients, "split", "least", "10 %", "median", "90 %", "most")
+    words = Table(title="Text", caption=f"{summary.vocabulary_size:,} distinct words in all")
+    _columns(words, "split", "words", "distinct words", "characters", "distinct characters")
+    for split in summary.splits:
+        name, mean = Text(split.split), 3600 * split.hours / split.num_utterances
+        sizes.add_row(
+            name,
+            f"{split.num_speakers:,}",
+            f"{split.num_sessions:,}",
+            f"{split.num_utterances:,}",
+            f"{split.hours:.2f}",
+            f"{mean:.1f}",
+        )
+        clients.add_row(name, *(f"{seconds / 60:.2f}" for seconds in split.seconds_quantiles))
+        counts = (split.num_words, split.vocabulary_size, split.num_characters, len(split.characters))
+        words.add_row(name, *(f"{count:,}" for count in counts))
+    return [sizes, clients, words]
+
+
+def skipped_table(skipped: Iterable[Skipped]) -> Table:
+    """What an import left out: how many of each kind, with the first one as an example."""
+    from rich.table import Table
+    from rich.text import Text
+
+    kinds: dict[str, list[Skipped]] = {}
+    for one in skipped:
+        kinds.setdefault(one.kind, []).append(one)
+    table = Table(title="Skipped")
+    table.add_column("utterances", justify="right")
+    for name in ("why", "for example", "at"):
+        table.add_column(name, overflow="fold")
+    for kind, members in sorted(kinds.items(), key=lambda item: (-len(item[1]), item[0])):
+        first = members[0]
+        particulars = first.reason.partition(": ")[2]
+        example = f"{first.id}: {particulars}" if first.id else particulars
+        table.add_row(f"{len(members):,}", *(Text(text) for text in (kind, example, first.where)))
+    return table
+
+
+def _columns(table: Table, first: str, *others: str) -> None:
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right")
+
+
+def plot_hours(summary: CorpusSummary, path: str | Path) -> None:
+    """Save bars of minutes per client, longest first, one row a split; the name ends in .png or .svg."""
+    from matplotlib.figure import Figure
+
+    num_rows = len(summary.splits)
+    figure = Figure(figsize=(10, 0.8 + 2.1 * num_rows), layout="constrained")
+    rows = figure.subplots(num_rows, 1, squeeze=False)[:, 0]
+    for place, (axes, split) in enumerate(zip(rows, summary.splits, strict=True)):
+        _plot_split(axes, split, COLOURS[place % len(COLOURS)])
+    figure.supylabel("minutes of speech", fontsize=10)
+    rows[-1].set_xlabel("clients (speakers), longest first")
+    figure.savefig(path, dpi=150)
+
+
+def _plot_split(axes: Axes, split: SplitSummary, colour: str) -> None:
+    names, minutes = list(split.seconds_by_client), np.array(list(split.seconds_by_client.values())) / 60
+    if len(minutes) <= MAX_NAMED_CLIENTS:
+        axes.bar(range(len(minutes)), minutes, color=colour, width=0.8)
+        axes.set_xlim(-0.6, max(len(minutes), 20) - 0.4)
+        axes.set_xticks(range(len(names)), [_short(name) for name in names], rotation=90, fontsize=7)
+    else:
+        # One outline instead of thousands of bars: the same picture, and a small file.
+        axes.stairs(minutes, fill=True, color=colour)
+        axes.set_xlim(0, len(minutes))
+    median = float(np.median(minutes))
+    axes.axhline(median, color="#444444", linewidth=0.8, linestyle="--")
+    title = f"{split.split}: {len(minutes):,} clients, {split.hours:.2f} h, median {median:.2f} min"
+    axes.set_title(title, loc="left", fontsize=10, parse_math=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def _short(name: str) -> str:
+    # A dollar sign would start a formula.
+    return (name if len(name) <= 12 else name[:11] + "…").replace("$", r"\$")

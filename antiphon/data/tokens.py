@@ -1,0 +1,177 @@
+"""Text to token ids and back: characters, or SentencePiece unigram pieces.
+
+Id 0 is the boundary (the CTC blank; the start and end of an attention decoder), id 1 the unknown
+token. Text is taken as it is: words separated by single spaces, none at either end.
+
+>>> tokens = CharactersConfig().fit(["go on"], alphabet=None)
+>>> tokens.encode("no")
+[4, 5]
+>>> tokens.decode([0, 4, 5, 0, 1])
+'no⁇'
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+BOUNDARY = 0
+UNKNOWN = 1
+UNKNOWN_TEXT = "⁇"
+FORMAT = "antiphon-tokens/1"
+
+
+class Tokens(Protocol):
+    """Ids 0 … size - 1; `encode` never gives 0, `decode` leaves 0 out and writes 1 as ⁇."""
+
+    @property
+    def size(self) -> int: ...
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
+    def save(self, folder: str | Path) -> None: ...
+
+
+@dataclass(frozen=True)
+class Characters:
+    """One token a character: id 2 is the first of `characters`."""
+
+    characters: str
+
+    @property
+    def size(self) -> int:
+        return 2 + len(self.characters)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {character: 2 + place for place, character in enumerate(self.characters)}
+
+    def encode(self, text: str) -> list[int]:
+        return [self._ids.get(character, UNKNOWN) for character in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(UNKNOWN_TEXT if id == UNKNOWN else self.characters[id - 2] for id in ids if id != 0)
+
+    def save(self, folder: str | Path) -> None:
+        _save(Path(folder), {"kind": "characters", "characters": self.characters})
+
+
+@dataclass(frozen=True)
+class Unigram:
+    """SentencePiece unigram pieces; `model` is the content of a SentencePiece model file."""
+
+    model: bytes
+
+    @cached_property
+    def _processor(self) -> Any:
+        from sentencepiece import SentencePieceProcessor
+
+        return SentencePieceProcessor(model_proto=self.model)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Unigram, (self.model,)  # to a worker process goes the model, not the processor
+
+    @property
+    def size(self) -> int:
+        return self._processor.get_piece_size()
+
+    def encode(self, text: str) -> list[int]:
+        return self._processor.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._processor.decode([int(id) for id in ids if id != BOUNDARY])
+
+    def save(self, folder: str | Path) -> None:
+        _save(Path(folder), {"kind": "unigram"})
+        (Path(folder) / "unigram.model").write_bytes(self.model)
+
+
+@dataclass(frozen=True)
+class CharactersConfig:
+    """Characters of the alphabet, with the space; without an alphabet, those of the texts."""
+
+    def fit(self, texts: Iterable[str], alphabet: str | None) -> Characters:
+        characters = set(alphabet) if alphabet is not None else {c for text in texts for c in text}
+        if not characters:
+            raise ValueError("no characters to make tokens of: the alphabet or the texts are empty")
+        return Characters("".join(sorted(characters | {" "})))
+
+
+@dataclass(frozen=True)
+class UnigramConfig:
+    """`size` tokens, boundary and unknown included, learnt from texts the server may read.
+
+    Characters of the alphabet are pieces whether the texts hold them or not.
+    """
+
+    size: int = 256
+
+    def fit(self, texts: Iterable[str], alphabet: str | None) -> Unigram:
+        from sentencepiece import SentencePieceTrainer
+
+        texts = [text for text in texts if text]
+        if not texts:
+            raise ValueError("unigram tokens are learnt from text, and no text was given: use characters")
+        model = io.BytesIO()
+        try:
+            SentencePieceTrainer.train(
+                sentence_iterator=iter(texts),
+                model_writer=model,
+                model_type="unigram",
+                vocab_size=self.size,
+                required_chars="".join(sorted(set(alphabet or "") - {" "})),
+                pad_id=BOUNDARY,
+                unk_id=UNKNOWN,
+                bos_id=-1,
+                eos_id=-1,
+                unk_surface=UNKNOWN_TEXT,
+                character_coverage=1.0,
+                normalization_rule_name="identity",
+                max_sentence_length=1 << 20,  # the default silently leaves out longer ones
+                num_threads=1,  # several threads add up in no fixed order
+                minloglevel=3,
+            )
+        except RuntimeError as error:
+            raise ValueError(_explain(self.size, str(error))) from error
+        return Unigram(model.getvalue())
+
+
+TokensConfig = CharactersConfig | UnigramConfig
+
+
+def _explain(size: int, message: str) -> str:
+    """SentencePiece's complaint about the vocabulary size in words that say what to do."""
+    if found := re.search(r"<= (\d+)", message):
+        return f"the texts have too few different pieces for size={size}: choose at most {found[1]}"
+    if found := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return f"size={size} is too small for the characters of the texts: choose at least {found[1]}"
+    return f"SentencePiece cannot learn size={size} tokens from these texts: {message}"
+
+
+def _save(folder: Path, about: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"format": FORMAT, **about}, ensure_ascii=False)
+    (folder / "tokens.json").write_text(text, encoding="utf-8")
+
+
+_LOADERS: dict[str, Callable[[Path, dict[str, Any]], Tokens]] = {
+    "characters": lambda folder, about: Characters(about["characters"]),
+    "unigram": lambda folder, about: Unigram((folder / "unigram.model").read_bytes()),
+}
+
+
+def load_tokens(folder: str | Path) -> Tokens:
+    """The tokens saved in `folder`."""
+    folder = Path(folder)
+    try:
+        about = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} holds no tokens (cannot read tokens.json: {error})") from error
+    if about.get("format") != FORMAT or about.get("kind") not in _LOADERS:
+        raise ValueError(f"{folder / 'tokens.json'} is not of a kind this antiphon reads ({FORMAT})")
+    return _LOADERS[about["kind"]](folder, about)

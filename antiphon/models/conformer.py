@@ -1,0 +1,148 @@
+"""Conformer encoder: A. Gulati et al., "Conformer: Convolution-augmented Transformer", Interspeech 2020.
+
+Deviations, and why:
+- LayerNorm per frame replaces BatchNorm: batch statistics mix padding and speakers, and would be
+  state that is not a parameter.
+- Rotary positions (Su et al. 2021) replace relative positional encodings: also a function of the
+  distance between frames only, without parameters, and they leave attention to the fused kernel.
+- Frames are stacked instead of subsampled by convolution, so that no output sees a padding frame.
+- Dropout stands on the residual branches only, not on attention weights.
+
+Nothing here looks at the value of a tensor, so `torch.func.vmap` can run many clients' encoders at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from antiphon.models.layers import frame_mask, num_stacked, rotary_angles, rotate, stack_frames
+
+
+@dataclass(frozen=True)
+class ConformerConfig:
+    """Two layers of width 256 hold 3.1 M parameters on 288-dimensional features."""
+
+    dim: int = 256
+    num_layers: int = 2
+    num_heads: int = 4
+    feed_forward_multiplier: int = 4
+    kernel_size: int = 15
+    dropout: float = 0.1
+    stack: int = 1  # frames joined into one at the input; log-mel frames every 10 ms want 3 or 4
+
+    def __post_init__(self) -> None:
+        if self.dim % (2 * self.num_heads):
+            raise ValueError(
+                f"conformer dim {self.dim} must be a multiple of 2 * num_heads = {2 * self.num_heads}: "
+                "rotary positions turn pairs of values within a head"
+            )
+        if self.kernel_size % 2 == 0:
+            raise ValueError(f"conformer kernel_size {self.kernel_size} must be odd, to have a centre")
+        if min(self.num_layers, self.feed_forward_multiplier, self.kernel_size, self.stack) < 1:
+            raise ValueError(f"conformer sizes must be at least 1: {self}")
+
+    def build(self, input_dim: int) -> Conformer:
+        return Conformer(self, input_dim)
+
+
+class Conformer(nn.Module):
+    """Features [B, T, D] and lengths [B] -> encoded frames [B, ceil(T/stack), dim] and their lengths [B]."""
+
+    def __init__(self, config: ConformerConfig, input_dim: int) -> None:
+        super().__init__()
+        self.config = config
+        self.dim = config.dim
+        self.project = nn.Linear(config.stack * input_dim, config.dim)
+        # After the projection: features of any scale are welcome, and a frame's loudness is not lost.
+        self.project_norm = nn.LayerNorm(config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(ConformerLayer(config) for _ in range(config.num_layers))
+
+    def num_output_frames(self, num_frames: int) -> int:
+        return num_stacked(num_frames, self.config.stack)
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        stacked, lengths = stack_frames(features, lengths, self.config.stack)
+        frames = self.dropout(self.project_norm(self.project(stacked)))
+        # An empty row (a placeholder in a stacked cohort) attends to its first frame: no 0/0 in its softmax.
+        mask = frame_mask(lengths.clamp(min=1), frames.shape[1])
+        rotation = rotary_angles(frames.shape[1], self.dim // self.config.num_heads, like=frames)
+        for layer in self.layers:
+            frames = layer(frames, mask, rotation)
+        return frames, lengths
+
+
+class ConformerLayer(nn.Module):
+    """Half a feed-forward step, attention, convolution, the other half, LayerNorm."""
+
+    def __init__(self, config: ConformerConfig) -> None:
+        super().__init__()
+        self.feed_forward_before = feed_forward(config)
+        self.attention = RotaryAttention(config)
+        self.convolution = Convolution(config)
+        self.feed_forward_after = feed_forward(config)
+        self.norm = nn.LayerNorm(config.dim)
+
+    def forward(self, frames: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        frames = frames + 0.5 * self.feed_forward_before(frames)
+        frames = frames + self.attention(frames, mask, rotation)
+        frames = frames + self.convolution(frames, mask)
+        frames = frames + 0.5 * self.feed_forward_after(frames)
+        return self.norm(frames)
+
+
+def feed_forward(config: ConformerConfig) -> nn.Sequential:
+    hidden = config.feed_forward_multiplier * config.dim
+    return nn.Sequential(
+        nn.LayerNorm(config.dim),
+        nn.Linear(config.dim, hidden),
+        nn.SiLU(),
+        nn.Dropout(config.dropout),
+        nn.Linear(hidden, config.dim),
+        nn.Dropout(config.dropout),
+    )
+
+
+class RotaryAttention(nn.Module):
+    """Self-attention over real frames [B, T, dim], with rotary positions."""
+
+    def __init__(self, config: ConformerConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.norm = nn.LayerNorm(config.dim)
+        self.query_key_value = nn.Linear(config.dim, 3 * config.dim)
+        self.output = nn.Linear(config.dim, config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, frames: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        split = self.query_key_value(self.norm(frames)).unflatten(-1, (3, self.num_heads, -1))
+        query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, T, dim / heads]
+        attended = F.scaled_dot_product_attention(
+            rotate(query, *rotation), rotate(key, *rotation), value, attn_mask=mask[:, None, None, :]
+        )
+        return self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
+
+
+class Convolution(nn.Module):
+    """Gated depthwise convolution over time of frames [B, T, dim]."""
+
+    def __init__(self, config: ConformerConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.dim)
+        self.gate = nn.Linear(config.dim, 2 * config.dim)
+        self.depthwise = nn.Conv1d(
+            config.dim, config.dim, config.kernel_size, padding=config.kernel_size // 2, groups=config.dim
+        )
+        self.depthwise_norm = nn.LayerNorm(config.dim)
+        self.output = nn.Linear(config.dim, config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, frames: Tensor, mask: Tensor) -> Tensor:
+        gated = F.glu(self.gate(self.norm(frames)), dim=-1)
+        # Past its end an utterance sees the zeros that it would see alone.
+        gated = gated.masked_fill(~mask[:, :, None], 0.0)
+        mixed = self.depthwise(gated.transpose(1, 2)).transpose(1, 2)
+        return self.dropout(self.output(F.silu(self.depthwise_norm(mixed))))

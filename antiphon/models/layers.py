@@ -1,0 +1,77 @@
+"""Small pieces shared by the models: padding masks, frame stacking, rotary positions, LSTM biases."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def frame_mask(lengths: Tensor, num_frames: int) -> Tensor:
+    """True on real frames: [B] -> [B, num_frames].
+
+    >>> frame_mask(torch.tensor([1, 3]), 3).int().tolist()
+    [[1, 0, 0], [1, 1, 1]]
+    """
+    return torch.arange(num_frames, device=lengths.device) < lengths[:, None]
+
+
+def num_stacked(num_frames: int, stack: int) -> int:
+    """How many frames are left of `num_frames` when `stack` of them become one (the last may be partial)."""
+    return -(-num_frames // stack)
+
+
+def stack_frames(features: Tensor, lengths: Tensor, stack: int) -> tuple[Tensor, Tensor]:
+    """Zeroes the padding, then joins every `stack` frames into one: [B, T, D] -> [B, ceil(T/stack), stack*D].
+
+    A partial last group is filled with zeros, so it is the same in any batch.
+
+    >>> stacked, lengths = stack_frames(torch.ones(1, 4, 1), torch.tensor([3]), stack=2)
+    >>> stacked.tolist(), lengths.tolist()
+    ([[[1.0, 1.0], [1.0, 0.0]]], [2])
+    """
+    num_frames = features.shape[1]
+    features = features.masked_fill(~frame_mask(lengths, num_frames)[:, :, None], 0.0)
+    features = F.pad(features, (0, 0, 0, -num_frames % stack))
+    return features.unflatten(1, (-1, stack)).flatten(2), (lengths + stack - 1) // stack
+
+
+def reversed_frames(frames: Tensor, lengths: Tensor) -> Tensor:
+    """Each utterance turned round within its own length; padding stays where it is: [B, T, D].
+
+    >>> reversed_frames(torch.tensor([[[1], [2], [0]]]), torch.tensor([2])).flatten().tolist()
+    [2, 1, 0]
+    """
+    place = torch.arange(frames.shape[1], device=lengths.device)
+    source = torch.where(place < lengths[:, None], lengths[:, None] - 1 - place, place)
+    return frames.gather(1, source[:, :, None].expand_as(frames))
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """Leaves float64 alone and lifts what autocast made smaller: losses are not computed in 16 bits."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def rotary_angles(num_frames: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of each frame's rotation (Su et al. 2021, RoFormer), each [num_frames, dim / 2]."""
+    dtype = at_least_float32(like).dtype
+    exponent = torch.arange(0, dim, 2, device=like.device, dtype=dtype) / dim
+    position = torch.arange(num_frames, device=like.device, dtype=dtype)
+    angles = position[:, None] * 10000.0**-exponent
+    return angles.cos(), angles.sin()
+
+
+def rotate(values: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turns queries or keys by their frame's angle: [..., T, dim]. Their products see only t1 - t2."""
+    first, second = values.chunk(2, dim=-1)
+    turned = torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
+    return turned.to(values.dtype)
+
+
+def open_forget_gates(lstm: nn.LSTM | nn.LSTMCell) -> None:
+    """Starts the forget gates' bias at 1, so that gradients reach far back from the first step on."""
+    with torch.no_grad():
+        for name, parameter in lstm.named_parameters():
+            if name.startswith("bias"):
+                gate = parameter.shape[0] // 4  # gates are stored as input, forget, cell, output
+                parameter[gate : 2 * gate] = 1.0 if name.startswith("bias_ih") else 0.0

@@ -1,0 +1,45 @@
+"""What a recogniser is to the rest of the package.
+
+A model is an `nn.Module` with three methods more. All its state is parameters: buffers would need
+a rule of their own for averaging over clients, and running statistics mix speakers and padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from antiphon.data.batches import Batch
+
+
+class Model(Protocol):
+    """Scores and transcribes utterances; an utterance scores the same alone and in a padded batch."""
+
+    def losses(self, batch: Batch) -> Tensor:
+        """Negative log likelihood of each utterance in nats, summed over its tokens: [B]."""
+        ...
+
+    def greedy(self, batch: Batch) -> list[list[int]]:
+        """The best token at every step of each utterance, without id 0. Call `eval()` first."""
+        ...
+
+    def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
+        """Whether the loss of such an utterance can be finite."""
+        ...
+
+    # What is used of `nn.Module`, which a protocol cannot inherit.
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]: ...
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def train(self, mode: bool = True) -> Any: ...
+    def eval(self) -> Any: ...
+    def to(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class ModelConfig(Protocol):
+    """Builds a model; its parameters are drawn from torch's global generator, seeded by the caller."""
+
+    def build(self, input_dim: int, num_tokens: int) -> Model: ...

@@ -1,0 +1,121 @@
+"""A pool that watches another: what the journal knows of a round, algorithms need not say."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from antiphon.core import Collected, Failure, Pool, Report, Task, Tensors, Update, Weigh
+
+KEPT_STATS = ("loss", "norm", "num_utterances", "seconds")
+
+
+class Stopped(Exception):  # noqa: N818 (not an error: a run that ends early, with everything saved)
+    """The run stops here, cleanly; the message says why."""
+
+
+class Observed:
+    """Counts bytes, remembers reports, weights and failures, and stops between two clients if asked.
+
+    Weights are worked out again from the reports that came back, so that every process of a
+    distributed pool notes the same.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        cohort: Sequence[str],
+        min_clients: int,
+        replied: Callable[[str], None],
+        interrupted: threading.Event,
+    ) -> None:
+        self.pool, self.cohort, self.min_clients = pool, list(cohort), min_clients
+        self.replied, self.interrupted = replied, interrupted
+        self.clients: dict[str, dict[str, float]] = {}
+        self.failures: dict[str, str] = {}
+        self.bytes_down = self.bytes_up = 0
+
+    def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
+        def watched(report: Report) -> float:
+            self.replied(report.client)
+            self._stop_if_asked()
+            return weigh(report)
+
+        update = self.pool.reduce(task, cohort, watched)
+        self._note(task, cohort, update.reports, update.failures, update.mean)
+        self._note_weights(update.reports, [weigh(report) for report in update.reports])
+        return update
+
+    def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
+        held = self.pool.collect(task, cohort)
+        self._stop_if_asked()
+        self._note(task, cohort, held.reports, held.failures, task.tensors)
+        return ObservedCollected(held, self)
+
+    def entry(self) -> dict[str, Any]:
+        """What is known of the round so far, for the journal."""
+        losses = [(stats["weight"], stats["loss"]) for stats in self.clients.values() if "weight" in stats]
+        return {
+            "clients": self.clients,
+            "failures": self.failures,
+            "loss": sum(weight * loss for weight, loss in losses),
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+        }
+
+    def _stop_if_asked(self) -> None:
+        if self.interrupted.is_set():
+            raise Stopped("interrupted")
+
+    def _note(
+        self,
+        task: Task,
+        cohort: Sequence[str],
+        reports: Sequence[Report],
+        failures: Sequence[Failure],
+        answer: Tensors,
+    ) -> None:
+        self.failures.update({failure.client: failure.reason for failure in failures})
+        ours = list(cohort) == self.cohort
+        needed = self.min_clients if ours else 1
+        if len(reports) < needed:
+            why = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[:5])
+            raise Stopped(f"{len(reports)} of {len(cohort)} clients answered, {needed} needed ({why})")
+        if ours:
+            self.bytes_down += size_in_bytes(task.tensors) * len(cohort)
+            self.bytes_up += size_in_bytes(answer) * len(reports)
+            for report in reports:
+                self.clients[report.client] = {k: report.stats[k] for k in KEPT_STATS if k in report.stats}
+
+    def _note_weights(self, reports: Sequence[Report], log_weights: Sequence[float]) -> None:
+        if not reports or reports[0].client not in self.clients:
+            return
+        top = max(log_weights)
+        total = sum(math.exp(w - top) for w in log_weights)
+        for report, log_weight in zip(reports, log_weights, strict=True):
+            self.clients[report.client]["weight"] = math.exp(log_weight - top) / total
+
+
+class ObservedCollected:
+    """Collected updates whose last used weights are noted."""
+
+    def __init__(self, held: Collected, observed: Observed) -> None:
+        self.held, self.observed = held, observed
+
+    @property
+    def reports(self) -> Sequence[Report]:
+        return self.held.reports
+
+    @property
+    def failures(self) -> Sequence[Failure]:
+        return self.held.failures
+
+    def combine(self, log_weights: Sequence[float]) -> Update:
+        self.observed._note_weights(self.reports, log_weights)
+        return self.held.combine(log_weights)
+
+
+def size_in_bytes(tensors: Tensors) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

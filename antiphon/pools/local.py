@@ -1,0 +1,40 @@
+"""One process: clients are trained where the server is, and folded as they finish."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from antiphon.core import Failure, Report, Task, Update, Weigh, Worker, add_up
+
+
+@dataclass(frozen=True)
+class Held:
+    """Updates kept in memory, in cohort order, until weights for them are known."""
+
+    updates: tuple[Update, ...]
+    failures: tuple[Failure, ...]
+
+    @property
+    def reports(self) -> tuple[Report, ...]:
+        return tuple(report for update in self.updates for report in update.reports)
+
+    def combine(self, log_weights: Sequence[float]) -> Update:
+        if len(log_weights) != len(self.updates):
+            raise ValueError(f"{len(log_weights)} weights for {len(self.updates)} updates")
+        return add_up(update.weighted(w) for update, w in zip(self.updates, log_weights, strict=True))
+
+
+@dataclass(frozen=True)
+class LocalPool:
+    """Runs a worker in this process. Folds in cohort order, so the last bit is always the same."""
+
+    worker: Worker
+
+    def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
+        return add_up(update.weighed(weigh) for update in self.worker.run(task, cohort))
+
+    def collect(self, task: Task, cohort: Sequence[str]) -> Held:
+        replies = list(self.worker.run(task, cohort))
+        held = tuple(update for update in replies if not update.is_empty)
+        return Held(held, tuple(failure for update in replies for failure in update.failures))

@@ -1,0 +1,38 @@
+"""Recipes: functions that return an `Experiment`. One for every algorithm, one for every table.
+
+The corpus gives the speakers: its `pool` is parted into the server's own (on which the seed model is
+trained) and the clients; `heldout` speakers choose the best round; `test` speakers give the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from antiphon.recipes.demo import demo
+from antiphon.recipes.experiment import Experiment
+from antiphon.recipes.librispeech import librispeech
+from antiphon.recipes.single import (
+    bmuf_blocks,
+    central_training,
+    dga_softmax,
+    encoder_only,
+    federated_averaging,
+    federated_sgd,
+    hierarchical_optimisation,
+    norm_weighting,
+    server_rehearsal,
+)
+
+RECIPES: dict[str, Callable[[], Experiment]] = {
+    "demo": demo,
+    "central": central_training,
+    "fedsgd": federated_sgd,
+    "fedavg": federated_averaging,
+    "hierarchical": hierarchical_optimisation,
+    "bmuf": bmuf_blocks,
+    "dga": dga_softmax,
+    "norm": norm_weighting,
+    "rehearsal": server_rehearsal,
+    "subspace": encoder_only,
+    "librispeech": librispeech,
+}

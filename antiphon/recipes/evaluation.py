@@ -1,0 +1,45 @@
+"""Scores a finished run's model again: on another split, or on another corpus."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from antiphon.data.corpus import Corpus
+from antiphon.data.store import compute_features
+from antiphon.decoding.recognizer import Recognizer
+from antiphon.recipes.scoring import score
+
+
+def evaluate_run(
+    run: Path,
+    data: Path | None,
+    split: str,
+    device: str,
+    progress: Callable[[int, int], None],
+) -> tuple[dict[str, Any], Path]:
+    """The scores, and the folder they were written to."""
+    chosen = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    recognizer = Recognizer.load(run, chosen)
+    source, name = _data_of(run), split
+    if data is not None and data.resolve() != source:
+        source, name = data, f"{data.name}-{split}"
+    if source is None:
+        raise ValueError(f"{run} does not say which corpus it is from: give --data")
+    store = compute_features(
+        Corpus.open(source), recognizer.blueprint.frontend, os.cpu_count() or 1, progress
+    )
+    round = json.loads((run / "model" / "model.json").read_text())["notes"]["round"]
+    folder = run / "evaluation" / name / "best"
+    notes = {"split": name, "which": "best", "round": round}
+    return score(recognizer, store, store.where(split=split), folder, notes), folder
+
+
+def _data_of(run: Path) -> Path | None:
+    about = run.resolve().parent / "experiment.json"
+    return Path(json.loads(about.read_text())["data"]) if about.exists() else None

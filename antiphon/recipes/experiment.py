@@ -1,0 +1,104 @@
+"""An experiment: a corpus, a model, and runs that start from each other. Every recipe is one of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from antiphon.algorithms.central import Central
+from antiphon.algorithms.fedavg import FedAvg
+from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.clients.worker import Unreliability
+from antiphon.data.frontends import Filterbank, OnnxEncoder
+from antiphon.data.partition import BySession, BySpeaker, Dirichlet, Iid
+from antiphon.data.store import FeatureStore
+from antiphon.data.tokens import CharactersConfig, UnigramConfig
+from antiphon.decoding.recognizer import Blueprint
+from antiphon.engine import Rounds
+from antiphon.models.conformer import ConformerConfig
+from antiphon.models.ctc import CtcConfig
+from antiphon.models.las import LasConfig
+from antiphon.models.specaugment import SpecAugment
+from antiphon.seeding import derive
+
+
+@dataclass(frozen=True)
+class Speakers:
+    """Who is who: the pool's speakers are parted into those of the server (seed) and the clients.
+
+    The parting has a seed of its own, so that runs with other seeds have the same speakers.
+    """
+
+    pool: str = "pool"
+    valid: str = "heldout"
+    test: str = "test"
+    seed_fraction: float = 0.5
+    parting: int = 0
+
+    def groups(self, store: FeatureStore) -> dict[str, np.ndarray]:
+        """Utterance indices of seed, federated, both, valid and test."""
+        speakers = store.speakers(self.pool)
+        order = np.random.default_rng(derive(self.parting, "parting")).permutation(len(speakers))
+        count = round(self.seed_fraction * len(speakers))
+        seed = [speakers[i] for i in order[:count]]
+        federated = [speakers[i] for i in order[count:]]
+        groups = {
+            "seed": store.where(split=self.pool, speakers=seed),
+            "federated": store.where(split=self.pool, speakers=federated),
+            "both": store.where(split=self.pool),
+            "valid": store.where(split=self.valid),
+            "test": store.where(split=self.test),
+        }
+        for name in ("federated", "valid", "test") if count == 0 else groups:
+            if len(groups[name]) == 0:
+                raise ValueError(
+                    f"no utterance for {name!r}: the corpus has the splits {', '.join(store.splits)}; "
+                    f"set speakers.pool, speakers.valid, speakers.test (now {self.pool}, {self.valid}, {self.test})"
+                )
+        return groups
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row of a table."""
+
+    algorithm: FedAvg | Rehearsed | Central = FedAvg()
+    data: str = "federated"  # whose utterances: seed, federated or both
+    clients: BySpeaker | BySession | Iid | Dirichlet = BySpeaker()
+    start: str = "seed"  # the run whose best model this one starts from; empty: from nothing
+    rounds: Rounds = Rounds()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a recipe decides; `--set` changes any of it by its path."""
+
+    recipe: str = ""
+    seed: int = 0
+    frontend: Filterbank | OnnxEncoder = Filterbank()
+    tokens: CharactersConfig | UnigramConfig = CharactersConfig()
+    model: CtcConfig | LasConfig = CtcConfig(ConformerConfig(stack=4))
+    augment: SpecAugment = SpecAugment()
+    speakers: Speakers = Speakers()
+    unreliability: Unreliability = Unreliability()
+    runs: dict[str, Run] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known: set[str] = set()
+        for name, run in self.runs.items():
+            if run.start and run.start not in known:
+                raise ValueError(
+                    f"run {name!r} starts from {run.start!r}, which does not come before it "
+                    f"(before it: {', '.join(known) or 'none'})"
+                )
+            if run.data not in ("seed", "federated", "both"):
+                raise ValueError(f"run {name!r}: data is seed, federated or both, not {run.data!r}")
+            if isinstance(run.algorithm, Central) and run.clients != Iid(1):
+                raise ValueError(f"run {name!r}: central training has one client, clients must be iid, parts 1")
+            known.add(name)
+
+    @property
+    def blueprint(self) -> Blueprint:
+        return Blueprint(self.frontend, self.model)
+

@@ -1,0 +1,73 @@
+"""One algorithm each, after a seed model: what to start from on a corpus of one's own."""
+
+from __future__ import annotations
+
+from antiphon.algorithms.central import Central
+from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, hierarchical
+from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.data.partition import Iid
+from antiphon.engine import Rounds
+from antiphon.local import LocalTraining
+from antiphon.recipes.experiment import Experiment, Run
+from antiphon.schedule import Cosine
+from antiphon.server_opt import Adam
+from antiphon.weighting import ByNorm
+
+LOCAL = LocalTraining(lr=0.05, epochs=1, batch_seconds=60.0)
+SERVER = Adam(lr=1e-3)
+
+
+def central(data: str, rounds: int = 40, steps: int = 50, lr: float = 1e-3, start: str = "") -> Run:
+    """Central training on some of the speakers: seed models and reference rows."""
+    algorithm = Central(LocalTraining(lr=lr, steps=steps), schedule=Cosine(rounds, final=0.02, warmup=2))
+    return Run(algorithm, data, Iid(1), start, Rounds(total=rounds, cohort=1, valid_every=2))
+
+
+def _after_seed(name: str, run: Run) -> Experiment:
+    return Experiment(name, runs={"seed": central("seed"), name: run})
+
+
+def central_training() -> Experiment:
+    """Central training on everybody's speech in one place: the reference, not federated."""
+    return _after_seed("central", central("both"))
+
+
+def federated_sgd() -> Experiment:
+    """FedSGD (McMahan 2017): one step on all of a client's speech, a central step's gradient."""
+    return _after_seed("fedsgd", Run(fedsgd(Adam(lr=1e-3)), rounds=Rounds(total=50, cohort=10)))
+
+
+def federated_averaging() -> Experiment:
+    """FedAvg (McMahan 2017): local SGD, models averaged by number of utterances."""
+    return _after_seed("fedavg", Run(fedavg(LOCAL)))
+
+
+def hierarchical_optimisation() -> Experiment:
+    """Hierarchical optimisation (FTL 2020): SGD on the clients, Adam on the server."""
+    return _after_seed("hierarchical", Run(hierarchical(LOCAL, SERVER)))
+
+
+def bmuf_blocks() -> Experiment:
+    """BMUF (Chen and Huo 2016): seven fixed i.i.d. parts, block momentum."""
+    return _after_seed("bmuf", Run(bmuf(LOCAL, 0.8), clients=Iid(7), rounds=Rounds(total=20, cohort=7)))
+
+
+def dga_softmax() -> Experiment:
+    """Dynamic Gradient Aggregation (2021): clients weighted by a softmax of their negative losses."""
+    return _after_seed("dga", Run(dga(LOCAL, beta=1.0, server=SERVER)))
+
+
+def norm_weighting() -> Experiment:
+    """Weighting by update norm (DGA, appendix A): large updates count for less."""
+    return _after_seed("norm", Run(FedAvg(LOCAL, weighting=ByNorm(), server=SERVER)))
+
+
+def server_rehearsal() -> Experiment:
+    """DGA softmax with server rehearsal (DGA eq. 5): some steps on the server's own speech each round."""
+    return _after_seed("rehearsal", Run(Rehearsed(dga(LOCAL, server=SERVER), LocalTraining(steps=10))))
+
+
+def encoder_only() -> Experiment:
+    """Subspace training (DGA §4): only the encoder is trained, and only the encoder travels."""
+    inner = FedAvg(LOCAL, server=SERVER, trainable=("encoder.*",))
+    return _after_seed("subspace", Run(inner))

@@ -1,0 +1,96 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from antiphon.report.statistics import Interval
+
+NONE = "–"
+
+
+def percent(rate: float | None, digits: int = 2) -> str:
+    """A rate in percent, without the sign.
+
+    >>> percent(0.12345), percent(None)
+    ('12.35', '–')
+    """
+    return NONE if rate is None or not math.isfinite(rate) else f"{100 * rate:.{digits}f}"
+
+
+def bounds(interval: Interval | None, digits: int = 2) -> str:
+    """The ends of an interval of rates, in percent.
+
+    >>> bounds(Interval(0.12, 0.1, 0.14))
+    '[10.00, 14.00]'
+    """
+    return "" if interval is None else f"[{percent(interval.low, digits)}, {percent(interval.high, digits)}]"
+
+
+def signed(interval: Interval | None, digits: int = 2) -> str:
+    """A change in percent (or points) with its interval.
+
+    >>> signed(Interval(-0.12, -0.14, 0.1), digits=1)
+    '−12.0 [−14.0, +10.0]'
+    """
+    if interval is None:
+        return NONE
+    middle, low, high = (
+        f"{100 * value:+.{digits}f}".replace("-", "−")
+        for value in (interval.estimate, interval.low, interval.high)
+    )
+    return f"{middle} [{low}, {high}]"
+
+
+def size(num_bytes: float | None) -> str:
+    """
+    >>> size(5_013_620), size(999), size(None)
+    ('5.01 MB', '999 B', '–')
+    """
+    if num_bytes is None:
+        return NONE
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if num_bytes < 999.5 or unit == "TB":
+            return f"{num_bytes:.3g} {unit}" if num_bytes < 999.5 else f"{num_bytes:,.0f} {unit}"
+        num_bytes /= 1000
+    raise AssertionError
+
+
+def duration(seconds: float | None) -> str:
+    """
+    >>> duration(0.53), duration(75), duration(7384), duration(None)
+    ('0.5 s', '1 min 15 s', '2 h 03 min', '–')
+    """
+    if seconds is None:
+        return NONE
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def ranges(numbers: Iterable[int], limit: int = 12) -> str:
+    """Round numbers, runs of them shortened, at most `limit` parts.
+
+    >>> ranges([1, 2, 3, 7, 9, 10])
+    '1–3, 7, 9–10'
+    """
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    text = [f"{low}" if low == high else f"{low}–{high}" for low, high in parts[:limit]]
+    return ", ".join([*text, "…"] if len(parts) > limit else text)
+
+
+def plural(number: int, noun: str) -> str:
+    """
+    >>> plural(1, "round"), plural(1200, "round")
+    ('1 round', '1,200 rounds')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,220 @@
+"""The report as one HTML page that opens offline: tables, inline SVG, no other file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+import yaml
+from markupsafe import Markup
+
+from antiphon.report import figures, tables
+from antiphon.report.drawing import Look, look
+from antiphon.report.formatting import NONE, bounds, duration, percent, plural, ranges, signed, size
+from antiphon.report.run import RunFolder
+from antiphon.report.statistics import NUM_RESAMPLES, expected_coverage, measured_coverage
+
+MAX_FAILURES = 60
+
+
+@dataclass(frozen=True)
+class Card:
+    """One key figure."""
+
+    name: str
+    value: str
+    detail: str
+
+
+def render(runs: Sequence[RunFolder]) -> str:
+    """The page for one run, or for several compared."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("antiphon.report", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    words = (percent, bounds, signed, size, duration, ranges, plural)
+    environment.globals.update({"NONE": NONE, **{function.__name__: function for function in words}})
+    return environment.get_template("template.html").render(**_context(runs))
+
+
+def _context(runs: Sequence[RunFolder]) -> dict[str, Any]:
+    splits = tables.splits_of(runs)
+    results = {split: tables.results(runs, split) for split in splits}
+    main = results[splits[0]] if splits else []
+    trained = [run for run in runs if run.trained]
+    failures = tables.failures(runs)
+    return {
+        "runs": runs,
+        "several": len(runs) > 1,
+        "title": ", ".join(run.label for run in runs[:4]) + (" …" if len(runs) > 4 else ""),
+        "headline": _headline(splits[0], main) if main else _no_headline(runs),
+        "cards": _cards(runs, main),
+        "keys": [(run.label, _swatch(look(index))) for index, run in enumerate(runs)],
+        "swatches": {run.label: _swatch(look(index)) for index, run in enumerate(runs)},
+        "splits": splits,
+        "results": results,
+        "target": tables.common_target(runs),
+        "num_resamples": NUM_RESAMPLES,
+        "comparison": figures.of_results(runs, main) if len(runs) > 1 and main else [],
+        "curves": figures.of_curves(runs),
+        "worst": tables.worst_deciles(runs, splits[0]) if splits else [],
+        "speakers": [(run.label, figures.of_speakers(run, splits[0])) for run in runs] if splits else [],
+        "people": tables.people(main),
+        "columns": [row.label for row in main],
+        "weights": [(run.label, figures.of_weights(run)) for run in trained],
+        "updates": figures.of_updates(runs) if trained else [],
+        "coverage": figures.of_coverage(runs) if trained else None,
+        "coverage_rows": [_coverage_row(run) for run in trained if run.num_clients],
+        "failures": failures[:MAX_FAILURES],
+        "num_more_failures": max(0, len(failures) - MAX_FAILURES),
+        "failure_counts": _failure_counts(runs),
+        "costs": figures.of_costs(runs) if trained else [],
+        "cost_rows": [_cost_row(run) for run in trained],
+        "differences": tables.differences(runs) if len(runs) > 1 else [],
+        "commands": list(dict.fromkeys(_command(run) for run in runs)),
+        "configurations": [(run.label, _as_yaml(tables.configuration(run))) for run in runs],
+    }
+
+
+def _headline(split: str, rows: Sequence[tables.Result]) -> str:
+    scored = [row for row in rows if row.run is not None]
+    if not scored:
+        rate = percent(rows[0].evaluation.overall.words.rate, 1)
+        return f"The starting model has a word error rate of {rate} % on {split}."
+    best = min(scored, key=lambda row: row.evaluation.overall.words.rate)
+    rate = f"{percent(best.evaluation.overall.words.rate, 1)} %"
+    if len(scored) > 1:
+        text = f"{best.label} has the lowest word error rate on {split}, {rate}"
+    else:
+        text = f"The word error rate on {split} is {rate}"
+    if best.change is None:
+        return text + "."
+    change = best.change
+    ends = sorted((abs(change.low), abs(change.high)))
+    if not change.excludes_zero:
+        return f"{text}, which cannot be told from the start (relative change {signed(change, 1)} %)."
+    word = "fewer" if change.estimate < 0 else "more"
+    return (
+        f"{text}: {percent(abs(change.estimate), 1)} % {word} errors than at the start "
+        f"(95 % interval {percent(ends[0], 1)} to {percent(ends[1], 1)})."
+    )
+
+
+def _no_headline(runs: Sequence[RunFolder]) -> str:
+    if any(run.trained for run in runs):
+        return "Nothing has been evaluated yet; the curves show how training went."
+    return "No round has finished yet: this page shows what is going to be run."
+
+
+def _cards(runs: Sequence[RunFolder], rows: Sequence[tables.Result]) -> list[Card]:
+    cards = []
+    scored = [row for row in rows if row.run is not None] or list(rows)
+    if scored:
+        best = min(scored, key=lambda row: row.evaluation.overall.words.rate)
+        start = rows[0] if rows[0].run is None and rows[0] is not best else None
+        for name, counts, ends in (
+            ("Word error rate", lambda e: e.overall.words, best.wer),
+            ("Character error rate", lambda e: e.overall.characters, best.cer),
+        ):
+            after = f"{percent(counts(best.evaluation).rate, 1)} %"
+            before = f"{percent(counts(start.evaluation).rate, 1)} → " if start else ""
+            interval = (
+                f"95 % interval {percent(ends.low, 1)} to {percent(ends.high, 1)}" if ends else "one speaker"
+            )
+            cards.append(
+                Card(name, before + after, interval if len(runs) == 1 else f"{best.label}; {interval}")
+            )
+    if len(runs) == 1:
+        cards += _run_cards(runs[0])
+    else:
+        finished = sum(run.num_finished >= run.num_planned for run in runs)
+        cards.append(Card("Runs", f"{len(runs)}", f"{finished} finished"))
+        cards.append(Card("Rounds", _span([run.num_finished for run in runs]), "finished"))
+        cards.append(Card("Clients", _span([run.num_clients for run in runs]), "in the pool"))
+    return cards
+
+
+def _run_cards(run: RunFolder) -> list[Card]:
+    planned = (
+        "all finished" if run.num_finished >= run.num_planned else f"of {run.num_planned:,}: not finished"
+    )
+    best = tables.best_round(run)
+    cards = [
+        Card("Rounds", f"{run.num_finished:,}", planned + (f", best {best}" if best is not None else "")),
+        Card("Clients", f"{run.num_clients:,}", f"{run.cohort_size:,} drawn each round"),
+    ]
+    if run.speech_seconds:
+        hours = run.speech_seconds / 3600
+        cards.append(Card("Speech", f"{hours:.3g} h", "held by the clients that answered"))
+    if run.total_seconds:
+        cards.append(Card("Time", duration(run.total_seconds), str(run.about.get("device") or "")))
+    if run.total_bytes:
+        cards.append(Card("Traffic", size(run.total_bytes), "to clients and back"))
+    return cards
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
+
+
+def _swatch(style: Look) -> Markup:
+    dash = "" if isinstance(style.dash, str) else " ".join(str(3 * length) for length in style.dash[1])
+    return Markup(
+        '<svg class="swatch" viewBox="0 0 26 10" aria-hidden="true"><line x1="1" x2="25" y1="5" y2="5" '
+        'stroke="{}" stroke-width="3.5" stroke-dasharray="{}"/></svg>'
+    ).format(style.colour, dash)
+
+
+def _coverage_row(run: RunFolder) -> dict[str, Any]:
+    measured = measured_coverage((entry.get("cohort", ()) for entry in run.trained), run.num_clients)
+    expected = float(expected_coverage(run.cohort_size, run.num_clients, run.num_finished))
+    return {
+        "label": run.label,
+        "pool": run.num_clients,
+        "cohort": run.cohort_size,
+        "rounds": run.num_finished,
+        "measured": float(measured[-1]),
+        "expected": expected,
+    }
+
+
+def _failure_counts(runs: Sequence[RunFolder]) -> dict[str, int]:
+    num_failed = sum(len(entry.get("failures", {})) for run in runs for entry in run.trained)
+    return {
+        "failed": num_failed,
+        "asked": sum(len(entry.get("cohort", ())) for run in runs for entry in run.trained),
+    }
+
+
+def _cost_row(run: RunFolder) -> dict[str, Any]:
+    memory = [entry.get("rss_mib") or 0.0 for entry in run.clock]
+    gpu = [entry.get("gpu_mib") or 0.0 for entry in run.clock]
+    rounds = max(len(run.trained), 1)
+    return {
+        "label": run.label,
+        "down": sum(entry.get("bytes_down", 0) for entry in run.trained),
+        "up": sum(entry.get("bytes_up", 0) for entry in run.trained),
+        "seconds": run.total_seconds,
+        "per_round": run.total_seconds / rounds if run.total_seconds is not None else None,
+        "rss": max(memory, default=0.0),
+        "gpu": max(gpu, default=0.0),
+    }
+
+
+def _command(run: RunFolder) -> str:
+    checkout = f"git checkout {run.about['commit']}\n" if run.about.get("commit") else ""
+    return (
+        f"{checkout}antiphon run {run.about['recipe']} --data DATA --out OUT --set seed={run.about['seed']}"
+    )
+
+
+def _as_yaml(value: Any) -> str:
+    plain = json.loads(json.dumps(value))  # no tuples or aliases, which YAML would mark
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)

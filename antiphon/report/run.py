@@ -1,0 +1,235 @@
+"""A run folder as data: what `antiphon run` wrote, read back and checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from antiphon.report import journal
+
+FORMAT = "antiphon-run/1"
+EXPERIMENT_FORMAT = "antiphon-experiment/1"
+Entry = Mapping[str, Any]
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Errors against references of `length` words (or characters)."""
+
+    substitutions: int
+    deletions: int
+    insertions: int
+    length: int
+
+    @property
+    def total(self) -> int:
+        return self.substitutions + self.deletions + self.insertions
+
+    @property
+    def rate(self) -> float:
+        return self.total / self.length if self.length else (math.inf if self.total else 0.0)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Counts of one speaker, or of all."""
+
+    words: Counts
+    characters: Counts
+    num_utterances: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one model scored on one split, in all and by speaker."""
+
+    split: str
+    which: str
+    round: int | None
+    overall: Scores
+    speakers: Mapping[str, Scores]
+    real_time_factor: float | None
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run. `evaluations`: split → which ("start", "best") → Evaluation; `label` names it in a report."""
+
+    path: Path
+    label: str
+    about: Entry
+    journal: Sequence[Entry]
+    clock: Sequence[Entry]
+    evaluations: Mapping[str, Mapping[str, Evaluation]]
+    notes: Sequence[str] = field(default=())
+
+    @classmethod
+    def load(cls, path: Path) -> RunFolder:
+        """Reads a folder; a ValueError names the file that is missing or damaged."""
+        if not (path / "run.json").is_file():
+            raise ValueError(
+                f"{path} is not a run folder: it has no run.json (give a folder `antiphon run` made)"
+            )
+        about = _read_json(path / "run.json")
+        if about.get("format") != FORMAT:
+            raise ValueError(
+                f"{path / 'run.json'}: format is {about.get('format')!r}, this antiphon reads {FORMAT!r}"
+            )
+        missing = [key for key in ("name", "recipe", "seed", "config", "rounds") if key not in about]
+        if missing:
+            raise ValueError(f"{path / 'run.json'} lacks {', '.join(missing)}; the file is damaged")
+        notes: list[str] = []
+        lines = _read_rounds(path / "journal.jsonl", notes)
+        clock = _read_rounds(path / "clock.jsonl", notes)
+        evaluations = _read_evaluations(path / "evaluation")
+        return cls(path, str(about["name"]), about, lines, clock, evaluations, tuple(notes))
+
+    @cached_property
+    def trained(self) -> list[Entry]:
+        """Journal entries of finished rounds: all but the starting model's."""
+        return [entry for entry in self.journal if entry["round"] > 0]
+
+    @property
+    def num_finished(self) -> int:
+        return max((int(entry["round"]) for entry in self.trained), default=0)
+
+    @property
+    def num_planned(self) -> int:
+        return int(self.about["rounds"])
+
+    @property
+    def num_clients(self) -> int:
+        """Clients in the pool; where run.json does not say, those seen."""
+        seen = {client for entry in self.trained for client in entry.get("cohort", ())}
+        return int(self.about.get("num_clients") or len(seen))
+
+    @property
+    def cohort_size(self) -> int:
+        largest = max((len(entry.get("cohort", ())) for entry in self.trained), default=0)
+        return int(self.about.get("cohort_size") or largest)
+
+    @cached_property
+    def validation(self) -> dict[str, tuple[Array, Array]]:
+        """Name ("wer", "cer", "loss") → (rounds, values) where it was measured."""
+        measured = [entry for entry in self.journal if entry.get("valid")]
+        names = dict.fromkeys(name for entry in measured for name in entry["valid"])
+        return {name: series(measured, "valid", name) for name in names}
+
+    @property
+    def total_bytes(self) -> int | None:
+        if not self.trained:
+            return None
+        return sum(int(entry.get("bytes_down", 0)) + int(entry.get("bytes_up", 0)) for entry in self.trained)
+
+    @property
+    def total_seconds(self) -> float | None:
+        return sum(float(entry.get("seconds") or 0) for entry in self.clock) if self.clock else None
+
+    @cached_property
+    def speech_seconds(self) -> float | None:
+        """Seconds of speech of the clients that answered, each counted once."""
+        held: dict[str, float] = {}
+        for entry in self.trained:
+            for name, stats in entry.get("clients", {}).items():
+                held[name] = max(held.get(name, 0.0), float(stats.get("seconds") or 0.0))
+        return sum(held.values()) or None
+
+
+def series(entries: Sequence[Entry], *keys: str) -> tuple[Array, Array]:
+    """(rounds, values) of the entries that hold a number under the nested `keys`.
+
+    >>> series([{"round": 1, "valid": {"wer": 0.5}}, {"round": 2}], "valid", "wer")
+    (array([1.]), array([0.5]))
+    """
+    rounds, values = [], []
+    for entry in entries:
+        value: Any = entry
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, int | float) and math.isfinite(value):
+            rounds.append(float(entry["round"]))
+            values.append(float(value))
+    return np.array(rounds), np.array(values)
+
+
+def load_runs(paths: Sequence[Path]) -> list[RunFolder]:
+    """Run folders, or experiments (all their runs), with labels that differ."""
+    runs = [RunFolder.load(folder) for path in paths for folder in runs_of(path)]
+    names = [run.label for run in runs]
+    longer = [f"{run.path.resolve().parent.name}/{run.label}" for run in runs]
+    labels: list[str] = []
+    for run, name in zip(runs, longer, strict=True):
+        label = run.label if names.count(run.label) == 1 else name
+        labels.append(label if label not in labels else f"{label} ({len(labels) + 1})")
+    return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
+
+
+def runs_of(path: Path) -> list[Path]:
+    """The run folders of an experiment that have begun, in its order; a run folder is its own."""
+    if not (path / "experiment.json").is_file():
+        return [path]
+    about = _read_json(path / "experiment.json")
+    names = about.get("runs")
+    if about.get("format") != EXPERIMENT_FORMAT or not isinstance(names, list):
+        raise ValueError(
+            f"{path / 'experiment.json'}: format is {about.get('format')!r}, expected {EXPERIMENT_FORMAT!r}"
+        )
+    begun = [path / str(name) for name in names if (path / str(name) / "run.json").is_file()]
+    if not begun:
+        raise ValueError(
+            f"{path}: none of the runs of this experiment has begun ({', '.join(map(str, names))})"
+        )
+    return begun
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); the file is damaged") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is not a JSON object; the file is damaged")
+    return value
+
+
+def _read_rounds(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    if not path.is_file():
+        notes.append(f"{path.name} is missing: no round has finished yet")
+        return []
+    entries = journal.read(path, notes.append)
+    for number, entry in enumerate(entries, start=1):
+        if not isinstance(entry.get("round"), int):
+            raise ValueError(f"{path}: line {number} has no round number; the file is damaged")
+    return entries
+
+
+def _read_evaluations(folder: Path) -> dict[str, dict[str, Evaluation]]:
+    evaluations: dict[str, dict[str, Evaluation]] = {}
+    for path in sorted(folder.glob("*/*/scores.json")):
+        value = _read_json(path)
+        try:
+            evaluation = Evaluation(
+                split=str(value["split"]),
+                which=str(value["which"]),
+                round=value.get("round"),
+                overall=_scores(value),
+                speakers={str(name): _scores(scores) for name, scores in value["speakers"].items()},
+                real_time_factor=value.get("real_time_factor"),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} lacks or mistypes {error}; the file is damaged") from None
+        evaluations.setdefault(evaluation.split, {})[evaluation.which] = evaluation
+    return evaluations
+
+
+def _scores(value: Entry) -> Scores:
+    return Scores(Counts(**value["words"]), Counts(**value["characters"]), int(value["num_utterances"]))

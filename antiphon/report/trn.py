@@ -1,0 +1,63 @@
+"""Transcripts for NIST sclite: one `text (speaker-utterance)` a line.
+
+sclite takes everything before the first `-` or `_` as the speaker, and reads parentheses, braces,
+`@` and a leading `;;` in its own way. Those characters are percent-encoded where they would be
+misread, the same in reference and hypothesis, so words still match and reading gives back what was
+written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import unquote
+
+Row = tuple[str, str, str]  # text, speaker, utterance id
+
+_LINE = re.compile(r"(?:(?P<text>.*) )?\((?P<speaker>[^-_()\s]+)-(?P<utterance>[^()\s]+)\)")
+
+
+def write_trn(path: Path, rows: Iterable[Row]) -> None:
+    """Writes (text, speaker, utterance id) rows in the order given."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for text, speaker, utterance in rows:
+            file.write(format_line(text, speaker, utterance) + "\n")
+
+
+def read_trn(path: Path) -> list[Row]:
+    """The rows of a file that `write_trn` wrote, or of any with ids of the form `speaker-utterance`."""
+    rows: list[Row] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line or line.startswith(";;"):
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise ValueError(f"{path}: line {number} does not end in (speaker-utterance)")
+        rows.append(
+            (unquote(match["text"] or "").strip(), unquote(match["speaker"]), unquote(match["utterance"]))
+        )
+    return rows
+
+
+def format_line(text: str, speaker: str, utterance: str) -> str:
+    """One line, without its newline.
+
+    >>> format_line("the cat sat", "84", "84-121123-0001")
+    'the cat sat (84-84-121123-0001)'
+    >>> format_line("", "mary_ann", "u(1)")
+    '(mary%5Fann-u%281%29)'
+    """
+    if not speaker or not utterance:
+        raise ValueError(
+            f"a transcript needs a speaker and an utterance id; got {speaker!r} and {utterance!r}"
+        )
+    words = [_encode(r"@" if word == "@" else r"[(){}%]", word) for word in text.split()]
+    if words and words[0].startswith(";;"):
+        words[0] = "%3B" + words[0][1:]
+    speaker, utterance = _encode(r"[-_()%\s]", speaker), _encode(r"[()%\s]", utterance)
+    return " ".join([*words, f"({speaker}-{utterance})"])
+
+
+def _encode(unsafe: str, text: str) -> str:
+    return re.sub(unsafe, lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), text)

@@ -1,0 +1,150 @@
+"""How much each client counted: weights over rounds for three clients or ten thousand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from antiphon.report.drawing import (
+    FAINT,
+    INK,
+    MUTED,
+    WHOLE,
+    as_svg,
+    draw_line,
+    legend,
+    look,
+    new_figure,
+    percent_axis,
+    rounds_axis,
+    shorten,
+)
+from antiphon.report.run import Array, RunFolder
+from antiphon.report.statistics import effective_number
+
+MAX_LINES = 6  # clients drawn as lines
+MAX_ROWS = 48  # rows of the heat map; more clients share rows
+MAX_COLUMNS = 150
+
+# Purple to orange, safe for every colour vision; grey in the middle, since white means "not there".
+COLOURS = LinearSegmentedColormap.from_list(
+    "weights", ["#3b1a6b", "#7a63ad", "#b9b2d6", "#dcdcdc", "#f5b865", "#d97a12", "#7f3b08"]
+)
+
+
+def relative_weights(run: RunFolder) -> tuple[list[str], Array]:
+    """(clients, weights [clients, rounds]): 1 is an equal share of the round, NaN not in it."""
+    clients = sorted({name for entry in run.trained for name in entry.get("clients", {})})
+    index = {name: row for row, name in enumerate(clients)}
+    weights = np.full((len(clients), len(run.trained)), np.nan, dtype=np.float32)
+    for column, entry in enumerate(run.trained):
+        answered = entry.get("clients", {})
+        for name, stats in answered.items():
+            if stats.get("weight") is not None:
+                weights[index[name], column] = stats["weight"] * len(answered)
+    return clients, weights.astype(np.float64)
+
+
+@as_svg
+def weights_over_rounds(run: RunFolder) -> Figure:
+    """Lines for a few clients, a heat map for more, groups of clients as its rows for many."""
+    clients, weights = relative_weights(run)
+    rounds = np.array([float(entry["round"]) for entry in run.trained])
+    if len(clients) <= MAX_LINES:
+        figure, axes = new_figure(WHOLE, 3.0)
+        axes.set_title("Weight of each client over an equal share")
+        keys = []
+        for row in range(len(clients)):
+            there = np.isfinite(weights[row])
+            draw_line(axes, rounds[there], weights[row][there], look(row))
+            keys.append(Line2D([], [], color=look(row).colour))
+        axes.axhline(1, color=FAINT, linewidth=1, zorder=0)
+        rounds_axis(axes, rounds[-1])
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}×"))
+        legend(axes, keys, clients)
+        return figure
+    return _heat_map(clients, weights, rounds)
+
+
+def _heat_map(clients: Sequence[str], weights: Array, rounds: Array) -> Figure:
+    mean = np.array([np.nanmean(row) if np.isfinite(row).any() else -np.inf for row in weights])
+    order = np.argsort(-mean, kind="stable")
+    per_row = -(-len(order) // MAX_ROWS)
+    rows = np.array_split(order, -(-len(order) // per_row))
+    columns = np.array_split(np.arange(len(rounds)), min(MAX_COLUMNS, len(rounds)))
+    cells = _means(weights, rows, columns)
+    figure, axes = new_figure(WHOLE, 1.3 + (0.125 if per_row == 1 else 0.085) * max(len(rows), 16))
+    strength = np.log2(np.maximum(cells, 1e-9))
+    # 98 % of cells decide the scale, so that one odd client does not wash out the rest.
+    limit = (
+        float(np.clip(np.nanquantile(np.abs(strength), 0.98), 0.5, 4)) if np.isfinite(strength).any() else 1.0
+    )
+    extent = (rounds[0] - 0.5, rounds[-1] + 0.5, len(rows) - 0.5, -0.5)
+    image = axes.imshow(strength, cmap=COLOURS, vmin=-limit, vmax=limit, aspect="auto", extent=extent,
+                        interpolation="none")  # fmt: skip
+    axes.grid(visible=False)
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(9, integer=True))
+    _name_rows(axes, clients, rows)
+    bar = figure.colorbar(
+        image,
+        ax=axes,
+        pad=0.012,
+        aspect=28,
+        fraction=0.03,
+        ticks=np.arange(-4, 4.5, 1 if limit >= 2 else 0.5),
+    )
+    bar.outline.set_visible(False)
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{2.0**value:.2g}×"))
+    bar.ax.grid(visible=False)
+    what = "each client" if len(rows) == len(clients) else f"{len(clients):,} clients in {len(rows)} groups"
+    axes.set_title(f"Weight of {what} over an equal share")
+    return figure
+
+
+def _means(
+    weights: Array, rows: Sequence[npt.NDArray[np.intp]], columns: Sequence[npt.NDArray[np.intp]]
+) -> Array:
+    """Mean over each block of `weights` [clients, rounds], leaving out clients that were not there."""
+    there = np.isfinite(weights)
+    blocks = []
+    for values in (np.where(there, weights, 0.0), there.astype(float)):
+        tall = np.stack([values[row].sum(axis=0) for row in rows])
+        blocks.append(np.add.reduceat(tall, [column[0] for column in columns], axis=1))
+    return np.divide(blocks[0], blocks[1], out=np.full(blocks[0].shape, np.nan), where=blocks[1] > 0)
+
+
+def _name_rows(axes: Axes, clients: Sequence[str], rows: Sequence[npt.NDArray[np.intp]]) -> None:
+    if len(rows) == len(clients):
+        axes.set_yticks(np.arange(len(rows)), [shorten(clients[row[0]], 18) for row in rows])
+        axes.tick_params(axis="y", labelsize=8.5 if len(rows) <= 24 else 7, labelcolor=INK)
+        return
+    axes.set_yticks([0, len(rows) / 2 - 0.5, len(rows) - 1], ["heaviest", "", "lightest"])
+    axes.set_ylabel("clients by mean weight", labelpad=-28, color=MUTED)
+
+
+@as_svg
+def effective_clients(runs: Sequence[RunFolder]) -> Figure:
+    """Effective number of clients in a round over the number that answered: 100 % is equal weights."""
+    figure, axes = new_figure()
+    axes.set_title("Effective share of the cohort, 1 / (n Σα²)")
+    rounds_axis(axes, max(run.num_finished for run in runs))
+    percent_axis(axes.yaxis)
+    for index, run in enumerate(runs):
+        rounds, shares = [], []
+        for entry in run.trained:
+            weights = [stats.get("weight") or 0.0 for stats in entry.get("clients", {}).values()]
+            if any(weights):
+                rounds.append(float(entry["round"]))
+                shares.append(effective_number(weights) / len(weights))
+        if rounds:
+            draw_line(axes, np.array(rounds), np.array(shares), look(index))
+    axes.set_ylim(0, 1.03)
+    return figure

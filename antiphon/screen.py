@@ -1,0 +1,123 @@
+"""What a person sees while a run goes on: bars, a table, errors in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from antiphon.engine import Listener
+from antiphon.recipes.experiment import Run
+from antiphon.report.statistics import rate_interval
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def _bars() -> Progress:
+    return Progress(
+        TextColumn("[bold]{task.description:<18}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+    )
+
+
+@contextmanager
+def bar(description: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A progress bar that is there only if something is to be done: call it with (done, total)."""
+    with _bars() as progress:
+        tasks: list[TaskID] = []
+
+        def show(done: int, total: int | None) -> None:
+            if not tasks:
+                tasks.append(progress.add_task(description, total=total, note=""))
+            progress.update(tasks[0], completed=done, total=total)
+
+        yield show
+
+
+class RunBar:
+    """One line a run: rounds done, loss, WER on the validation speakers, who is answering."""
+
+    def __init__(self, progress: Progress, name: str, total: int) -> None:
+        self.progress, self.task = progress, progress.add_task(name, total=total, note="")
+        self.figures = self.valid = ""
+        self.answered = 0
+
+    def replied(self, client: str) -> None:
+        self.answered += 1
+        self._show(f"[dim]{self.answered} answered[/]")
+
+    def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
+        self.answered = 0
+        if "loss" in entry:
+            self.figures = f"loss {entry['loss']:.3f}"
+        if "valid" in entry:
+            self.valid = f"valid WER {100 * entry['valid']['wer']:.1f} %"
+        for client, reason in entry.get("failures", {}).items():
+            self.progress.console.print(f"  [yellow]round {entry['round']}: left out {client}: {reason}[/]")
+        self.progress.update(self.task, completed=entry["round"])
+        self._show("")
+
+    def _show(self, note: str) -> None:
+        self.progress.update(self.task, note="  ".join(filter(None, (self.figures, self.valid, note))))
+
+
+class Terminal:
+    """The screen of an experiment in a terminal."""
+
+    def __init__(self) -> None:
+        self.progress = _bars()
+        self.features_task: TaskID | None = None
+
+    def __enter__(self) -> Terminal:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def features(self, done: int, total: int) -> None:
+        if self.features_task is None:
+            self.features_task = self.progress.add_task("features", total=total, note="")
+        self.progress.update(self.features_task, completed=done, total=total)
+
+    def run(self, name: str, run: Run, num_clients: int) -> Listener:
+        return RunBar(self.progress, name, run.rounds.total)
+
+    def scored(self, name: str, scores: Mapping[str, Any]) -> None: ...
+
+
+def score_table(scores: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Runs against their error rates on the test speakers, with 95 % intervals over speakers."""
+    table = Table(title="Test speakers, 95 % bootstrap intervals over speakers")
+    for column in ("run", "WER %", "sub", "del", "ins", "CER %", "best round", "utterances"):
+        table.add_column(column, justify="left" if column == "run" else "right")
+    for name, score in scores.items():
+        words = score["words"]
+        table.add_row(
+            name,
+            _rate(score, "words"),
+            *(str(words[kind]) for kind in ("substitutions", "deletions", "insertions")),
+            _rate(score, "characters"),
+            str(score["round"]),
+            str(score["num_utterances"]),
+        )
+    return table
+
+
+def _rate(score: Mapping[str, Any], unit: str) -> str:
+    rows = [speaker[unit] for speaker in score["speakers"].values()]
+    wrong = [row["substitutions"] + row["deletions"] + row["insertions"] for row in rows]
+    interval = rate_interval(np.array(wrong), np.array([row["length"] for row in rows]))
+    if interval is None:
+        return "–"
+    return f"{100 * interval.estimate:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"

@@ -1,0 +1,61 @@
+"""Small models and batches of random utterances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from antiphon.data.batches import Batch
+from antiphon.models.blstm import BlstmConfig
+from antiphon.models.conformer import ConformerConfig
+from antiphon.models.ctc import CtcConfig
+from antiphon.models.las import LasConfig
+
+DIM, NUM_TOKENS = 5, 7
+
+TINY = {
+    "conformer": CtcConfig(ConformerConfig(dim=8, num_layers=2, num_heads=2, kernel_size=3, stack=1)),
+    "stacked conformer": CtcConfig(ConformerConfig(dim=8, num_layers=1, num_heads=2, kernel_size=5, stack=2)),
+    "blstm": CtcConfig(BlstmConfig(dim=4, num_layers=2, stack=3)),
+    "las": LasConfig(
+        BlstmConfig(dim=4, num_layers=2, stack=2),
+        decoder_dim=6,
+        attention_dim=5,
+        location_channels=2,
+        location_width=3,
+    ),
+}
+
+
+def make_batch(
+    frames: Sequence[int], tokens: Sequence[Sequence[int]], seed: int = 0, dim: int = DIM, padding: int = 0
+) -> Batch:
+    """Random float64 features of the given lengths; utterance i is the same whoever its neighbours are."""
+    features = torch.zeros(len(frames), max(frames) + padding, dim, dtype=torch.float64)
+    ids = torch.zeros(len(tokens), max(map(len, tokens)) + padding, dtype=torch.int64)
+    for i, (length, spelled) in enumerate(zip(frames, tokens, strict=True)):
+        generator = torch.Generator().manual_seed(1000 * seed + length)
+        features[i, :length] = torch.randn(length, dim, generator=generator, dtype=torch.float64)
+        ids[i, : len(spelled)] = torch.tensor(spelled, dtype=torch.int64)
+    return Batch(
+        features,
+        torch.tensor(frames),
+        ids,
+        torch.tensor([len(spelled) for spelled in tokens]),
+        tuple(range(len(frames))),
+    )
+
+
+@pytest.fixture(scope="session")
+def batch_of() -> Callable[..., Batch]:
+    return make_batch
+
+
+@pytest.fixture(params=TINY)
+def tiny(request: pytest.FixtureRequest) -> nn.Module:
+    """Every kind of model in turn, tiny, in float64, without dropout."""
+    torch.manual_seed(0)
+    return TINY[request.param].build(DIM, NUM_TOKENS).double().eval()
