@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from dataclasses import replace
@@ -44,7 +45,7 @@ def demo(
     if not (corpus / "corpus.json").exists():
         with screen.bar("synthesis") as progress:
             synthesise_corpus(corpus, SPLITS, SENTENCES_PER_SPEAKER, experiment.seed, progress)
-    _run(experiment, corpus, out / "runs", resume, False, device, None)
+    _run(experiment, corpus, out / "runs", resume, False, device, 1)
 
 
 @app.command()
@@ -66,7 +67,7 @@ def run(
     resume: Resume = False,
     skip_corrupt: Annotated[bool, typer.Option(help="Pass over a damaged checkpoint when resuming.")] = False,
     device: Device = "auto",
-    workers: Annotated[int | None, typer.Option(help="Processes that compute features.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes that compute features; 0: one for each core.")] = 0,
 ) -> None:
     """Run a recipe on a corpus: train, validate, score on the test speakers, write a report."""
     experiment = config.override(_recipe(recipe), settings)
@@ -144,12 +145,12 @@ def _run(
     resume: bool,
     skip_corrupt: bool,
     device: str,
-    workers: int | None,
+    workers: int,
 ) -> None:
     from antiphon.recipes.launch import run_experiment
 
     with screen.Terminal() as terminal:
-        scores = run_experiment(experiment, data, out, resume, skip_corrupt, device, workers, terminal)
+        scores = run_experiment(experiment, data, out, resume, skip_corrupt, device, workers or os.cpu_count() or 1, terminal)
     screen.console.print(screen.score_table(scores))
     screen.console.print(f"Report: {out / 'report.html'}   Figures: {out / 'RESULTS.md'}")
 

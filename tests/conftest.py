@@ -1,4 +1,13 @@
+from __future__ import annotations
+
+import os
+
+# Must be set before torch is imported: the last bit of a sum depends on the number of threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
 from hypothesis import settings
+from world import World, make_world
 
 # Needs Flower, which lives in an environment of its own: it is run by hand, never collected.
 collect_ignore = ["fixtures/make_flower_aggregation.py"]
@@ -6,3 +15,9 @@ collect_ignore = ["fixtures/make_flower_aggregation.py"]
 # How long one example takes depends on who else uses the machine and says nothing about the code.
 settings.register_profile("antiphon", deadline=None)
 settings.load_profile("antiphon")
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Twelve speakers' tones, imported and turned into features once."""
+    return make_world(tmp_path_factory.mktemp("world"))

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-from antiphon.algorithms.fedavg import dga, fedavg, hierarchical
+from dataclasses import replace
+
+from antiphon.algorithms.fedavg import FedAvg, dga, fedavg, hierarchical
 from antiphon.data.synthesis import SpeakerGroup
 from antiphon.engine import Rounds
 from antiphon.local import LocalTraining
-from antiphon.models.conformer import ConformerConfig
+from antiphon.models.blstm import BlstmConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.specaugment import SpecAugment
 from antiphon.recipes.experiment import Experiment, Run, Speakers
 from antiphon.recipes.single import central
+from antiphon.schedule import Cosine
 from antiphon.server_opt import Adam
 
 SPLITS = {
-    "pool": SpeakerGroup(24, noisy_fraction=0.25),
-    "heldout": SpeakerGroup(4, noisy_fraction=0.25),
-    "test": SpeakerGroup(8, noisy_fraction=0.25),
+    "pool": SpeakerGroup(48, noisy_fraction=0.25),
+    "heldout": SpeakerGroup(6, noisy_fraction=0.25),
+    "test": SpeakerGroup(12, noisy_fraction=0.25),
 }
-SENTENCES_PER_SPEAKER = 24
+SENTENCES_PER_SPEAKER = 20
 
 
 def demo() -> Experiment:
     """FedAvg, hierarchical optimisation and DGA softmax side by side, small enough for a laptop."""
-    local, server = LocalTraining(lr=0.1, epochs=1, batch_seconds=16.0), Adam(lr=2e-3)
-    rounds = Rounds(total=12, cohort=8, valid_every=2)
+    local, server = LocalTraining(lr=0.3, epochs=1, batch_seconds=16.0), Adam(lr=5e-3, epsilon=1e-5)
+    schedule = Cosine(24, final=0.1)
+    rounds = Rounds(total=24, cohort=10, valid_every=3)
+
+    def run(algorithm: FedAvg) -> Run:
+        return Run(replace(algorithm, server_schedule=schedule), rounds=rounds)
+
     return Experiment(
         recipe="demo",
-        model=CtcConfig(ConformerConfig(dim=96, num_layers=3, kernel_size=9, stack=4)),
+        model=CtcConfig(BlstmConfig(dim=64, num_layers=2, stack=4)),
         augment=SpecAugment(num_time_masks=1, time_width=15, num_frequency_masks=1, frequency_width=12),
-        speakers=Speakers(seed_fraction=0.3),
+        speakers=Speakers(seed_fraction=0.25),
         runs={
-            "seed": central("seed", rounds=10, steps=40, lr=2e-3),
-            "fedavg": Run(fedavg(local), rounds=rounds),
-            "hierarchical": Run(hierarchical(local, server), rounds=rounds),
-            "dga": Run(dga(local, 1.0, server), rounds=rounds),
+            "seed": central("seed", rounds=8, steps=40, lr=3e-3),
+            "fedavg": run(fedavg(replace(local, lr=0.5))),
+            "hierarchical": run(hierarchical(local, server)),
+            "dga": run(dga(local, 0.5, server)),
         },
     )

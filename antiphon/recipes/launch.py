@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -92,12 +91,13 @@ def run_experiment(
     resume: bool = False,
     skip_corrupt: bool = False,
     device: str = "auto",
-    num_workers: int | None = None,
+    num_workers: int = 1,
     screen: Screen | None = None,
 ) -> dict[str, Scores]:
     """Runs all runs of an experiment and writes its report; returns each run's scores on the test split.
 
-    Raises `Stopped` when interrupted, or when too few clients answer: `resume` goes on from there.
+    More than one worker computes features in processes of their own, which a script must allow for
+    with `if __name__ == "__main__":`. Raises `Stopped` when interrupted, or when too few clients answer: `resume` goes on from there.
     """
     data, out, screen = Path(data), Path(out), screen or Dark()
     _check_folder(out, experiment, resume)
@@ -116,13 +116,13 @@ def prepare(
     experiment: Experiment,
     data: Path,
     device: str = "auto",
-    num_workers: int | None = None,
+    num_workers: int = 1,
     progress: Callable[[int, int], None] = Dark().features,
 ) -> Prepared:
     """Opens the corpus, computes features where they are missing, and checks every run before any starts."""
     corpus = Corpus.open(data)
     chosen = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
-    store = compute_features(corpus, experiment.frontend, num_workers or os.cpu_count() or 1, progress)
+    store = compute_features(corpus, experiment.frontend, num_workers, progress)
     groups = experiment.speakers.groups(store)
     tokens = experiment.tokens.fit([store.text(int(i)) for i in groups["seed"]], corpus.alphabet)
     torch.manual_seed(derive(experiment.seed, "init"))

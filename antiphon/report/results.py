@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from antiphon.report import tables
-from antiphon.report.formatting import NONE, bounds, duration, percent, plural, ranges, signed, size
+from antiphon.report.formatting import NONE, bounds, percent, plural, ranges, signed, size
 from antiphon.report.run import Counts, RunFolder
 from antiphon.report.statistics import NUM_RESAMPLES
 
@@ -22,7 +22,7 @@ def results_markdown(runs: Sequence[RunFolder]) -> str:
     if not results:
         parts.append("No evaluation yet: `antiphon evaluate RUN` makes one.")
     for split, rows in results.items():
-        parts += [f"## Speakers of {_plain(split)}", _speaker_table(rows)]
+        parts += [f"## Speakers of {_plain(split)}", _worst(runs, split), _speaker_table(rows)]
     parts += ["## Clients left out", _failure_table(runs), "## What was run", _provenance(runs)]
     if len(runs) > 1:
         cells = [[key, *(_or_none(value) for value in values)] for key, values in tables.differences(runs)]
@@ -65,11 +65,15 @@ def _result_table(runs: Sequence[RunFolder], rows: Sequence[tables.Result]) -> s
             signed(row.change, 1),
             f"{percent(characters.rate)} {bounds(row.cer)}",
             _or_none(row.rounds_to_best),
-            duration(row.run.total_seconds) if row.run else NONE,
+            _seconds(row.run) if row.run else NONE,
             size(row.run.total_bytes) if row.run else NONE,
         ]
         cells.append(line + ([signed(row.against_first), _or_none(row.rounds_to_target)] if several else []))
     return _table(head + extra, cells)
+
+
+def _seconds(run: RunFolder) -> str:
+    return NONE if run.total_seconds is None else f"{run.total_seconds:,.1f}"
 
 
 def _edits(counts: Counts) -> str:
@@ -84,6 +88,18 @@ def _explain(rows: Sequence[tables.Result]) -> str:
         "deletions, insertions of words. Rounds to best and to a target are counted on validation WER. "
         "Bytes: to clients and back, all rounds."
     )
+
+
+def _worst(runs: Sequence[RunFolder], split: str) -> str:
+    lines = []
+    for row in tables.worst_deciles(runs, split):
+        number = f"{plural(len(row.names), 'speaker')} of {row.num_speakers:,}"
+        lines.append(
+            f"- **{_plain(row.label)}**: the worst decile ({number}) went from {percent(row.before)} % to "
+            f"{percent(row.after)} %; median speaker {percent(row.median)} %; "
+            f"{plural(row.num_worse, 'speaker')} got worse"
+        )
+    return "\n".join(lines) or "Before and after: not both evaluated."
 
 
 def _speaker_table(rows: Sequence[tables.Result]) -> str:

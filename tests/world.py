@@ -1,0 +1,243 @@
+"""A tiny real world: a corpus of spoken tones, features, tokens, models, clients, and every algorithm.
+
+Every letter is a tone, so the speech is learnable, takes no synthesiser, and is the same everywhere.
+A new algorithm is one line in ALGORITHMS, a new pool one line in POOLS: `tests/conformance` does the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import wave
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from antiphon.algorithms.central import Central
+from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, hierarchical
+from antiphon.algorithms.rehearsal import SERVER_CLIENT, Rehearsed
+from antiphon.clients.client import Bench
+from antiphon.clients.worker import SpeechWorker
+from antiphon.core import Algorithm, Failure, Pool, ServerState, Task, Tensors, Update, Worker
+from antiphon.data.corpus import Corpus
+from antiphon.data.frontends import Filterbank
+from antiphon.data.importing import import_corpus
+from antiphon.data.partition import BySpeaker, Iid, Partition
+from antiphon.data.store import FeatureStore, compute_features
+from antiphon.data.tokens import Characters
+from antiphon.engine import sample_cohort
+from antiphon.local import LocalTraining
+from antiphon.models.blstm import BlstmConfig
+from antiphon.models.conformer import ConformerConfig
+from antiphon.models.ctc import CtcConfig
+from antiphon.models.las import LasConfig
+from antiphon.models.specaugment import SpecAugment
+from antiphon.pools.local import LocalPool
+from antiphon.schedule import Cosine, Step
+from antiphon.seeding import derive
+from antiphon.server_opt import Adagrad, Adam, Lamb, Lars, Sgd, Yogi
+from antiphon.weighting import ByNorm
+
+RATE = 16000
+LETTERS = "abcde "
+SPLITS = {"pool": 8, "heldout": 2, "test": 2}
+FRONTEND = Filterbank(dim=8)
+SEED = 7
+
+MODELS = {
+    "ctc": CtcConfig(ConformerConfig(dim=16, num_layers=1, num_heads=2, kernel_size=3, stack=2)),
+    "las": LasConfig(
+        BlstmConfig(dim=6, num_layers=1, stack=3),
+        decoder_dim=8,
+        decoder_layers=1,
+        attention_dim=6,
+        location_channels=2,
+        location_width=3,
+    ),
+}
+MASKS = SpecAugment(num_time_masks=1, time_width=6, num_frequency_masks=1, frequency_width=2)
+
+# One line a pool: how to carry tasks to a worker.
+POOLS: dict[str, Callable[[Worker], Pool]] = {"local": LocalPool}
+
+
+# --- Speech ---------------------------------------------------------------------------------------
+
+
+def tones(text: str, pitch: float, generator: np.random.Generator) -> np.ndarray:
+    """A text as 16-bit samples: 60 ms of one tone for each letter, silence for a space, a little noise."""
+    time = np.arange(RATE * 60 // 1000) / RATE
+    heights = [300.0 * 1.6 ** LETTERS.index(letter) * pitch for letter in text]
+    sound = np.concatenate(
+        [np.sin(2 * np.pi * hertz * time) * (letter != " ") for letter, hertz in zip(text, heights, strict=True)]
+    )
+    noisy = 0.4 * sound + 0.01 * generator.standard_normal(len(sound))
+    return (noisy * 32767).astype(np.int16)
+
+
+def write_wav(path: Path, samples: np.ndarray) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        file.writeframes(samples.tobytes())
+    return path
+
+
+def write_source(folder: Path, num_utterances: int = 5) -> Path:
+    """What a user has: a manifest.jsonl and WAV files. Speakers differ in pitch and amount of speech."""
+    folder.mkdir(parents=True)
+    rows = []
+    speakers = [split for split, count in SPLITS.items() for _ in range(count)]
+    for number, split in enumerate(speakers):
+        speaker, generator = f"s{number:02d}", np.random.default_rng(number)
+        pitch = float(generator.uniform(0.9, 1.1))
+        for utterance in range(num_utterances - number % 2):
+            text = "".join(generator.choice(list(LETTERS[:-1]), generator.integers(2, 4)))
+            text += " " + "".join(generator.choice(list(LETTERS[:-1]), generator.integers(1, 4)))
+            samples = tones(text, pitch, generator)
+            id = f"{speaker}-{utterance}"
+            write_wav(folder / f"{id}.wav", samples)
+            rows.append({"id": id, "path": f"{id}.wav", "split": split, "speaker": speaker, "text": text})
+            rows[-1]["duration"] = len(samples) / RATE
+    (folder / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+# --- Algorithms -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm and the clients it is for: `cohort` of them are drawn each round."""
+
+    algorithm: Algorithm[ServerState]
+    clients: Partition = BySpeaker()
+    cohort: int = 3
+
+
+LOCAL = LocalTraining(lr=0.05, epochs=1, batch_seconds=1.5)
+
+# One line a configuration.
+ALGORITHMS: dict[str, Case] = {
+    "fedsgd": Case(fedsgd()),
+    "fedavg": Case(fedavg(LOCAL)),
+    "fedavg with steps": Case(fedavg(replace(LOCAL, steps=3))),
+    "fedprox": Case(fedavg(replace(LOCAL, proximal=0.1))),
+    "scheduled": Case(FedAvg(LOCAL, client_schedule=Step(1), server_schedule=Cosine(8, warmup=2))),
+    "hierarchical sgd": Case(hierarchical(LOCAL, Sgd(lr=0.5))),
+    "hierarchical momentum": Case(hierarchical(LOCAL, Sgd(lr=0.5, momentum=0.9, nesterov=True))),
+    "hierarchical adam": Case(hierarchical(LOCAL, Adam())),
+    "hierarchical yogi": Case(hierarchical(LOCAL, Yogi())),
+    "hierarchical adagrad": Case(hierarchical(LOCAL, Adagrad())),
+    "hierarchical lamb": Case(hierarchical(LOCAL, Lamb(weight_decay=0.01))),
+    "hierarchical lars": Case(hierarchical(LOCAL, Lars(weight_decay=0.01))),
+    "bmuf": Case(bmuf(LOCAL), clients=Iid(4), cohort=4),
+    "dga": Case(dga(LOCAL, beta=2.0)),
+    "by norm": Case(FedAvg(LOCAL, weighting=ByNorm(), server=Adam())),
+    "rehearsed": Case(Rehearsed(dga(LOCAL), LocalTraining(lr=0.02, steps=2, batch_seconds=1.5))),
+    "subspace": Case(FedAvg(LOCAL, server=Adam(), trainable=("encoder.*",))),
+    "rehearsed subspace": Case(Rehearsed(FedAvg(LOCAL, trainable=("output.*",)), LocalTraining(steps=1))),
+    "central": Case(Central(LocalTraining(lr=1e-3, steps=3, batch_seconds=4.0)), clients=Iid(1), cohort=1),
+}
+FEDERATED = {name: case for name, case in ALGORITHMS.items() if case.cohort > 1}
+
+
+# --- The world ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class World:
+    """Speech that was imported, features of it, and whatever it takes to train on it."""
+
+    corpus: Path
+    store: FeatureStore
+    tokens: Characters = field(default_factory=lambda: Characters(LETTERS))
+
+    def params(self, model: str = "ctc", dtype: torch.dtype = torch.float32) -> Tensors:
+        """A new model's parameters: the same every time."""
+        built = self._build(model)
+        return {name: p.detach().to(dtype).clone() for name, p in built.named_parameters()}
+
+    def clients(self, partition: Partition = BySpeaker()) -> dict[str, np.ndarray]:
+        return partition(self.store, self.store.where("pool"), SEED)
+
+    def bench(self, model: str = "ctc", masks: SpecAugment | None = MASKS) -> Bench:
+        return Bench(self.store, self.tokens, self._build(model), self.params(model), masks)
+
+    def exact_bench(self, model: str = "ctc") -> Bench:
+        """In float64, without dropout and masks: for what must hold to the tenth digit."""
+        built = self._build(model, dropout=0.0).double()
+        losses = built.losses
+        built.losses = lambda batch: losses(replace(batch, features=batch.features.double()))  # type: ignore
+        return Bench(self.store, self.tokens, built, self.params(model, torch.float64))
+
+    def worker(self, clients: Mapping[str, np.ndarray], bench: Bench | None = None) -> SpeechWorker:
+        """Does tasks for clients, for validation speakers and for the server's own data."""
+        valid = {f"valid/{s}": self.store.where("heldout", [s]) for s in self.store.speakers("heldout")}
+        everyone = {**clients, **valid, SERVER_CLIENT: self.store.where("test")}
+        return SpeechWorker(bench or self.bench(), everyone)
+
+    def _build(self, model: str, dropout: float = 0.1) -> Any:
+        config = MODELS[model]
+        config = replace(config, encoder=replace(config.encoder, dropout=dropout))  # type: ignore
+        config = replace(config, dropout=dropout) if isinstance(config, LasConfig) else config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            return config.build(FRONTEND.dim, self.tokens.size)
+
+
+def make_world(folder: Path) -> World:
+    import_corpus(write_source(folder / "source"), folder / "corpus")
+    return World(folder / "corpus", compute_features(Corpus.open(folder / "corpus"), FRONTEND))
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A worker some of whose clients never answer."""
+
+    worker: Worker
+    broken: frozenset[str]
+
+    def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+        for name in clients:
+            if name in self.broken:
+                yield Update.nothing(Failure(name, "broken on purpose"))
+            else:
+                yield from self.worker.run(task, [name])
+
+
+def run_rounds(case: Case, state: ServerState, clients: Sequence[str], pool: Pool, num: int) -> ServerState:
+    """What the engine does, without its engine."""
+    for _ in range(num):
+        cohort = sample_cohort(sorted(clients), case.cohort, state.seed, state.round)
+        state, _ = case.algorithm.round(state, cohort, pool)
+    return state
+
+
+def start(case: Case, params: Tensors, seed: int = SEED) -> ServerState:
+    return replace(case.algorithm.init(params), seed=derive(seed, "run"))
+
+
+def assert_same(left: Any, right: Any, path: str = "state") -> None:
+    """Equal to the last bit, type by type, and in the same order."""
+    assert type(left) is type(right), f"{path}: {type(left).__name__} and {type(right).__name__}"
+    if isinstance(left, torch.Tensor):
+        assert left.dtype == right.dtype, path
+        assert torch.equal(left, right), f"{path} differs by {(left - right).abs().max()}"
+    elif hasattr(left, "__dataclass_fields__"):
+        assert_same(vars(left), vars(right), path)
+    elif isinstance(left, dict):
+        assert list(left) == list(right), f"{path}: {list(left)} and {list(right)}"
+        for key in left:
+            assert_same(left[key], right[key], f"{path}/{key}")
+    elif isinstance(left, tuple):
+        assert len(left) == len(right), path
+        for place, (one, other) in enumerate(zip(left, right, strict=True)):
+            assert_same(one, other, f"{path}/{place}")
+    else:
+        assert left == right, path
