@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -75,11 +76,9 @@ def save(folder: Path, state: Any, notes: Mapping[str, Any]) -> None:
         _remove(folder)
         os.replace(temporary, folder)
         _sync(folder.parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # a full disk is the latter when safetensors meets it
         shutil.rmtree(temporary, ignore_errors=True)
-        raise OSError(
-            error.errno, f"could not write checkpoint {folder} ({error.strerror}); earlier ones are intact"
-        ) from error
+        raise OSError(f"could not write checkpoint {folder} ({error}); earlier ones are intact") from error
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -120,7 +119,9 @@ def saved_rounds(checkpoints: Path) -> list[int]:
 
 
 def prune(checkpoints: Path, keep_last: int, keep: set[int]) -> None:
-    """Removes all but the newest `keep_last` checkpoints and those named in `keep`."""
+    """Removes all but the newest `keep_last` checkpoints and those named in `keep`, and what kills left."""
+    for leftover in checkpoints.glob(".round-*"):
+        shutil.rmtree(leftover)
     for round in saved_rounds(checkpoints)[:-keep_last]:
         if round not in keep:
             _remove(folder_of(checkpoints, round))

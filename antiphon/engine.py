@@ -58,11 +58,13 @@ class Rounds:
 class Listener(Protocol):
     """Told what happens while it happens: a progress bar, a log."""
 
+    def resumed(self, round: int) -> None: ...
     def replied(self, client: str) -> None: ...
     def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None: ...
 
 
 class Silent:
+    def resumed(self, round: int) -> None: ...
     def replied(self, client: str) -> None: ...
     def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None: ...
 
@@ -116,6 +118,7 @@ class Engine:
         state = replace(self.algorithm.init(params), seed=self.seed)
         if resume and checkpoint.saved_rounds(self.checkpoints):
             state = self._restore(state, skip_corrupt)
+            self.listener.resumed(state.round)
         else:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             self.journal.truncate(0)
@@ -130,6 +133,8 @@ class Engine:
                     state = self._round(state, interrupted)
                     if self._is_due(state):
                         self._save(state)
+                if interrupted.is_set():  # while the last round was being saved
+                    raise Stopped("interrupted")
             except Stopped:
                 if checkpoint.saved_rounds(self.checkpoints)[-1:] not in ([], [state.round]):
                     self._save(state)

@@ -56,11 +56,11 @@ class Observed:
 
     def entry(self) -> dict[str, Any]:
         """What is known of the round so far, for the journal."""
-        losses = [(stats["weight"], stats["loss"]) for stats in self.clients.values() if "weight" in stats]
+        trained = [stats for stats in self.clients.values() if {"weight", "loss"} <= stats.keys()]
         return {
             "clients": self.clients,
             "failures": self.failures,
-            "loss": sum(weight * loss for weight, loss in losses),
+            "loss": sum(stats["weight"] * stats["loss"] for stats in trained),
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,
         }

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -52,6 +53,9 @@ class RunBar:
         self.figures = self.valid = ""
         self.answered = 0
 
+    def resumed(self, round: int) -> None:
+        self.progress.update(self.task, completed=round, note=f"resumed after round {round}")
+
     def replied(self, client: str) -> None:
         self.answered += 1
         self._show(f"[dim]{self.answered} answered[/]")
@@ -93,24 +97,19 @@ class Terminal:
     def run(self, name: str, run: Run, num_clients: int) -> Listener:
         return RunBar(self.progress, name, run.rounds.total)
 
-    def scored(self, name: str, scores: Mapping[str, Any]) -> None: ...
 
 
 def score_table(scores: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Runs against their error rates on the test speakers, with 95 % intervals over speakers."""
-    table = Table(title="Test speakers, 95 % bootstrap intervals over speakers")
-    for column in ("run", "WER %", "sub", "del", "ins", "CER %", "best round", "utterances"):
-        table.add_column(column, justify="left" if column == "run" else "right")
+    """Runs against their error rates, with 95 % intervals over speakers."""
+    splits = ", ".join(dict.fromkeys(str(score["split"]) for score in scores.values()))
+    table = Table(title=f"Speakers of {splits}: error rates with 95 % intervals over speakers", box=SIMPLE_HEAD)
+    table.add_column("run", no_wrap=True)
+    for column in ("WER %", "S/D/I", "CER %", "best round"):
+        table.add_column(column, justify="right", no_wrap=True)
     for name, score in scores.items():
-        words = score["words"]
-        table.add_row(
-            name,
-            _rate(score, "words"),
-            *(str(words[kind]) for kind in ("substitutions", "deletions", "insertions")),
-            _rate(score, "characters"),
-            str(score["round"]),
-            str(score["num_utterances"]),
-        )
+        kinds = (str(score["words"][kind]) for kind in ("substitutions", "deletions", "insertions"))
+        wer, cer = _rate(score, "words"), _rate(score, "characters")
+        table.add_row(name, wer, "/".join(kinds), cer, str(score["round"]))
     return table
 
 

@@ -4,7 +4,7 @@ The engine's side is everything a run does between two rounds: draw the cohort, 
 each client, check and fold its update, the server's step, journal, clock, TensorBoard and a checkpoint
 every round. The bare side is what one would write without it: batches ready in memory, one model,
 `torch.optim.SGD` and `clip_grad_norm_` for each client, a running mean of parameters, and
-`torch.optim.Adam` for the server. Both run in one process on one thread, round by round in turn, with
+`torch.optim.Adam` for the server. Both run in one process on one thread, client by client in turn, with
 the same seeds (dropout included), and must end at the same parameters.
 """
 
@@ -13,8 +13,9 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from antiphon.algorithms.fedavg import FedAvg, hierarchical
 from antiphon.clients.client import Bench, Client
 from antiphon.clients.worker import SpeechWorker
-from antiphon.core import Metrics, Pool, ServerState, Tensors
+from antiphon.core import Metrics, Pool, ServerState, Task, Tensors, Update
 from antiphon.data.batches import Batch
 from antiphon.data.partition import BySpeaker
 from antiphon.data.store import FeatureStore
@@ -39,7 +40,7 @@ from antiphon.seeding import derive
 from antiphon.server_opt import Adam
 
 SEED = 7
-LOCAL = LocalTraining(lr=0.05, epochs=2, batch_seconds=18.0, clip_norm=1.0)
+LOCAL = LocalTraining(lr=0.05, epochs=2, batch_seconds=12.0, clip_norm=1.0)
 SERVER = Adam()
 
 
@@ -52,9 +53,9 @@ class Case:
     dim: int = 288
     num_clients: int = 40
     num_utterances: int = 6
-    seconds: tuple[float, float] = (2.0, 6.0)
+    seconds: tuple[float, float] = (1.0, 5.0)
     cohort: int = 10
-    rounds: int = 8  # the first of them warms up and is not counted
+    rounds: int = 11  # the first of them warms up and is not counted
 
 
 CASES = (
@@ -68,15 +69,46 @@ QUICK = (Case("tiny", ConformerConfig(dim=16, num_layers=1), 8, 4, 2, (1.0, 2.0)
 class Spell:
     """How long something took: by the clock on the wall, and on the processor."""
 
-    wall: float
-    cpu: float
+    wall: float = 0.0
+    cpu: float = 0.0
 
     @classmethod
     def now(cls) -> Spell:
         return cls(time.perf_counter(), time.process_time())
 
-    def since(self, start: Spell) -> Spell:
-        return Spell(self.wall - start.wall, self.cpu - start.cpu)
+    def plus(self, start: Spell, end: Spell) -> Spell:
+        return Spell(self.wall + end.wall - start.wall, self.cpu + end.cpu - start.cpu)
+
+
+class Stopwatch:
+    """Time always runs for someone: for the engine, unless said otherwise."""
+
+    def __init__(self) -> None:
+        self.laps: list[dict[str, Spell]] = []
+        self.restart()
+
+    def restart(self) -> None:
+        self.side, self.began = "engine", Spell.now()
+        self.spent = {"engine": Spell(), "bare": Spell(), "neither": Spell()}
+
+    @contextmanager
+    def running_for(self, side: str) -> Iterator[None]:
+        before = self.side
+        self._switch(side)
+        try:
+            yield
+        finally:
+            self._switch(before)
+
+    def lap(self) -> None:
+        self._switch(self.side)
+        self.laps.append(self.spent)
+        self.restart()
+
+    def _switch(self, side: str) -> None:
+        now = Spell.now()
+        self.spent[self.side] = self.spent[self.side].plus(self.began, now)
+        self.side, self.began = side, now
 
 
 class Bare:
@@ -90,19 +122,12 @@ class Bare:
         self.adam = torch.optim.Adam(self.server, lr=SERVER.lr, betas=betas, eps=SERVER.epsilon)
         self.mean = [torch.zeros_like(weight) for weight in self.server]
 
-    def round(self, work: Sequence[tuple[int, list[Batch]]]) -> None:
-        """One round: for every client its seed and its batches."""
+    def begin(self) -> None:
         self.model.train()
         torch._foreach_zero_(self.mean)
-        for seed, batches in work:
-            self.train(seed, batches)
-            with torch.no_grad():
-                torch._foreach_add_(self.mean, self.weights, alpha=1 / len(work))
-        for weight, mean in zip(self.server, self.mean, strict=True):
-            weight.grad = weight.detach() - mean
-        self.adam.step()
 
-    def train(self, seed: int, batches: list[Batch]) -> None:
+    def train(self, seed: int, batches: Sequence[Batch], share: float) -> None:
+        """One client's steps, and its parameters' share of the mean."""
         with torch.no_grad():
             torch._foreach_copy_(self.weights, self.server)
         sgd = torch.optim.SGD(self.weights, lr=LOCAL.lr)
@@ -112,49 +137,64 @@ class Bare:
             (self.model.losses(batch) / batch.token_lengths).mean().backward()
             nn.utils.clip_grad_norm_(self.weights, LOCAL.clip_norm)
             sgd.step()
+        with torch.no_grad():
+            torch._foreach_add_(self.mean, self.weights, alpha=share)
+
+    def end(self) -> None:
+        for weight, mean in zip(self.server, self.mean, strict=True):
+            weight.grad = weight.detach() - mean
+        self.adam.step()
 
 
-@dataclass
-class Interleaved:
-    """FedAvg with a bare round before each of its own.
+@dataclass(frozen=True)
+class InterleavedWorker:
+    """Every client is trained twice: by the bare loop, then by the engine's worker.
 
-    The engine's time for a round runs from there to the beginning of the next: journal, checkpoint and
-    drawing of a cohort included. Batches of the bare round are made before its clock starts.
+    Turns this short meet the same machine, however busy others keep it.
+    """
+
+    worker: SpeechWorker
+    bare: Bare
+    watch: Stopwatch
+
+    def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+        for name in clients:
+            with self.watch.running_for("neither"):
+                seed = derive(int(task.config["seed"]), name)  # type: ignore[arg-type]
+                client = Client(name, self.worker.clients[name], self.worker.bench)
+                plan = client.training_batches(LOCAL.batch_seconds, LOCAL.epochs, LOCAL.steps, seed)
+                batches = [client.batch(indices) for indices in plan]
+            with self.watch.running_for("bare"):
+                self.bare.train(seed, batches, share=1 / len(clients))
+            del batches
+            yield from self.worker.run(task, [name])
+
+
+@dataclass(frozen=True)
+class InterleavedAlgorithm:
+    """FedAvg, and around each of its rounds the beginning and the end of a bare one.
+
+    A lap ends where the next round begins: journal, checkpoint and the drawing of the cohort are in it.
     """
 
     algorithm: FedAvg
     bare: Bare
-    clients: dict[str, Client]
-    bare_spells: list[Spell] = field(default_factory=list)
-    engine_spells: list[Spell] = field(default_factory=list)
-    began: Spell | None = None
+    watch: Stopwatch
 
     def init(self, params: Tensors) -> ServerState:
         return self.algorithm.init(params)
 
     def round(self, state: ServerState, cohort: Sequence[str], pool: Pool) -> tuple[ServerState, Metrics]:
-        self.finish()
-        work = self._work(state, cohort)
-        start = Spell.now()
-        self.bare.round(work)
-        self.bare_spells.append(Spell.now().since(start))
-        self.began = Spell.now()
-        return self.algorithm.round(state, cohort, pool)
-
-    def finish(self) -> None:
-        """Ends the engine's round that is under way."""
-        if self.began is not None:
-            self.engine_spells.append(Spell.now().since(self.began))
-            self.began = None
-
-    def _work(self, state: ServerState, cohort: Sequence[str]) -> list[tuple[int, list[Batch]]]:
-        base = int(LOCAL.task_config(state)["seed"])  # type: ignore[arg-type]
-        work = []
-        for name in cohort:
-            seed, client = derive(base, name), self.clients[name]
-            plan = client.training_batches(LOCAL.batch_seconds, LOCAL.epochs, LOCAL.steps, seed)
-            work.append((seed, [client.batch(indices) for indices in plan]))
-        return work
+        if state.round > 0:
+            self.watch.lap()
+        else:
+            self.watch.restart()
+        with self.watch.running_for("bare"):
+            self.bare.begin()
+        after = self.algorithm.round(state, cohort, pool)
+        with self.watch.running_for("bare"):
+            self.bare.end()
+        return after
 
 
 def measure(case: Case, store: FeatureStore, folder: Path) -> dict[str, Any]:
@@ -164,37 +204,47 @@ def measure(case: Case, store: FeatureStore, folder: Path) -> dict[str, Any]:
     models = [config.build(case.dim, TOKENS.size) for _ in range(2)]
     params = {name: p.detach().clone() for name, p in models[0].named_parameters()}
     everyone = BySpeaker()(store, np.arange(len(store)), SEED)
-    bench = Bench(store, TOKENS, models[0], params)
-    clients = {name: Client(name, own, bench) for name, own in everyone.items()}
-    bare = Bare(models[1], params)
-    both = Interleaved(hierarchical(LOCAL, SERVER), bare, clients)
-    rounds = Rounds(total=case.rounds, cohort=case.cohort, valid_every=0, save_every=1)
-    pool = LocalPool(SpeechWorker(bench, everyone))
-    outcome = Engine(both, pool, list(everyone), rounds, folder, SEED).run(params)  # type: ignore[type-var]
-    both.finish()
+    bench, bare, watch = Bench(store, TOKENS, models[0], params), Bare(models[1], params), Stopwatch()
+    engine = Engine(
+        InterleavedAlgorithm(hierarchical(LOCAL, SERVER), bare, watch),  # type: ignore[type-var]
+        LocalPool(InterleavedWorker(SpeechWorker(bench, everyone), bare, watch)),
+        list(everyone),
+        Rounds(total=case.rounds, cohort=case.cohort, valid_every=0, save_every=1),
+        folder,
+        SEED,
+    )
+    outcome = engine.run(params)
+    watch.lap()
     difference = relative_difference(list(outcome.state.params.values()), bare.server, list(params.values()))
     assert difference < 1e-3, f"the two sides ended {difference:.2e} apart: not the same work"
     num_parameters = sum(tensor.numel() for tensor in params.values())
-    return {"case": case.name, "num_parameters": num_parameters, "difference": difference, **times(both)}
+    return {
+        "case": case.name,
+        "num_parameters": num_parameters,
+        "difference": difference,
+        **times(watch.laps[1:]),
+    }
 
 
 def relative_difference(ours: list[Tensor], theirs: Sequence[Tensor], start: list[Tensor]) -> float:
     """‖ours − theirs‖ over the distance that training went."""
-    ours_flat, theirs_flat, start_flat = (torch.cat([t.detach().flatten() for t in x]) for x in (ours, theirs, start))
+    ours_flat, theirs_flat, start_flat = (
+        torch.cat([t.detach().flatten() for t in x]) for x in (ours, theirs, start)
+    )
     return float((ours_flat - theirs_flat).norm() / (theirs_flat - start_flat).norm())
 
 
-def times(both: Interleaved) -> dict[str, Any]:
-    bare, engine = both.bare_spells[1:], both.engine_spells[1:]
+def times(laps: Sequence[dict[str, Spell]]) -> dict[str, Any]:
+    """By either clock: the median over rounds of engine / bare, its quartiles, and median seconds."""
     found: dict[str, Any] = {}
     for clock in ("wall", "cpu"):
-        of_bare, of_engine = ([getattr(spell, clock) for spell in side] for side in (bare, engine))
-        ratios = [e / b for e, b in zip(of_engine, of_bare, strict=True)]
+        engine, bare = ([getattr(lap[side], clock) for lap in laps] for side in ("engine", "bare"))
+        ratios = [ours / theirs for ours, theirs in zip(engine, bare, strict=True)]
         found[clock] = {
             "ratio": statistics.median(ratios),
-            "ratios": ratios,
-            "engine_seconds": statistics.median(of_engine),
-            "bare_seconds": statistics.median(of_bare),
+            "quartiles": statistics.quantiles(ratios)[::2],
+            "engine_seconds": statistics.median(engine),
+            "bare_seconds": statistics.median(bare),
         }
     return found
 
@@ -215,7 +265,9 @@ def main() -> None:
         rows.append([*row, f"{result['difference']:.0e}"])
     header = ["model", "engine / bare, wall", "processor", "seconds a round", "difference at the end"]
     print_table(header, rows)
-    write_result(arguments, {"threads": 1, "local": asdict(LOCAL), "server": asdict(SERVER), "cases": results})
+    write_result(
+        arguments, {"threads": 1, "local": asdict(LOCAL), "server": asdict(SERVER), "cases": results}
+    )
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ def train(task: Task, client: Client) -> Update:
                 torch._foreach_add_(grads, drift, alpha=local.proximal)
             clip(grads, local.clip_norm)
             torch._foreach_add_(parameters, grads, alpha=-local.lr)
+        del grads  # or the next step's activations could not have their memory
     with torch.no_grad():
         torch._foreach_sub_(start, parameters)
     delta: Tensors = dict(zip(task.tensors, start, strict=True))

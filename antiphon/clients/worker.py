@@ -90,10 +90,10 @@ class UnreliableWorker:
             yield from self.worker.run(task, clients)
             return
         reasons = {name: self._reason(task, name) for name in clients if not name.startswith("server/")}
-        for name, reason in reasons.items():
-            if reason:
-                yield Update.nothing(Failure(name, reason))
-        yield from self.worker.run(task, [name for name in clients if not reasons.get(name)])
+        answers = self.worker.run(task, [name for name in clients if not reasons.get(name)])
+        for name in clients:
+            reason = reasons.get(name)
+            yield Update.nothing(Failure(name, reason)) if reason else next(answers)
 
     def _reason(self, task: Task, name: str) -> str | None:
         faults = self.unreliability

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from antiphon.data.corpus import Corpus
 from antiphon.data.store import compute_features
 from antiphon.decoding.recognizer import Recognizer
+from antiphon.recipes.launch import choose_device
 from antiphon.recipes.scoring import score
 
 
@@ -24,8 +23,7 @@ def evaluate_run(
     progress: Callable[[int, int], None],
 ) -> tuple[dict[str, Any], Path]:
     """The scores, and the folder they were written to."""
-    chosen = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    recognizer = Recognizer.load(run, chosen)
+    recognizer = Recognizer.load(run, str(choose_device(device)))
     source, name = _data_of(run), split
     if data is not None and data.resolve() != source:
         source, name = data, f"{data.name}-{split}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,10 +25,11 @@ from antiphon.data.tokens import Tokens
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.engine import Engine, Listener, Silent
 from antiphon.measure import measure
+from antiphon.observed import Stopped
 from antiphon.pools.local import LocalPool
 from antiphon.recipes.experiment import Experiment, Run
 from antiphon.recipes.provenance import commit, versions
-from antiphon.recipes.scoring import score
+from antiphon.recipes.scoring import score, write_json
 from antiphon.report import write_report
 from antiphon.seeding import derive
 
@@ -40,8 +42,6 @@ class Screen(Protocol):
 
     def features(self, done: int, total: int) -> None: ...
     def run(self, name: str, run: Run, num_clients: int) -> Listener: ...
-    def scored(self, name: str, scores: Scores) -> None: ...
-
 
 class Dark:
     """Shows nothing."""
@@ -49,8 +49,6 @@ class Dark:
     def features(self, done: int, total: int) -> None: ...
     def run(self, name: str, run: Run, num_clients: int) -> Listener:
         return Silent()
-
-    def scored(self, name: str, scores: Scores) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -104,12 +102,33 @@ def run_experiment(
     prepared = prepare(experiment, data, device, num_workers, screen.features)
     _claim_folder(out, experiment, data)
     scores = {}
-    for name, run in experiment.runs.items():
-        listener = screen.run(name, run, len(prepared.clients[name]))
-        scores[name] = _carry_out(prepared, name, out, resume, skip_corrupt, listener)
-        screen.scored(name, scores[name])
-        write_report([out / done for done in scores], out / "report.html")
+    try:
+        for name, run in experiment.runs.items():
+            listener = screen.run(name, run, len(prepared.clients[name]))
+            scores[name] = _carry_out(prepared, name, out, resume, skip_corrupt, listener)
+    except Stopped:
+        _report(experiment, out)
+        raise
+    _report(experiment, out)
     return scores
+
+
+def _report(experiment: Experiment, out: Path) -> None:
+    """A report on the runs that have begun."""
+    begun = [out / name for name in experiment.runs if (out / name / "run.json").exists()]
+    write_report(begun, out / "report.html")
+
+
+def choose_device(name: str) -> torch.device:
+    """The device, made to give the same bits every time: resuming is exact on a GPU too."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    try:
+        device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+        torch.empty(0, device=device)
+    except RuntimeError as error:
+        raise ValueError(f"device {name!r} is not to be had here: {error}") from error
+    return device
 
 
 def prepare(
@@ -121,7 +140,7 @@ def prepare(
 ) -> Prepared:
     """Opens the corpus, computes features where they are missing, and checks every run before any starts."""
     corpus = Corpus.open(data)
-    chosen = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    chosen = choose_device(device)
     store = compute_features(corpus, experiment.frontend, num_workers, progress)
     groups = experiment.speakers.groups(store)
     tokens = experiment.tokens.fit([store.text(int(i)) for i in groups["seed"]], corpus.alphabet)
@@ -149,7 +168,7 @@ def _carry_out(
     augment, device = prepared.experiment.augment, prepared.device
     bench = Bench(prepared.store, prepared.tokens, recognizer.model, start, augment, device)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_text(json.dumps(_about(prepared, name), indent=2) + "\n")
+    write_json(folder / "run.json", _about(prepared, name))
     _score_start(prepared, recognizer, run, out, folder)
     valid = sorted(prepared.valid_clients())
     engine = Engine(
@@ -177,7 +196,11 @@ def _score_start(
         return
     if run.start:
         source, target = (f / "evaluation" / split for f in (out / run.start, folder))
-        shutil.copytree(source / "best", target / "start", dirs_exist_ok=True)
+        shutil.copytree(
+            source / "best", target / "start", ignore=shutil.ignore_patterns("scores.json"), dirs_exist_ok=True
+        )
+        scores = json.loads((source / "best" / "scores.json").read_text())
+        write_json(target / "start" / "scores.json", {**scores, "which": "start", "round": 0})
     else:
         _score(prepared, recognizer, folder, "start", 0)
 
@@ -214,7 +237,7 @@ def _check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
     """A folder with an experiment in it is only touched to resume, and only the same experiment."""
     path = out / "experiment.json"
     if not path.exists():
-        if out.exists() and any(out.iterdir()):
+        if out.exists() and any(out.glob("[!.]*")):
             raise ValueError(f"{out} is not empty and holds no experiment: choose another --out")
         return
     if not resume:
@@ -223,8 +246,9 @@ def _check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
     changed = [
         (key, old, new)
         for key, old, new in _differences(before, now)
-        # A longer run begins like a shorter one.
+        # A longer run begins like a shorter one, and how few answers are enough changes no round that had them.
         if not (key.endswith(".rounds.total") and new > old)
+        and not key.endswith(".rounds.min_clients")
     ]
     if changed:
         lines = "".join(f"\n  {key}: was {old!r}, now {new!r}" for key, old, new in changed[:10])
@@ -251,4 +275,4 @@ def _claim_folder(out: Path, experiment: Experiment, data: Path) -> None:
         "runs": list(experiment.runs),
         "config": config.to_dict(experiment),
     }
-    (out / "experiment.json").write_text(json.dumps(body, indent=2) + "\n")
+    write_json(out / "experiment.json", body)

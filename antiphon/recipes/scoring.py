@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import defaultdict
 from dataclasses import asdict
@@ -53,5 +54,12 @@ def score(
     rows = [(i, store.speaker(i), store.id(i)) for i in heard]
     write_trn(folder / "ref.trn", [(store.text(i), speaker, id) for i, speaker, id in rows])
     write_trn(folder / "hyp.trn", [(heard[i], speaker, id) for i, speaker, id in rows])
-    (folder / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
+    write_json(folder / "scores.json", scores)
     return scores
+
+
+def write_json(path: Path, body: dict[str, Any]) -> None:
+    """Whole under its name, or not there: a run may be killed at any time, and is resumed from its files."""
+    unfinished = path.with_name(f".{path.name}.part")
+    unfinished.write_text(json.dumps(body, indent=1) + "\n")
+    os.replace(unfinished, path)

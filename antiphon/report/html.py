@@ -117,13 +117,12 @@ def _cards(runs: Sequence[RunFolder], rows: Sequence[tables.Result]) -> list[Car
     scored = [row for row in rows if row.run is not None] or list(rows)
     if scored:
         best = min(scored, key=lambda row: row.evaluation.overall.words.rate)
-        start = rows[0] if rows[0].run is None and rows[0] is not best else None
         for name, counts, ends in (
             ("Word error rate", lambda e: e.overall.words, best.wer),
             ("Character error rate", lambda e: e.overall.characters, best.cer),
         ):
             after = f"{percent(counts(best.evaluation).rate, 1)} %"
-            before = f"{percent(counts(start.evaluation).rate, 1)} → " if start else ""
+            before = f"{percent(counts(best.start).rate, 1)} → " if best.start else ""
             interval = (
                 f"95 % interval {percent(ends.low, 1)} to {percent(ends.high, 1)}" if ends else "one speaker"
             )

@@ -26,11 +26,12 @@ START, BEST = "start", "best"
 
 @dataclass(frozen=True)
 class Result:
-    """One row of the result table: a model on a split. `run` is None for the model all runs began with."""
+    """One row of the result table: a model on a split. `run` is None for a model that runs began with."""
 
     label: str
     run: RunFolder | None
     evaluation: Evaluation
+    start: Evaluation | None
     wer: Interval | None
     cer: Interval | None
     change: Interval | None  # relative change of WER from the start of the same run
@@ -46,8 +47,13 @@ def splits_of(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def results(runs: Sequence[RunFolder], split: str) -> list[Result]:
-    """The starting models, then the best model of each run, on one split."""
-    starts = [(run, found[START]) for run in runs if START in (found := run.evaluations.get(split, {}))]
+    """The starting models that are no other run's best, then the best model of each run, on one split."""
+    named = {str(run.about.get("name")) for run in runs}
+    starts = [
+        (run, found[START])
+        for run in followers(runs)
+        if START in (found := run.evaluations.get(split, {})) and run.about.get("started_from") not in named
+    ]
     # Runs compared usually begin with the same model: say so once.
     same = len({json.dumps(_errors(start)[0].tolist()) for _, start in starts}) == 1
     rows = [
@@ -77,6 +83,7 @@ def _result(
         label=label,
         run=run,
         evaluation=evaluation,
+        start=start,
         wer=rate_interval(*words),
         cer=rate_interval(*characters),
         change=relative_interval(words[0], _errors(start)[0][0]) if _comparable(evaluation, start) else None,
@@ -116,9 +123,14 @@ def best_round(run: RunFolder) -> int | None:
     return round_of_best(*_wer_curve(run))
 
 
+def followers(runs: Sequence[RunFolder]) -> Sequence[RunFolder]:
+    """The runs that begin where another one ended; all of them if none does."""
+    return [run for run in runs if run.about.get("started_from")] or runs
+
+
 def common_target(runs: Sequence[RunFolder]) -> float | None:
-    """The lowest validation WER that every run which got better than its start has reached."""
-    curves = [values for run in runs if len(values := _wer_curve(run)[1]) > 1]
+    """The lowest validation WER reached by every run that began with another's model and improved on it."""
+    curves = [values for run in followers(runs) if len(values := _wer_curve(run)[1]) > 1]
     return max((min(values) for values in curves if min(values) < values[0]), default=None)
 
 

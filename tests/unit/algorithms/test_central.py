@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from world import World
+
+from antiphon.algorithms.central import Central
+from antiphon.core import Tensors
+from antiphon.data.batches import collate
+from antiphon.local import LocalTraining
+from antiphon.pools.local import LocalPool
+
+EVERYTHING = LocalTraining(lr=1e-3, steps=2, batch_seconds=0.0, clip_norm=0.0)
+
+
+def test_two_rounds_of_two_steps_are_four_steps_of_adamw(world: World) -> None:
+    bench, indices = world.exact_bench(), world.store.where("pool")
+    params = world.params(dtype=torch.float64)
+    algorithm, pool = Central(EVERYTHING), LocalPool(world.worker({"part/0": indices}, bench))
+    state = algorithm.init(params)
+    for _ in range(2):
+        state, _ = algorithm.round(state, ["part/0"], pool)
+    assert state.opt["step"] == 4
+
+    expected = adamw(world, params, indices, steps=4)
+    for name, p in state.params.items():
+        torch.testing.assert_close(p, expected[name], rtol=1e-9, atol=1e-12)
+
+
+def adamw(world: World, params: Tensors, indices: np.ndarray, steps: int) -> Tensors:
+    bench = world.exact_bench()
+    parameters = bench.load(params)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01, betas=(0.9, 0.98))
+    batch = collate(world.store, indices, bench.tokens.encode)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (bench.model.losses(batch) / batch.token_lengths).mean().backward()
+        optimizer.step()
+    return {name: p.detach() for name, p in bench.parameters.items()}
+
+
+def test_central_training_has_one_client(world: World) -> None:
+    algorithm = Central()
+    with pytest.raises(ValueError, match="one client that holds everything, not 2"):
+        algorithm.round(algorithm.init(world.params()), ["a", "b"], LocalPool(world.worker({})))
