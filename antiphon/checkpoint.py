@@ -86,8 +86,9 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     seen: set[int] = set()
     out = {}
     for name, tensor in tensors.items():
-        out[name] = tensor.cpu().clone() if tensor.data_ptr() in seen else tensor.cpu()
-        seen.add(tensor.data_ptr())
+        memory = tensor.untyped_storage().data_ptr()
+        out[name] = tensor.cpu().clone() if memory in seen else tensor.cpu()
+        seen.add(memory)
     return out
 
 
@@ -147,5 +148,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-

@@ -26,7 +26,9 @@ app = typer.Typer(
 )
 app.add_typer(corpus_commands, name="corpus")
 
-Settings = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one setting by its path.")]
+Settings = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one setting by its path.")
+]
 Out = Annotated[Path, typer.Option(help="Folder for results.")]
 Resume = Annotated[bool, typer.Option(help="Go on where the run in --out stopped.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: the GPU if there is one.")]
@@ -34,7 +36,10 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: the GPU if there 
 
 @app.command()
 def demo(
-    out: Out = Path("demo"), settings: Settings = [], resume: Resume = False, device: Device = "auto"  # noqa: B006
+    out: Out = Path("demo"),
+    settings: Settings = [],
+    resume: Resume = False,
+    device: Device = "auto",
 ) -> None:
     """Synthesise a small corpus, train a seed model, and federate it over new speakers three ways."""
     from antiphon.data.synthesis import synthesise_corpus
@@ -63,7 +68,7 @@ def run(
     recipe: Annotated[str, typer.Argument(help="A recipe's name, or a YAML file of settings with its name.")],
     data: Annotated[Path, typer.Option(help="A corpus folder, made by `antiphon corpus import`.")],
     out: Out,
-    settings: Settings = [],  # noqa: B006
+    settings: Settings = [],
     resume: Resume = False,
     skip_corrupt: Annotated[bool, typer.Option(help="Pass over a damaged checkpoint when resuming.")] = False,
     device: Device = "auto",
@@ -115,7 +120,9 @@ def transcribe(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or the folder of an experiment.")],
-    out: Annotated[Path, typer.Option(help="The page to write; RESULTS.md goes beside it.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="The page to write; RESULTS.md goes beside it.")] = Path(
+        "report.html"
+    ),
 ) -> None:
     """Write a report on a run, or a comparison of several: one HTML page and RESULTS.md."""
     from antiphon.report import write_report
@@ -150,7 +157,9 @@ def _run(
     from antiphon.recipes.launch import run_experiment
 
     with screen.Terminal() as terminal:
-        scores = run_experiment(experiment, data, out, resume, skip_corrupt, device, workers or os.cpu_count() or 1, terminal)
+        scores = run_experiment(
+            experiment, data, out, resume, skip_corrupt, device, workers or os.cpu_count() or 1, terminal
+        )
     screen.console.print(screen.score_table(scores))
     screen.console.print(f"Report: {out / 'report.html'}   Figures: {out / 'RESULTS.md'}")
 
@@ -160,8 +169,12 @@ def main() -> None:
         app()
     except Stopped as reason:
         again = [word for word in sys.argv[1:] if word != "--resume"]
-        screen.errors.print(f"\n[yellow]Stopped: {reason}.[/] Everything up to the last finished round is saved.")
-        screen.errors.print(f"Go on with: antiphon {shlex.join(again)} --resume", soft_wrap=True, highlight=False)
+        screen.errors.print(
+            f"\n[yellow]Stopped: {reason}.[/] Everything up to the last finished round is saved."
+        )
+        screen.errors.print(
+            f"Go on with: antiphon {shlex.join(again)} --resume", soft_wrap=True, highlight=False
+        )
         sys.exit(130 if str(reason) == "interrupted" else 3)
     except KeyboardInterrupt:
         screen.errors.print("\n[yellow]Stopped at once; the last saved round is intact.[/]")

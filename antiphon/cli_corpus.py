@@ -19,19 +19,24 @@ corpus_commands = typer.Typer(no_args_is_help=True, help="Bring in a corpus, and
 def import_command(
     source: Annotated[Path, typer.Argument(help=f"A folder or manifest: {', '.join(FORMATS)}.")],
     destination: Annotated[Path, typer.Argument(help="The corpus folder to make.")],
-    format: Annotated[str | None, typer.Option(help="The source's format, where looking is not enough.")] = None,
-    client_key: Annotated[str, typer.Option(help="The field that names the speaker (NeMo, manifests).")] = "speaker",
+    format: Annotated[
+        str | None, typer.Option(help="The source's format, where looking is not enough.")
+    ] = None,
+    client_key: Annotated[
+        str, typer.Option(help="The field that names the speaker (NeMo, manifests).")
+    ] = "speaker",
     session_key: Annotated[str, typer.Option(help="The field that names the session.")] = "session",
     split: Annotated[str, typer.Option(help="The split of a source that names none.")] = "pool",
     rename_split: Annotated[
         list[str], typer.Option(metavar="OLD=NEW", help="Rename a split: dev-clean=heldout.")
-    ] = [],  # noqa: B006
+    ] = [],
     split_speakers: Annotated[
         str, typer.Option(metavar="POOL,HELDOUT,TEST", help="Part speakers anew: 0.8,0.1,0.1.")
     ] = "",
     where: Annotated[
-        list[str], typer.Option(metavar="KEY=VALUE", help="Take only utterances with this field: tar=core.tar.")
-    ] = [],  # noqa: B006
+        list[str],
+        typer.Option(metavar="KEY=VALUE", help="Take only utterances with this field: tar=core.tar."),
+    ] = [],
     alphabet: Annotated[str, typer.Option(help="Characters allowed in texts; 'any' takes all.")] = ALPHABET,
     keep_case: Annotated[bool, typer.Option(help="Do not lower-case texts.")] = False,
     min_seconds: Annotated[float, typer.Option(help="Shorter utterances are skipped.")] = 0.1,
@@ -75,7 +80,9 @@ def import_command(
 @corpus_commands.command("show")
 def show_command(
     corpus: Annotated[Path, typer.Argument(help="A corpus folder.")],
-    plot: Annotated[Path | None, typer.Option(help="Where the plot goes; beside the corpus by default.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Where the plot goes; beside the corpus by default.")
+    ] = None,
 ) -> None:
     """Show a corpus: speakers, hours per client, utterances, vocabulary; a table and a plot."""
     from antiphon.data.corpus import Corpus
@@ -103,5 +110,7 @@ def _fractions(text: str) -> tuple[float, float, float] | None:
     try:
         pool, heldout, test = (float(part) for part in text.split(","))
     except ValueError as error:
-        raise ValueError(f"--split-speakers takes three fractions such as 0.8,0.1,0.1, not {text!r}") from error
+        raise ValueError(
+            f"--split-speakers takes three fractions such as 0.8,0.1,0.1, not {text!r}"
+        ) from error
     return pool, heldout, test

@@ -25,12 +25,16 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         if self.steps <= 0 and self.epochs <= 0:
-            raise ValueError(f"local training needs epochs or steps above 0, not {self.epochs} and {self.steps}")
+            raise ValueError(
+                f"local training needs epochs or steps above 0, not {self.epochs} and {self.steps}"
+            )
         for name in ("lr", "batch_seconds", "clip_norm", "proximal"):
             if getattr(self, name) < 0:
                 raise ValueError(f"local training: {name} must not be negative, not {getattr(self, name)}")
 
-    def task_config(self, state: ServerState, scale: float = 1.0, purpose: str = "train") -> dict[str, Scalar]:
+    def task_config(
+        self, state: ServerState, scale: float = 1.0, purpose: str = "train"
+    ) -> dict[str, Scalar]:
         """The configuration of a task: learning rate after its schedule, and the round's own seed."""
         seed = derive(state.seed, purpose, state.round)
         return {**asdict(self), "lr": self.lr * scale, "round": state.round, "seed": seed}

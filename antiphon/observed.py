@@ -12,7 +12,7 @@ from antiphon.core import Collected, Failure, Pool, Report, Task, Tensors, Updat
 KEPT_STATS = ("loss", "norm", "num_utterances", "seconds")
 
 
-class Stopped(Exception):  # noqa: N818 (not an error: a run that ends early, with everything saved)
+class Stopped(Exception):
     """The run stops here, cleanly; the message says why."""
 
 

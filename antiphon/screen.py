@@ -98,11 +98,12 @@ class Terminal:
         return RunBar(self.progress, name, run.rounds.total)
 
 
-
 def score_table(scores: Mapping[str, Mapping[str, Any]]) -> Table:
     """Runs against their error rates, with 95 % intervals over speakers."""
     splits = ", ".join(dict.fromkeys(str(score["split"]) for score in scores.values()))
-    table = Table(title=f"Speakers of {splits}: error rates with 95 % intervals over speakers", box=SIMPLE_HEAD)
+    table = Table(
+        title=f"Speakers of {splits}: error rates with 95 % intervals over speakers", box=SIMPLE_HEAD
+    )
     table.add_column("run", no_wrap=True)
     for column in ("WER %", "S/D/I", "CER %", "best round"):
         table.add_column(column, justify="right", no_wrap=True)

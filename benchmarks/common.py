@@ -102,6 +102,7 @@ def parse_arguments(description: str | None, name: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run, not how fast")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the result")
+    parser.add_argument("--case", nargs="+", default=[], help=argparse.SUPPRESS)  # for `in_fresh_process`
     parser.set_defaults(name=name)
     return parser.parse_args()
 

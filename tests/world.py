@@ -72,7 +72,10 @@ def tones(text: str, pitch: float, generator: np.random.Generator) -> np.ndarray
     time = np.arange(RATE * 60 // 1000) / RATE
     heights = [300.0 * 1.6 ** LETTERS.index(letter) * pitch for letter in text]
     sound = np.concatenate(
-        [np.sin(2 * np.pi * hertz * time) * (letter != " ") for letter, hertz in zip(text, heights, strict=True)]
+        [
+            np.sin(2 * np.pi * hertz * time) * (letter != " ")
+            for letter, hertz in zip(text, heights, strict=True)
+        ]
     )
     noisy = 0.4 * sound + 0.01 * generator.standard_normal(len(sound))
     return (noisy * 32767).astype(np.int16)

@@ -51,7 +51,9 @@ class Bench:
         """Lays tensors over the base model; returns the parameters they went to, ready to be trained."""
         unknown = sorted(tensors.keys() - self.parameters.keys())
         if unknown:
-            raise ValueError(f"the model has no parameter {unknown[0]!r} ({len(unknown)} unknown in the task)")
+            raise ValueError(
+                f"the model has no parameter {unknown[0]!r} ({len(unknown)} unknown in the task)"
+            )
         with torch.no_grad():
             torch._foreach_copy_(
                 list(self.parameters.values()), [tensors.get(n, self.base[n]) for n in self.parameters]

@@ -42,9 +42,7 @@ def gradients(
         for indices in client.training_batches(local.batch_seconds, local.epochs, local.steps, seed):
             batch = client.batch(indices)
             if bench.augment is not None:
-                batch = replace(
-                    batch, features=bench.augment(batch.features, batch.feature_lengths, masks)
-                )
+                batch = replace(batch, features=bench.augment(batch.features, batch.feature_lengths, masks))
             losses = bench.model.losses(batch) / batch.token_lengths
             meter.add(losses)
             yield list(torch.autograd.grad(losses.mean(), parameters))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from antiphon.data.batches import Batch
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
+from antiphon.models.ctc_loss import ctc_losses
 from antiphon.models.layers import at_least_float32, frame_mask
 
 
@@ -63,21 +64,6 @@ class Ctc(nn.Module):
         """Every token takes a frame, and a blank must part two equal neighbours."""
         repeats = sum(left == right for left, right in pairwise(tokens))
         return len(tokens) >= 1 and len(tokens) + repeats <= self.encoder.num_output_frames(num_frames)
-
-
-def ctc_losses(log_probs: Tensor, lengths: Tensor, tokens: Tensor, token_lengths: Tensor) -> Tensor:
-    """Log probabilities [B, T, V], tokens [B, U] and both lengths [B] -> losses [B].
-
-    CUDA's kernel adds gradients up in any order; under `torch.use_deterministic_algorithms` the CPU's
-    does the work instead (6.8 ms instead of 0.9 for 16 utterances of 400 frames).
-    """
-    device = log_probs.device
-    if torch.are_deterministic_algorithms_enabled():
-        log_probs, lengths, tokens, token_lengths = (
-            tensor.cpu() for tensor in (log_probs, lengths, tokens, token_lengths)
-        )
-    losses = F.ctc_loss(log_probs.transpose(0, 1), tokens, lengths, token_lengths, blank=0, reduction="none")
-    return losses.to(device)
 
 
 def collapse(path: Tensor, lengths: Tensor) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""The demo: a corpus out of a synthesiser, a seed model, and three ways to federate, in minutes on two cores."""
+"""The demo: a corpus from a synthesiser, a seed model, three ways to federate, in minutes on two cores."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ class Speakers:
         for name in ("federated", "valid", "test") if count == 0 else groups:
             if len(groups[name]) == 0:
                 raise ValueError(
-                    f"no utterance for {name!r}: the corpus has the splits {', '.join(store.splits)}; "
-                    f"set speakers.pool, speakers.valid, speakers.test (now {self.pool}, {self.valid}, {self.test})"
+                    f"no utterance for {name!r}: the corpus has the splits {', '.join(store.split_names)}; "
+                    f"set speakers.pool, .valid and .test (now {self.pool}, {self.valid}, {self.test})"
                 )
         return groups
 
@@ -95,10 +95,11 @@ class Experiment:
             if run.data not in ("seed", "federated", "both"):
                 raise ValueError(f"run {name!r}: data is seed, federated or both, not {run.data!r}")
             if isinstance(run.algorithm, Central) and run.clients != Iid(1):
-                raise ValueError(f"run {name!r}: central training has one client, clients must be iid, parts 1")
+                raise ValueError(
+                    f"run {name!r}: central training has one client, clients must be iid, parts 1"
+                )
             known.add(name)
 
     @property
     def blueprint(self) -> Blueprint:
         return Blueprint(self.frontend, self.model)
-

@@ -43,6 +43,7 @@ class Screen(Protocol):
     def features(self, done: int, total: int) -> None: ...
     def run(self, name: str, run: Run, num_clients: int) -> Listener: ...
 
+
 class Dark:
     """Shows nothing."""
 
@@ -95,12 +96,13 @@ def run_experiment(
     """Runs all runs of an experiment and writes its report; returns each run's scores on the test split.
 
     More than one worker computes features in processes of their own, which a script must allow for
-    with `if __name__ == "__main__":`. Raises `Stopped` when interrupted, or when too few clients answer: `resume` goes on from there.
+    with `if __name__ == "__main__":`. Raises `Stopped` when interrupted, or when too few clients answer:
+    `resume` goes on from there.
     """
     data, out, screen = Path(data), Path(out), screen or Dark()
     _check_folder(out, experiment, resume)
     prepared = prepare(experiment, data, device, num_workers, screen.features)
-    _claim_folder(out, experiment, data)
+    _claim_folder(out, experiment, data, prepared.store.fingerprint)
     scores = {}
     try:
         for name, run in experiment.runs.items():
@@ -109,6 +111,8 @@ def run_experiment(
     except Stopped:
         _report(experiment, out)
         raise
+    except KeyboardInterrupt:  # a second Ctrl-C, or one while scoring: the last checkpoint is whole
+        raise Stopped("interrupted") from None
     _report(experiment, out)
     return scores
 
@@ -123,6 +127,7 @@ def choose_device(name: str) -> torch.device:
     """The device, made to give the same bits every time: resuming is exact on a GPU too."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it did not write
     try:
         device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
         torch.empty(0, device=device)
@@ -187,9 +192,7 @@ def _carry_out(
     return _score(prepared, recognizer, folder, "best", outcome.best_round)
 
 
-def _score_start(
-    prepared: Prepared, recognizer: Recognizer, run: Run, out: Path, folder: Path
-) -> None:
+def _score_start(prepared: Prepared, recognizer: Recognizer, run: Run, out: Path, folder: Path) -> None:
     """Scores the model a run starts from; what it starts from has been scored already if it is a run."""
     split = prepared.experiment.speakers.test
     if (folder / "evaluation" / split / "start" / "scores.json").exists():
@@ -197,7 +200,10 @@ def _score_start(
     if run.start:
         source, target = (f / "evaluation" / split for f in (out / run.start, folder))
         shutil.copytree(
-            source / "best", target / "start", ignore=shutil.ignore_patterns("scores.json"), dirs_exist_ok=True
+            source / "best",
+            target / "start",
+            ignore=shutil.ignore_patterns("scores.json"),
+            dirs_exist_ok=True,
         )
         scores = json.loads((source / "best" / "scores.json").read_text())
         write_json(target / "start" / "scores.json", {**scores, "which": "start", "round": 0})
@@ -243,12 +249,15 @@ def _check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
     if not resume:
         raise ValueError(f"{out} holds an experiment already: add --resume to go on, or choose another --out")
     before, now = json.loads(path.read_text())["config"], config.to_dict(experiment)
+    # A longer run begins like a shorter one, but others may have begun from its end.
+    longer = {f"runs.{n}.rounds.total" for n in experiment.runs} - {
+        f"runs.{run.start}.rounds.total" for run in experiment.runs.values()
+    }
     changed = [
         (key, old, new)
         for key, old, new in _differences(before, now)
-        # A longer run begins like a shorter one, and how few answers are enough changes no round that had them.
-        if not (key.endswith(".rounds.total") and new > old)
-        and not key.endswith(".rounds.min_clients")
+        # How few answers are enough changes no round that had them.
+        if not (key in longer and new > old) and not key.endswith(".rounds.min_clients")
     ]
     if changed:
         lines = "".join(f"\n  {key}: was {old!r}, now {new!r}" for key, old, new in changed[:10])
@@ -266,13 +275,18 @@ def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, 
     return [] if before == now else [(path, before, now)]
 
 
-def _claim_folder(out: Path, experiment: Experiment, data: Path) -> None:
+def _claim_folder(out: Path, experiment: Experiment, data: Path, fingerprint: str) -> None:
+    """Writes down what the folder is for; refuses to go on with other speech than it began with."""
+    path = out / "experiment.json"
+    if path.exists() and json.loads(path.read_text())["fingerprint"] != fingerprint:
+        raise ValueError(f"{out} cannot be resumed: {data} is not the corpus it began with, or was changed")
     out.mkdir(parents=True, exist_ok=True)
     body = {
         "format": EXPERIMENT_FORMAT,
         "recipe": experiment.recipe,
         "data": str(data.resolve()),
+        "fingerprint": fingerprint,
         "runs": list(experiment.runs),
         "config": config.to_dict(experiment),
     }
-    write_json(out / "experiment.json", body)
+    write_json(path, body)

@@ -48,7 +48,6 @@ def cohort_of(case: Case, world: World) -> list[str]:
     return sorted(world.clients(case.clients))[: case.cohort]
 
 
-
 # --- Exact resume ---------------------------------------------------------------------------------
 
 
@@ -142,7 +141,9 @@ def test_a_round_without_some_clients_is_the_round_of_the_others(
 @every(FEDERATED)
 def test_weights_are_shared_among_those_who_came_back(case: Case, make_pool: MakePool, world: World) -> None:
     cohort = cohort_of(case, world)
-    pool = observed(make_pool(Broken(world.worker(world.clients(case.clients)), frozenset(cohort[:1]))), cohort)
+    pool = observed(
+        make_pool(Broken(world.worker(world.clients(case.clients)), frozenset(cohort[:1]))), cohort
+    )
     case.algorithm.round(start(case, world.params()), cohort, pool)
     weights = {client: stats["weight"] for client, stats in pool.clients.items()}
     assert list(weights) == cohort[1:]
@@ -217,9 +218,7 @@ def test_the_bytes_counted_are_those_of_the_tensors_that_travel(
     assert watched.bytes_up == len(cohort) * size_in_bytes(update.mean)
 
 
-@pytest.mark.parametrize(
-    ("name", "prefix"), [("subspace", "encoder."), ("rehearsed subspace", "output.")]
-)
+@pytest.mark.parametrize(("name", "prefix"), [("subspace", "encoder."), ("rehearsed subspace", "output.")])
 def test_only_trained_parameters_travel_and_the_others_never_change(
     name: str, prefix: str, make_pool: MakePool, world: World
 ) -> None:

@@ -1,0 +1,123 @@
+"""The command line in another process, where a kill is a kill.
+
+`in_fork` runs `antiphon ...` in a fork of a clean process that has imported torch already: a second a run
+instead of ten. A `Fault` sends that process a signal at the n-th call of some function.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pkgutil
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# A recipe made so small that it runs in a second, and still learns: validation and the best round matter.
+SETTINGS = [
+    "frontend.dim=8",
+    "model.encoder.dim=16",
+    "model.encoder.num_layers=1",
+    "model.encoder.num_heads=2",
+    "model.encoder.kernel_size=3",
+    "model.encoder.stack=2",
+    "runs.seed.rounds.total=3",
+    "runs.seed.rounds.valid_every=1",
+    "runs.seed.algorithm.local.steps=20",
+    "runs.seed.algorithm.local.lr=0.02",
+    "runs.fedavg.rounds.total=4",
+    "runs.fedavg.rounds.cohort=3",
+    "runs.fedavg.rounds.save_every=2",
+    "runs.fedavg.algorithm.local.batch_seconds=1.0",
+]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Signals to the process itself at a call of the function at `place`, before or after it."""
+
+    place: str
+    number: int
+    signal: int = signal.SIGKILL
+    before: bool = True
+    times: int = 1
+
+    def arm(self) -> None:
+        owner, _, name = self.place.rpartition(".")
+        original, calls = pkgutil.resolve_name(self.place), 0
+
+        def faulty(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == self.number and self.before:
+                self.strike()
+            result = original(*args, **kwargs)
+            if calls == self.number and not self.before:
+                self.strike()
+            return result
+
+        setattr(pkgutil.resolve_name(owner), name, faulty)
+
+    def strike(self) -> None:
+        for _ in range(self.times):
+            os.kill(os.getpid(), self.signal)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A process that ended: its exit code (minus the signal that killed it) and what it printed."""
+
+    code: int
+    output: str
+
+
+def run_arguments(data: Path, out: Path, *more: str, settings: Sequence[str] = ()) -> list[str]:
+    chosen = [word for setting in [*SETTINGS, *settings] for word in ("--set", setting)]
+    return ["run", "fedavg", "--data", str(data), "--out", str(out), "--workers", "1", *more, *chosen]
+
+
+def in_fork(arguments: Sequence[str], log: Path, fault: Fault | None = None) -> Done:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["antiphon.cli", "antiphon.recipes.launch", "torch._dynamo"])
+    process = context.Process(target=_main, args=(list(arguments), log, fault))
+    process.start()
+    process.join(timeout=120)
+    if process.exitcode is None:
+        process.kill()
+        raise TimeoutError(f"antiphon {arguments} did not end; it said: {log.read_text()}")
+    return Done(process.exitcode, log.read_text())
+
+
+def _main(arguments: list[str], log: Path, fault: Fault | None) -> None:
+    """In the new process."""
+    from antiphon import cli
+    from antiphon.recipes import launch
+
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.argv = ["antiphon", *arguments]
+    launch.write_report = lambda *args: None  # drawing takes longer than all the rest
+    if fault is not None:
+        fault.arm()
+    cli.main()
+
+
+def kept_files(out: Path) -> dict[str, Any]:
+    """What must be the same however often an experiment was stopped."""
+    kept: dict[str, Any] = {}
+    for name, last in (("seed", 3), ("fedavg", 4)):
+        run = out / name
+        files = [run / "journal.jsonl", run / "model" / "model.safetensors", run / "model" / "model.json"]
+        files.append(run / "checkpoints" / f"round-{last:06d}" / "state.safetensors")
+        files += sorted((run / "evaluation").rglob("*.trn"))
+        kept |= {str(file.relative_to(out)): file.read_bytes() for file in files}
+        for scores in sorted((run / "evaluation").rglob("scores.json")):
+            body = json.loads(scores.read_text())
+            del body["real_time_factor"]
+            kept[str(scores.relative_to(out))] = body
+    return kept

@@ -1,0 +1,54 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from antiphon.models.ctc_loss import ExactCtc
+
+CASES = [([12, 9, 7, 10], [4, 2, 1, 3]), ([12, 12, 5, 1], [4, 2, 0, 1])]
+
+
+@pytest.mark.parametrize(("lengths", "token_lengths"), CASES)
+def test_losses_and_gradients_are_those_of_pytorch(lengths, token_lengths):
+    torch.manual_seed(0)
+    logits = torch.randn(4, 12, 6, dtype=torch.float64, requires_grad=True)
+    tokens = torch.tensor([[1, 2, 2, 5], [3, 3, 0, 0], [4, 0, 0, 0], [1, 5, 1, 0]])
+    sizes = torch.tensor(lengths), torch.tensor(token_lengths)
+    scale = torch.arange(1.0, 5.0, dtype=torch.float64)
+
+    log_probs = logits.log_softmax(-1)
+    expected = F.ctc_loss(log_probs.transpose(0, 1), tokens, *sizes, reduction="none")
+    feasible = torch.isfinite(expected)
+    (expected_gradient,) = torch.autograd.grad((expected * scale)[feasible].sum(), logits)
+    ours = ExactCtc.apply(logits.log_softmax(-1), sizes[0], tokens, sizes[1])
+    (gradient,) = torch.autograd.grad((ours * scale)[feasible].sum(), logits)
+
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient[feasible], expected_gradient[feasible], rtol=1e-10, atol=1e-12)
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    torch.manual_seed(1)
+    logits = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True)
+    tokens, lengths, token_lengths = (
+        torch.tensor([[1, 1], [3, 0]]),
+        torch.tensor([6, 4]),
+        torch.tensor([2, 1]),
+    )
+    assert torch.autograd.gradcheck(
+        lambda x: ExactCtc.apply(x.log_softmax(-1), lengths, tokens, token_lengths), (logits,)
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gradients_on_a_gpu_are_the_same_every_time():
+    torch.manual_seed(2)
+    logits = torch.randn(16, 400, 30, device="cuda", requires_grad=True)
+    tokens = torch.randint(1, 30, (16, 100), device="cuda")
+    lengths, token_lengths = torch.full((16,), 400).cuda(), torch.full((16,), 100).cuda()
+    first, second = (
+        torch.autograd.grad(
+            ExactCtc.apply(logits.log_softmax(-1), lengths, tokens, token_lengths).sum(), logits
+        )
+        for _ in range(2)
+    )
+    assert torch.equal(first[0], second[0])
