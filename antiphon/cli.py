@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -73,10 +74,11 @@ def run(
     skip_corrupt: Annotated[bool, typer.Option(help="Pass over a damaged checkpoint when resuming.")] = False,
     device: Device = "auto",
     workers: Annotated[int, typer.Option(help="Processes that compute features; 0: one for each core.")] = 0,
+    only: Annotated[list[str], typer.Option(metavar="RUN", help="Only this run of the recipe.")] = [],
 ) -> None:
     """Run a recipe on a corpus: train, validate, score on the test speakers, write a report."""
     experiment = config.override(_recipe(recipe), settings)
-    _run(experiment, data, out, resume, skip_corrupt, device, workers)
+    _run(experiment, data, out, resume, skip_corrupt, device, workers, only)
 
 
 @app.command()
@@ -110,7 +112,7 @@ def transcribe(
             text = recognizer.transcribe(file)
         except (ValueError, OSError) as error:
             failed += 1
-            screen.errors.print(f"[red]{file}: {error}[/]", highlight=False, soft_wrap=True)
+            screen.say_error(f"{file}: {error}")
             continue
         typer.echo(text if len(files) == 1 else f"{file}\t{text}")
     if failed:
@@ -153,13 +155,13 @@ def _run(
     skip_corrupt: bool,
     device: str,
     workers: int,
+    only: Sequence[str] = (),
 ) -> None:
     from antiphon.recipes.launch import run_experiment
 
+    workers = workers or os.cpu_count() or 1
     with screen.Terminal() as terminal:
-        scores = run_experiment(
-            experiment, data, out, resume, skip_corrupt, device, workers or os.cpu_count() or 1, terminal
-        )
+        scores = run_experiment(experiment, data, out, resume, skip_corrupt, device, workers, terminal, only)
     screen.console.print(screen.score_table(scores))
     screen.console.print(f"Report: {out / 'report.html'}   Figures: {out / 'RESULTS.md'}")
 
@@ -169,16 +171,8 @@ def main() -> None:
         app()
     except Stopped as reason:
         again = [word for word in sys.argv[1:] if word != "--resume"]
-        screen.errors.print(
-            f"\n[yellow]Stopped: {reason}.[/] Everything up to the last finished round is saved."
-        )
-        screen.errors.print(
-            f"Go on with: antiphon {shlex.join(again)} --resume", soft_wrap=True, highlight=False
-        )
+        screen.say_stopped(str(reason), f"antiphon {shlex.join(again)} --resume")
         sys.exit(130 if str(reason) == "interrupted" else 3)
-    except KeyboardInterrupt:
-        screen.errors.print("\n[yellow]Stopped at once; the last saved round is intact.[/]")
-        sys.exit(130)
     except (ValueError, OSError) as error:
-        screen.errors.print(f"[red]error:[/] {error}", soft_wrap=True, highlight=False)
+        screen.say_error(str(error))
         sys.exit(2)

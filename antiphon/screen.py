@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -18,6 +19,16 @@ from antiphon.report.statistics import rate_interval
 
 console = Console()
 errors = Console(stderr=True)
+
+
+def say_error(message: str) -> None:
+    errors.print(f"[red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
+
+
+def say_stopped(reason: str, command: str) -> None:
+    """Why a run ended early, and how to go on; the command on one line, to be copied."""
+    errors.print(f"\n[yellow]Stopped: {escape(reason)}.[/] What was finished is saved.", soft_wrap=True)
+    errors.print(f"Go on with: {escape(command)}", soft_wrap=True, highlight=False)
 
 
 def _bars() -> Progress:
@@ -67,7 +78,8 @@ class RunBar:
         if "valid" in entry:
             self.valid = f"valid WER {100 * entry['valid']['wer']:.1f} %"
         for client, reason in entry.get("failures", {}).items():
-            self.progress.console.print(f"  [yellow]round {entry['round']}: left out {client}: {reason}[/]")
+            left_out = f"round {entry['round']}: left out {client}: {reason}"
+            self.progress.console.print(f"  [yellow]{escape(left_out)}[/]")
         self.progress.update(self.task, completed=entry["round"])
         self._show("")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from antiphon import config
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.rehearsal import Rehearsed
@@ -99,6 +101,13 @@ class Experiment:
                     f"run {name!r}: central training has one client, clients must be iid, parts 1"
                 )
             known.add(name)
+
+    def chosen(self, names: Sequence[str]) -> dict[str, Run]:
+        """The runs with these names, in the experiment's order; all of them if no name is given."""
+        for name in names:
+            if name not in self.runs:
+                raise config.unknown(name, self.runs, "", "run")
+        return {name: run for name, run in self.runs.items() if not names or name in names}
 
     @property
     def blueprint(self) -> Blueprint:

@@ -92,12 +92,13 @@ def run_experiment(
     device: str = "auto",
     num_workers: int = 1,
     screen: Screen | None = None,
+    only: Sequence[str] = (),
 ) -> dict[str, Scores]:
     """Runs all runs of an experiment and writes its report; returns each run's scores on the test split.
 
     More than one worker computes features in processes of their own, which a script must allow for
     with `if __name__ == "__main__":`. Raises `Stopped` when interrupted, or when too few clients answer:
-    `resume` goes on from there.
+    `resume` goes on from there. `only` some runs: others may be another process's, or done before.
     """
     data, out, screen = Path(data), Path(out), screen or Dark()
     _check_folder(out, experiment, resume)
@@ -105,7 +106,7 @@ def run_experiment(
     _claim_folder(out, experiment, data, prepared.store.fingerprint)
     scores = {}
     try:
-        for name, run in experiment.runs.items():
+        for name, run in experiment.chosen(only).items():
             listener = screen.run(name, run, len(prepared.clients[name]))
             scores[name] = _carry_out(prepared, name, out, resume, skip_corrupt, listener)
     except Stopped:
@@ -169,7 +170,10 @@ def _carry_out(
     run, folder, recognizer = prepared.experiment.runs[name], out / name, prepared.recognizer()
     start = prepared.fresh
     if run.start:
-        start = load_file(out / run.start / "model" / "model.safetensors", device=str(prepared.device))
+        model = out / run.start / "model" / "model.safetensors"
+        if not model.exists():
+            raise ValueError(f"run {name!r} starts from {run.start!r}, which has not finished in {out}")
+        start = load_file(model, device=str(prepared.device))
     augment, device = prepared.experiment.augment, prepared.device
     bench = Bench(prepared.store, prepared.tokens, recognizer.model, start, augment, device)
     folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ SERVER = Adam(lr=1e-3)
 def central(data: str, rounds: int = 40, steps: int = 50, lr: float = 1e-3, start: str = "") -> Run:
     """Central training on some of the speakers: seed models and reference rows."""
     algorithm = Central(LocalTraining(lr=lr, steps=steps), schedule=Cosine(rounds, final=0.02, warmup=2))
-    return Run(algorithm, data, Iid(1), start, Rounds(total=rounds, cohort=1, valid_every=2))
+    return Run(algorithm, data, Iid(1), start, Rounds(total=rounds, cohort=1, valid_every=5))
 
 
 def _after_seed(name: str, run: Run) -> Experiment:

@@ -330,7 +330,6 @@ def test_report_of_nothing_is_a_mistake_that_is_named(antiphon: Antiphon, tmp_pa
     assert "nothing" in done.output
 
 
-@pytest.mark.xfail(reason="cli.main and screen print errors and reasons as markup: rich.markup.escape them")
 def test_brackets_in_names_are_shown_as_they_are(antiphon: Antiphon, tmp_path: Path) -> None:
     """Square brackets are markup to the terminal library: they must neither vanish nor crash."""
     folder = tmp_path / "data [old]" / "[" / "bold]"

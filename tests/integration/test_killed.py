@@ -46,10 +46,8 @@ def expected(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         Fault(STEP, 66),  # inside a client of a federated round
         Fault(CLIENT, 11, before=False),  # between two clients
         Fault(JOURNAL, 3, before=False),  # the journal knows a round that the clock does not
-        Fault(SAVE, 3),
         Fault(SAVE, 6, before=False),  # half a checkpoint is written
         Fault(REPLACE, 2),  # before the experiment's own file is in place
-        Fault(REPLACE, 9),
         Fault(REPLACE, 14, before=False),
         Fault(REMOVE, 12),
         Fault(SYNC, 25),
@@ -70,7 +68,7 @@ def test_a_kill_and_a_resume_give_the_undisturbed_experiment(
     assert kept_files(tmp_path / "out") == expected
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_many_kills_at_random_points_and_as_many_resumes(
     seed: int, world: World, expected: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -116,8 +114,9 @@ def resume_command(output: str) -> list[str]:
     return shlex.split(found[1])
 
 
-@pytest.mark.parametrize("number", [5, 66], ids=["central", "federated"])
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("kind", "number"), [(signal.SIGTERM, 5), (signal.SIGINT, 66)], ids=["central", "federated"]
+)
 def test_an_interrupt_finishes_the_client_saves_and_says_how_to_go_on(
     kind: signal.Signals, number: int, world: World, expected: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -5,7 +5,6 @@ import pytest
 from antiphon.screen import Terminal
 
 
-@pytest.mark.xfail(reason="RunBar.finished prints a client's reason as markup: rich.markup.escape it")
 def test_a_client_s_reason_may_hold_brackets(capsys: pytest.CaptureFixture[str]) -> None:
     """Square brackets are markup to the terminal library: they must neither vanish nor end the run."""
     from antiphon.recipes.experiment import Run

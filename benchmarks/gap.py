@@ -1,0 +1,96 @@
+"""How much of the gap from the seed model to central training does each run close?
+
+    antiphon run librispeech --data CORPUS --out out/0 --set frontend.path=ENCODER.onnx --set seed=0
+    …                                      (the same for seeds 1 and 2)
+    python benchmarks/gap.py out/0 out/1 out/2
+
+Errors of the test speakers are pooled over seeds; intervals come from resampling speakers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+NUM_RESAMPLES = 10_000
+
+
+def errors_by_speaker(experiment: Path, run: str, unit: str) -> np.ndarray:
+    """[2, speakers]: errors and lengths."""
+    scores = json.loads((experiment / run / "evaluation" / "test" / "best" / "scores.json").read_text())
+    rows = [speaker[unit] for _, speaker in sorted(scores["speakers"].items())]
+    wrong = [row["substitutions"] + row["deletions"] + row["insertions"] for row in rows]
+    return np.array([wrong, [row["length"] for row in rows]], dtype=float)
+
+
+def resampled(errors: np.ndarray) -> np.ndarray:
+    """Error rates of the speakers drawn with replacement: the same draws for every run. [resamples]"""
+    drawn = np.random.default_rng(0).integers(0, errors.shape[1], (NUM_RESAMPLES, errors.shape[1]))
+    return errors[0][drawn].sum(axis=1) / errors[1][drawn].sum(axis=1)
+
+
+def measure(experiments: list[Path], runs: list[str], unit: str, reference: str) -> dict[str, dict]:
+    each = {run: [errors_by_speaker(e, run, unit) for e in experiments] for run in runs}
+    pooled = {run: sum(parts[1:], parts[0]) for run, parts in each.items()}
+    rates = {run: float(errors[0].sum() / errors[1].sum()) for run, errors in pooled.items()}
+    draws = {run: resampled(errors) for run, errors in pooled.items()}
+    table = {}
+    for run in runs:
+        gap = (draws["seed"] - draws[run]) / (draws["seed"] - draws[reference])
+        table[run] = {
+            "rate": rates[run],
+            "interval": np.quantile(draws[run], [0.025, 0.975]).tolist(),
+            "by_seed": [float(errors[0].sum() / errors[1].sum()) for errors in each[run]],
+            "gap_closed": (rates["seed"] - rates[run]) / (rates["seed"] - rates[reference]),
+            "gap_interval": np.quantile(gap, [0.025, 0.975]).tolist(),
+        }
+    return table
+
+
+def percent(value: float, interval: list[float], digits: int) -> str:
+    low, high = (f"{100 * end:.{digits}f}" for end in interval)
+    return f"{100 * value:.{digits}f} [{low}, {high}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("experiments", nargs="+", type=Path, help="folders of one recipe with several seeds")
+    parser.add_argument("--reference", default="central", help="the run that closes the whole gap")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "librispeech.json")
+    options = parser.parse_args()
+    about = [json.loads((e / "experiment.json").read_text()) for e in options.experiments]
+    runs = about[0]["runs"]
+    figures = {
+        name: measure(options.experiments, runs, unit, options.reference)
+        for name, unit in (("wer", "words"), ("cer", "characters"))
+    }
+    table = Table(title=f"Test speakers, {len(about)} seeds pooled, 95 % intervals over speakers")
+    for column in ("run", "WER %", "by seed", "CER %", "gap closed, WER %", "gap closed, CER %"):
+        table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
+    for run in runs:
+        wer, cer = figures["wer"][run], figures["cer"][run]
+        seeds = " ".join(f"{100 * rate:.1f}" for rate in wer["by_seed"])
+        rates = [percent(f["rate"], f["interval"], 1) for f in (wer, cer)]
+        gaps = [percent(f["gap_closed"], f["gap_interval"], 0) for f in (wer, cer)]
+        table.add_row(run, rates[0], seeds, rates[1], *(["–", "–"] if run == "seed" else gaps))
+    Console(width=130).print(table)
+    first = json.loads((options.experiments[0] / "seed" / "run.json").read_text())
+    options.out.parent.mkdir(exist_ok=True)
+    body = {
+        "command": "python benchmarks/gap.py OUT0 OUT1 OUT2, after antiphon run librispeech for each seed",
+        "seeds": [a["config"]["seed"] for a in about],
+        "versions": first["versions"],
+        "device": first["device"],
+        "commit": first["commit"],
+        **figures,
+    }
+    options.out.write_text(json.dumps(body, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
