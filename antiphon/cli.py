@@ -60,8 +60,7 @@ def recipes(name: Annotated[str, typer.Argument(help="Show this recipe's setting
     if name:
         screen.console.print(yaml.safe_dump(config.to_dict(_recipe(name)), sort_keys=False), end="")
         return
-    for known, recipe in RECIPES.items():
-        screen.console.print(f"[bold]{known:<14}[/]{(recipe.__doc__ or '').splitlines()[0]}")
+    screen.console.print(screen.listing({n: (r.__doc__ or "").splitlines()[0] for n, r in RECIPES.items()}))
 
 
 @app.command()

@@ -110,6 +110,15 @@ class Terminal:
         return RunBar(self.progress, name, run.rounds.total)
 
 
+def listing(entries: Mapping[str, str]) -> Table:
+    """Names and what they are."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="bold")
+    for name, text in entries.items():
+        table.add_row(name, text)
+    return table
+
+
 def score_table(scores: Mapping[str, Mapping[str, Any]]) -> Table:
     """Runs against their error rates, with 95 % intervals over speakers."""
     splits = ", ".join(dict.fromkeys(str(score["split"]) for score in scores.values()))
@@ -117,7 +126,7 @@ def score_table(scores: Mapping[str, Mapping[str, Any]]) -> Table:
         title=f"Speakers of {splits}: error rates with 95 % intervals over speakers", box=SIMPLE_HEAD
     )
     table.add_column("run", no_wrap=True)
-    for column in ("WER %", "S/D/I", "CER %", "best round"):
+    for column in ("WER %", "S/D/I", "CER %", "round"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, score in scores.items():
         kinds = (str(score["words"][kind]) for kind in ("substitutions", "deletions", "insertions"))

@@ -4,7 +4,8 @@
     …                                      (the same for seeds 1 and 2)
     python benchmarks/gap.py out/0 out/1 out/2
 
-Errors of the test speakers are pooled over seeds; intervals come from resampling speakers.
+Errors of the test speakers are pooled over the seeds for which a run has been scored; intervals come
+from resampling speakers. A gap is measured on the same seeds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -34,22 +36,26 @@ def resampled(errors: np.ndarray) -> np.ndarray:
     return errors[0][drawn].sum(axis=1) / errors[1][drawn].sum(axis=1)
 
 
-def measure(experiments: list[Path], runs: list[str], unit: str, reference: str) -> dict[str, dict]:
-    each = {run: [errors_by_speaker(e, run, unit) for e in experiments] for run in runs}
-    pooled = {run: sum(parts[1:], parts[0]) for run, parts in each.items()}
-    rates = {run: float(errors[0].sum() / errors[1].sum()) for run, errors in pooled.items()}
-    draws = {run: resampled(errors) for run, errors in pooled.items()}
-    table = {}
-    for run in runs:
-        gap = (draws["seed"] - draws[run]) / (draws["seed"] - draws[reference])
-        table[run] = {
-            "rate": rates[run],
-            "interval": np.quantile(draws[run], [0.025, 0.975]).tolist(),
-            "by_seed": [float(errors[0].sum() / errors[1].sum()) for errors in each[run]],
-            "gap_closed": (rates["seed"] - rates[run]) / (rates["seed"] - rates[reference]),
-            "gap_interval": np.quantile(gap, [0.025, 0.975]).tolist(),
-        }
-    return table
+def measure(experiments: list[Path], run: str, unit: str, reference: str) -> dict[str, Any]:
+    """Figures of one run, and of the gap on the same seeds."""
+    names = dict.fromkeys((run, "seed", reference))
+    each = {name: [errors_by_speaker(e, name, unit) for e in experiments] for name in names}
+    pooled = {name: np.sum(parts, axis=0) for name, parts in each.items()}
+    draws = {name: resampled(errors) for name, errors in pooled.items()}
+    rates = {name: float(errors[0].sum() / errors[1].sum()) for name, errors in pooled.items()}
+    gap = (draws["seed"] - draws[run]) / (draws["seed"] - draws[reference])
+    return {
+        "rate": rates[run],
+        "interval": np.quantile(draws[run], [0.025, 0.975]).tolist(),
+        "by_seed": [float(errors[0].sum() / errors[1].sum()) for errors in each[run]],
+        "gap_closed": (rates["seed"] - rates[run]) / (rates["seed"] - rates[reference]),
+        "gap_interval": np.quantile(gap, [0.025, 0.975]).tolist(),
+    }
+
+
+def scored(experiments: list[Path], run: str) -> list[Path]:
+    """The experiments in which a run has been scored."""
+    return [e for e in experiments if (e / run / "evaluation" / "test" / "best" / "scores.json").exists()]
 
 
 def percent(value: float, interval: list[float], digits: int) -> str:
@@ -64,9 +70,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "librispeech.json")
     options = parser.parse_args()
     about = [json.loads((e / "experiment.json").read_text()) for e in options.experiments]
-    runs = about[0]["runs"]
+    having = {run: scored(options.experiments, run) for run in about[0]["runs"]}
+    runs = [run for run, where in having.items() if where]
     figures = {
-        name: measure(options.experiments, runs, unit, options.reference)
+        name: {run: measure(having[run], run, unit, options.reference) for run in runs}
         for name, unit in (("wer", "words"), ("cer", "characters"))
     }
     table = Table(title=f"Test speakers, {len(about)} seeds pooled, 95 % intervals over speakers")

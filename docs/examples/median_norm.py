@@ -34,7 +34,7 @@ class MedianNorm:
     local: LocalTraining = LocalTraining()
     weighting: Weighting = ByExamples()
     server: ServerOptimizer = Sgd()
-    limit: float = 1.0  # times the median
+    limit: float = 0.5  # times the median
     window: int = 15  # rounds the median is taken over
 
     def init(self, params: Tensors) -> NormState:

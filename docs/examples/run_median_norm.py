@@ -1,4 +1,7 @@
-"""FedAvg with and without the clipping of `median_norm.py`, from one seed model, on the demo's corpus."""
+"""FedAvg with and without the clipping of `median_norm.py`, on the demo's corpus, where rounds are rough.
+
+Three clients a round, and no clipping on the clients themselves.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,22 @@ from dataclasses import replace
 
 from median_norm import MedianNorm
 
+from antiphon.algorithms.fedavg import fedavg
 from antiphon.decoding.error_rate import Errors
+from antiphon.engine import Rounds
 from antiphon.local import LocalTraining
 from antiphon.recipes.demo import demo
 from antiphon.recipes.experiment import Run
 from antiphon.recipes.launch import run_experiment
 
+local = LocalTraining(lr=0.5, batch_seconds=16.0, clip_norm=0.0)
+rounds = Rounds(total=24, cohort=3, valid_every=3)
 experiment = demo()
-seed, fedavg = experiment.runs["seed"], experiment.runs["fedavg"]
-clipped = Run(MedianNorm(LocalTraining(lr=0.5, batch_seconds=16.0)), rounds=fedavg.rounds)
-runs = {"seed": seed, "fedavg": fedavg, "median-norm": clipped}
-scores = run_experiment(replace(experiment, runs=runs), data="demo/corpus", out="median")
+runs = {
+    "seed": experiment.runs["seed"],
+    "fedavg": Run(fedavg(local), rounds=rounds),
+    "median-norm": Run(MedianNorm(local), rounds=rounds),
+}
+scores = run_experiment(replace(experiment, runs=runs), data="demo/corpus", out="median", resume=True)
 for name, score in scores.items():
     print(f"{name:<12} WER {100 * Errors(**score['words']).rate:.1f} %")
