@@ -128,7 +128,8 @@ def choose_device(name: str) -> torch.device:
     """The device, made to give the same bits every time: resuming is exact on a GPU too."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it did not write
+    # Filling fresh memory would cost a kernel an allocation, and nothing here reads what it did not write.
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (unknown to mypy)
     try:
         device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
         torch.empty(0, device=device)
