@@ -27,8 +27,8 @@ SENTENCES_PER_SPEAKER = 20
 def demo() -> Experiment:
     """FedAvg, hierarchical optimisation and DGA softmax side by side, small enough for a laptop."""
     local, server = LocalTraining(lr=0.3, epochs=1, batch_seconds=16.0), Adam(lr=5e-3, epsilon=1e-5)
-    schedule = Cosine(24, final=0.1)
-    rounds = Rounds(total=24, cohort=10, valid_every=3)
+    schedule = Cosine(30, final=0.05)
+    rounds = Rounds(total=30, cohort=10, valid_every=3)
 
     def run(algorithm: FedAvg) -> Run:
         return Run(replace(algorithm, server_schedule=schedule), rounds=rounds)
@@ -39,7 +39,7 @@ def demo() -> Experiment:
         augment=SpecAugment(num_time_masks=1, time_width=15, num_frequency_masks=1, frequency_width=12),
         speakers=Speakers(seed_fraction=0.25),
         runs={
-            "seed": central("seed", rounds=8, steps=40, lr=3e-3),
+            "seed": central("seed", rounds=12, steps=40, lr=3e-3),
             "fedavg": run(fedavg(replace(local, lr=0.5))),
             "hierarchical": run(hierarchical(local, server)),
             "dga": run(dga(local, 0.5, server)),

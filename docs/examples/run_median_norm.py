@@ -13,13 +13,13 @@ from antiphon.algorithms.fedavg import fedavg
 from antiphon.decoding.error_rate import Errors
 from antiphon.engine import Rounds
 from antiphon.local import LocalTraining
-from antiphon.recipes.demo import demo
+from antiphon.recipes import RECIPES
 from antiphon.recipes.experiment import Run
 from antiphon.recipes.launch import run_experiment
 
 local = LocalTraining(lr=0.5, batch_seconds=16.0, clip_norm=0.0)
 rounds = Rounds(total=24, cohort=3, valid_every=3)
-experiment = demo()
+experiment = RECIPES["demo"]()
 runs = {
     "seed": experiment.runs["seed"],
     "fedavg": Run(fedavg(local), rounds=rounds),
