@@ -52,6 +52,7 @@ def _context(runs: Sequence[RunFolder]) -> dict[str, Any]:
     return {
         "runs": runs,
         "several": len(runs) > 1,
+        "shown": _best(main).label if main else runs[-1].label,
         "title": ", ".join(run.label for run in runs[:4]) + (" …" if len(runs) > 4 else ""),
         "headline": _headline(splits[0], main) if main else _no_headline(runs),
         "cards": _cards(runs, main),
@@ -67,7 +68,7 @@ def _context(runs: Sequence[RunFolder]) -> dict[str, Any]:
         "speakers": [(run.label, figures.of_speakers(run, splits[0])) for run in runs] if splits else [],
         "people": tables.people(main),
         "columns": [row.label for row in main],
-        "weights": [(run.label, figures.of_weights(run)) for run in trained],
+        "weights": [(run.label, figures.of_weights(run)) for run in trained if run.num_clients > 1],
         "updates": figures.of_updates(runs) if trained else [],
         "coverage": figures.of_coverage(runs) if trained else None,
         "coverage_rows": [_coverage_row(run) for run in trained if run.num_clients],
@@ -82,12 +83,18 @@ def _context(runs: Sequence[RunFolder]) -> dict[str, Any]:
     }
 
 
+def _best(rows: Sequence[tables.Result]) -> tables.Result:
+    """The run with the lowest word error rate; a starting model only where no run has been scored."""
+    scored = [row for row in rows if row.run is not None] or list(rows)
+    return min(scored, key=lambda row: row.evaluation.overall.words.rate)
+
+
 def _headline(split: str, rows: Sequence[tables.Result]) -> str:
     scored = [row for row in rows if row.run is not None]
     if not scored:
         rate = percent(rows[0].evaluation.overall.words.rate, 1)
         return f"The starting model has a word error rate of {rate} % on {split}."
-    best = min(scored, key=lambda row: row.evaluation.overall.words.rate)
+    best = _best(rows)
     rate = f"{percent(best.evaluation.overall.words.rate, 1)} %"
     if len(scored) > 1:
         text = f"{best.label} has the lowest word error rate on {split}, {rate}"
@@ -114,9 +121,8 @@ def _no_headline(runs: Sequence[RunFolder]) -> str:
 
 def _cards(runs: Sequence[RunFolder], rows: Sequence[tables.Result]) -> list[Card]:
     cards = []
-    scored = [row for row in rows if row.run is not None] or list(rows)
-    if scored:
-        best = min(scored, key=lambda row: row.evaluation.overall.words.rate)
+    if rows:
+        best = _best(rows)
         for name, counts, ends in (
             ("Word error rate", lambda e: e.overall.words, best.wer),
             ("Character error rate", lambda e: e.overall.characters, best.cer),

@@ -6,10 +6,13 @@ Three clients a round, and no clipping on the clients themselves.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import yaml
 from median_norm import MedianNorm
 
 from antiphon.algorithms.fedavg import fedavg
+from antiphon.config import overlay
 from antiphon.decoding.error_rate import Errors
 from antiphon.engine import Rounds
 from antiphon.local import LocalTraining
@@ -19,12 +22,12 @@ from antiphon.recipes.launch import run_experiment
 
 local = LocalTraining(lr=0.5, batch_seconds=16.0, clip_norm=0.0)
 rounds = Rounds(total=24, cohort=3, valid_every=3)
-experiment = RECIPES["demo"]()
+small = overlay(RECIPES["dga"](), yaml.safe_load(Path("docs/examples/small.yaml").read_text()))
 runs = {
-    "seed": experiment.runs["seed"],
+    "seed": small.runs["seed"],
     "fedavg": Run(fedavg(local), rounds=rounds),
     "median-norm": Run(MedianNorm(local), rounds=rounds),
 }
-scores = run_experiment(replace(experiment, runs=runs), data="demo/corpus", out="median", resume=True)
+scores = run_experiment(replace(small, runs=runs), data="demo/corpus", out="median", resume=True)
 for name, score in scores.items():
     print(f"{name:<12} WER {100 * Errors(**score['words']).rate:.1f} %")

@@ -1,11 +1,13 @@
-from antiphon.config import override
+from pathlib import Path
+
+import yaml
+
+from antiphon.config import overlay
 from antiphon.data.importing import ImportOptions, import_corpus
 from antiphon.decoding.recognizer import Recognizer
-from antiphon.recipes import RECIPES
-from antiphon.recipes.launch import run_experiment
+from antiphon.recipes import RECIPES, launch
 
 import_corpus("recordings", "speech", ImportOptions(split_speakers=(0.8, 0.1, 0.1)))
-experiment = override(RECIPES["demo"](), ["seed=1", "runs.dga.rounds.cohort=20"])
-scores = run_experiment(experiment, data="speech", out="results")
-print(scores["dga"]["words"])
-print(Recognizer.load("results/dga").transcribe("hello.wav"))
+settings = yaml.safe_load(Path("docs/examples/small.yaml").read_text())
+scores = launch.run_experiment(overlay(RECIPES["dga"](), settings), data="speech", out="results")
+print(Recognizer.load("results/dga").transcribe("hello.wav"), scores["dga"]["words"])

@@ -1,0 +1,252 @@
+"""The documentation: its examples run, its quotations are in the code, its commands and links exist."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from world import World, assert_same, tones, write_source, write_wav
+
+from antiphon import config
+from antiphon.core import Report, Task, Update, Weigh
+from antiphon.engine import Engine, Outcome, Rounds, Silent
+from antiphon.local import LocalTraining
+from antiphon.pools.local import LocalPool
+from antiphon.recipes import RECIPES, launch
+from antiphon.recipes.experiment import Experiment
+from antiphon.report.journal import read
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").glob("*.md")
+)
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+TINY = [
+    "frontend.dim=8",
+    "model.encoder.dim=6",
+    "model.encoder.num_layers=1",
+    "model.encoder.stack=2",
+    "runs.*.rounds.total=2",
+    "runs.seed.algorithm.local.steps=3",
+    "runs.*.rounds.valid_every=1",
+]
+
+
+# --- Examples -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The demo recipe made tiny, an empty working folder, and no drawing."""
+    tiny = config.override(RECIPES["demo"](), TINY)
+    monkeypatch.setitem(RECIPES, "demo", lambda: tiny)
+    monkeypatch.setattr(launch, "write_report", lambda *arguments: None)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def any_algorithms() -> Any:
+    yield
+    torch.use_deterministic_algorithms(False)  # a run asks for them in the whole process
+
+
+@pytest.mark.usefixtures("small_demo")
+def test_ten_lines_go_from_recordings_to_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_source(tmp_path / "recordings", num_utterances=3)
+    write_wav(tmp_path / "hello.wav", tones("abc de", 1.0, np.random.default_rng(0)))
+    done = runpy.run_path(str(EXAMPLES / "ten_lines.py"))
+    counts = done["scores"]["dga"]["words"]
+    assert counts["length"] > 0
+    assert capsys.readouterr().out.startswith(f"{counts}\n")
+
+
+@pytest.mark.usefixtures("small_demo")
+def test_the_script_of_the_new_algorithm_compares_it(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "corpus").symlink_to(world.corpus)
+    runpy.run_path(str(EXAMPLES / "run_median_norm.py"))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["seed", "fedavg", "median-norm"]
+    settings = yaml.safe_load((tmp_path / "median" / "experiment.json").read_text())["config"]["runs"]
+    assert settings["median-norm"]["algorithm"]["median_norm"]["limit"] == 0.5
+    for entry in read(tmp_path / "median" / "median-norm" / "journal.jsonl")[1:]:
+        assert 0 < entry["metrics"]["scale"] <= 1
+
+
+def test_the_settings_file_changes_its_recipe_and_nothing_unknown() -> None:
+    settings = yaml.safe_load((EXAMPLES / "small.yaml").read_text())
+    experiment = config.overlay(RECIPES[settings["recipe"]](), settings)
+    assert experiment.runs["dga"].rounds.total == 30
+    assert experiment.runs["dga"].start == "seed"
+
+
+# --- The algorithm of "write your own" ------------------------------------------------------------
+
+
+class Given:
+    """A pool that answers with deltas of given lengths, one a round."""
+
+    def __init__(self, lengths: Sequence[float]) -> None:
+        self.lengths = iter(lengths)
+
+    def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
+        length = next(self.lengths)
+        return Update({"w": torch.tensor([0.6, 0.8]) * length}, reports=(Report("a", {}),))
+
+    def collect(self, task: Task, cohort: Sequence[str]) -> Any:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def median_norm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return runpy.run_path(str(EXAMPLES / "median_norm.py"))["MedianNorm"]
+
+
+def test_an_aggregate_is_clipped_to_half_the_median_of_those_before_it(median_norm: Any) -> None:
+    algorithm, pool = median_norm(window=3), Given([1.0, 4.0, 0.5, 100.0, 0.0])
+    state, steps = algorithm.init({"w": torch.zeros(2)}), []
+    for _ in range(5):
+        before = state.params["w"]
+        state, metrics = algorithm.round(state, ["a"], pool)
+        steps.append(float((before - state.params["w"]).norm()))
+    # Medians of the last three norms: 1, 2.5, 1, 4, 0.5.
+    assert steps == pytest.approx([0.5, 1.25, 0.5, 2.0, 0.0])
+    assert state.norms == pytest.approx((0.5, 100.0, 0.0))
+    assert metrics["scale"] == 1.0
+
+
+class Killed(Exception):
+    pass
+
+
+class KilledAfter(Silent):
+    """Ends a run between the journal and the checkpoint of a round."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def finished(self, entry: Any, clock: Any) -> None:
+        if entry["round"] == self.round:
+            raise Killed
+
+
+def test_the_algorithm_resumes_exactly(median_norm: Any, world: World, tmp_path: Path) -> None:
+    clients = world.clients()
+
+    def run(folder: Path, resume: bool = False, listener: Silent | None = None) -> Outcome:
+        algorithm = median_norm(LocalTraining(lr=0.05, batch_seconds=1.5), window=3)
+        rounds = Rounds(total=5, cohort=3, save_every=2)
+        engine = Engine(
+            algorithm, LocalPool(world.worker(clients)), list(clients), rounds, folder, 7, listener=listener
+        )
+        return engine.run(world.params(), resume)
+
+    straight = run(tmp_path / "straight")
+    with pytest.raises(Killed):
+        run(tmp_path / "stopped", listener=KilledAfter(4))
+    resumed = run(tmp_path / "stopped", resume=True)
+    assert len(vars(straight.state)["norms"]) == 3
+    assert vars(straight.state).keys() == vars(resumed.state).keys()
+    for key, value in vars(straight.state).items():
+        assert_same(value, vars(resumed.state)[key], key)
+    journals = [(tmp_path / name / "journal.jsonl").read_bytes() for name in ("straight", "stopped")]
+    assert journals[0] == journals[1]
+
+
+# --- What the pages say ---------------------------------------------------------------------------
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> list[tuple[str, str]]:
+    """Every `antiphon ...` of a page with the first line that is shown after it."""
+    found = []
+    for block in blocks(page, "console"):
+        lines = block.splitlines()
+        for number, line in enumerate(lines):
+            if line.startswith("$ antiphon"):
+                found.append((line[2:], next((after for after in lines[number + 1 :] if after != "…"), "")))
+    for block in blocks(page, "sh"):
+        joined = block.replace("\\\n", " ")
+        found += [(line, "") for line in joined.splitlines() if line.startswith("antiphon")]
+    return found
+
+
+@every_page
+def test_quoted_code_is_in_the_file_it_is_quoted_from(page: Path) -> None:
+    for language in ("python", "yaml"):
+        for block in blocks(page, language):
+            first, _, body = block.partition("\n")
+            assert first.startswith("# "), f"{page.name}: say which file this is from: {first}"
+            assert body in (ROOT / first[2:]).read_text(), f"{page.name}: not in {first[2:]}:\n{body}"
+
+
+@every_page
+def test_links_lead_to_files(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+@every_page
+def test_no_page_names_a_folder_of_somebody_s_machine(page: Path) -> None:
+    assert not re.search(r"/(work|tmp|root|home)/", page.read_text())
+
+
+def settings_of(recipe: str) -> Experiment:
+    if recipe.endswith(".yaml"):
+        settings = yaml.safe_load((EXAMPLES / Path(recipe).name).read_text())
+        return config.overlay(RECIPES[settings["recipe"]](), settings)
+    if recipe not in RECIPES:
+        raise config.unknown(recipe, RECIPES, "", "recipe")
+    return RECIPES[recipe]()
+
+
+# Mistakes that are found later, with the corpus or the run folder in hand.
+LATER = ("error: run ", "error: out ", "error: checkpoint ")
+
+
+@every_page
+def test_settings_in_commands_are_as_right_or_as_wrong_as_the_page_says(page: Path) -> None:
+    for command, output in commands(page):
+        words = shlex.split(command)
+        if words[1] != "run":
+            continue
+        chosen = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+        if output.startswith("error: ") and not output.startswith(LATER):
+            with pytest.raises(ValueError) as caught:
+                config.override(settings_of(words[2]), chosen)
+            assert f"error: {caught.value}" == output, command
+        else:
+            config.override(settings_of(words[2]), chosen)
+
+
+@every_page
+def test_options_in_commands_exist(page: Path) -> None:
+    from typer.main import get_command
+
+    from antiphon.cli import app
+
+    for command, _ in commands(page):
+        words, group = shlex.split(command)[1:], get_command(app)
+        while hasattr(group, "commands"):
+            assert words[0] in group.commands, command
+            group, words = group.commands[words[0]], words[1:]
+        known = {option for parameter in group.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, command
