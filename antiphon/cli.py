@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from antiphon import config, screen
 from antiphon.cli_corpus import corpus_commands
 from antiphon.observed import Stopped
 from antiphon.recipes import RECIPES
+from antiphon.recipes import recipe as load_recipe
 from antiphon.recipes.experiment import Experiment
 
 app = typer.Typer(
@@ -46,7 +46,7 @@ def demo(
     from antiphon.data.synthesis import synthesise_corpus
     from antiphon.recipes.demo import SENTENCES_PER_SPEAKER, SPLITS
 
-    experiment = config.override(RECIPES["demo"](), settings)
+    experiment = config.override(load_recipe("demo"), settings)
     corpus = out / "corpus"
     if not (corpus / "corpus.json").exists():
         with screen.bar("synthesis") as progress:
@@ -58,7 +58,7 @@ def demo(
 def recipes(name: Annotated[str, typer.Argument(help="Show this recipe's settings as YAML.")] = "") -> None:
     """List the recipes, or show all settings of one."""
     if name:
-        screen.console.print(yaml.safe_dump(config.to_dict(_recipe(name)), sort_keys=False), end="")
+        screen.console.print(yaml.safe_dump(config.to_dict(load_recipe(name)), sort_keys=False), end="")
         return
     screen.console.print(screen.listing({n: (r.__doc__ or "").splitlines()[0] for n, r in RECIPES.items()}))
 
@@ -76,7 +76,7 @@ def run(
     only: Annotated[list[str], typer.Option(metavar="RUN", help="Only this run of the recipe.")] = [],
 ) -> None:
     """Run a recipe on a corpus: train, validate, score on the test speakers, write a report."""
-    experiment = config.override(_recipe(recipe), settings)
+    experiment = config.override(load_recipe(recipe), settings)
     _run(experiment, data, out, resume, skip_corrupt, device, workers, only)
 
 
@@ -121,29 +121,16 @@ def transcribe(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or the folder of an experiment.")],
-    out: Annotated[Path, typer.Option(help="The page to write; RESULTS.md goes beside it.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page to write, RESULTS.md beside it; in the one folder given, or here."),
+    ] = None,
 ) -> None:
     """Write a report on a run, or a comparison of several: one HTML page and RESULTS.md."""
     from antiphon.report import write_report
 
-    screen.console.print(f"wrote {write_report(runs, out)}")
-
-
-def _recipe(name: str) -> Experiment:
-    """A recipe by name, or a YAML file: `recipe:` and whatever settings differ from it."""
-    if name.endswith((".yaml", ".yml")):
-        try:
-            settings = yaml.safe_load(Path(name).read_text())
-        except (OSError, yaml.YAMLError) as error:
-            raise ValueError(f"cannot read the settings in {name}: {error}") from error
-        if not isinstance(settings, dict) or "recipe" not in settings:
-            raise ValueError(f"{name} must name the recipe it begins from: recipe: dga")
-        return config.overlay(_recipe(str(settings["recipe"])), settings)
-    if name not in RECIPES:
-        raise config.unknown(name, RECIPES, "", "recipe")
-    return replace(RECIPES[name](), recipe=name)
+    page = write_report(runs, out or (runs[0] if len(runs) == 1 else Path()) / "report.html")
+    screen.console.print(f"wrote {page}")
 
 
 def _run(

@@ -82,7 +82,8 @@ class Observed:
         needed = self.min_clients if ours else 1
         if len(reports) < needed:
             why = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[:5])
-            raise Stopped(f"{len(reports)} of {len(cohort)} clients answered, {needed} needed ({why})")
+            hint = "; rounds.min_clients sets how many are needed" if needed > 1 else ""
+            raise Stopped(f"{len(reports)} of {len(cohort)} clients answered, {needed} needed ({why}){hint}")
         if ours:
             self.bytes_down += size_in_bytes(task.tensors) * len(cohort)
             self.bytes_up += size_in_bytes(answer) * len(reports)

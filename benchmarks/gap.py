@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -58,6 +59,25 @@ def scored(experiments: list[Path], run: str) -> list[Path]:
     return [e for e in experiments if (e / run / "evaluation" / "test" / "best" / "scores.json").exists()]
 
 
+def plot(experiments: list[Path], runs: list[str], path: Path) -> None:
+    """Validation WER by round, a line a run: the mean of the seeds, as far as all of them got."""
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.add_subplot(xlabel="round", ylabel="WER on the held-out speakers, %")
+    for run in runs:
+        journals = [(e / run / "journal.jsonl").read_text().splitlines() for e in experiments]
+        curves = [
+            {e["round"]: e["valid"]["wer"] for e in map(json.loads, j) if "valid" in e} for j in journals
+        ]
+        rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
+        means = [100 * np.mean([curve[number] for curve in curves]) for number in rounds]
+        axes.plot(rounds, means, label=run, linewidth=1.5)
+    start = json.loads((experiments[0] / "fedavg" / "journal.jsonl").read_text().splitlines()[0])
+    axes.set_ylim(top=105 * start["valid"]["wer"])
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path)
+
+
 def percent(value: float, interval: list[float], digits: int) -> str:
     low, high = (f"{100 * end:.{digits}f}" for end in interval)
     return f"{100 * value:.{digits}f} [{low}, {high}]"
@@ -68,6 +88,7 @@ def main() -> None:
     parser.add_argument("experiments", nargs="+", type=Path, help="folders of one recipe with several seeds")
     parser.add_argument("--reference", default="central", help="the run that closes the whole gap")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "librispeech.json")
+    parser.add_argument("--plot", type=Path, help="where to draw validation WER by round (.svg, .png)")
     options = parser.parse_args()
     about = [json.loads((e / "experiment.json").read_text()) for e in options.experiments]
     having = {run: scored(options.experiments, run) for run in about[0]["runs"]}
@@ -86,6 +107,8 @@ def main() -> None:
         gaps = [percent(f["gap_closed"], f["gap_interval"], 0) for f in (wer, cer)]
         table.add_row(run, rates[0], seeds, rates[1], *(["–", "–"] if run == "seed" else gaps))
     Console(width=130).print(table)
+    if options.plot:
+        plot(options.experiments, runs, options.plot)
     first = json.loads((options.experiments[0] / "seed" / "run.json").read_text())
     options.out.parent.mkdir(exist_ok=True)
     body = {

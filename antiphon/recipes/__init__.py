@@ -7,7 +7,12 @@ trained) and the clients; `heldout` speakers choose the best round; `test` speak
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
+import yaml
+
+from antiphon import config
 from antiphon.recipes.demo import demo
 from antiphon.recipes.experiment import Experiment
 from antiphon.recipes.librispeech import librispeech
@@ -36,3 +41,22 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "subspace": encoder_only,
     "librispeech": librispeech,
 }
+
+
+def recipe(name: str) -> Experiment:
+    """A recipe by name, or a YAML file: `recipe: NAME` and whatever settings differ from it.
+
+    >>> recipe("dga").runs["dga"].rounds.cohort
+    10
+    """
+    if not name.endswith((".yaml", ".yml")):
+        if name not in RECIPES:
+            raise config.unknown(name, RECIPES, "", "recipe")
+        return replace(RECIPES[name](), recipe=name)
+    try:
+        settings = yaml.safe_load(Path(name).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"cannot read the settings in {name}: {error}") from error
+    if not isinstance(settings, dict) or "recipe" not in settings:
+        raise ValueError(f"{name} must name the recipe it begins from: recipe: dga")
+    return config.overlay(recipe(str(settings["recipe"])), settings)

@@ -46,6 +46,7 @@ def librispeech() -> Experiment:
             "seed": central("seed", rounds=40),
             "central": central("both", rounds=80),
             "central-from-seed": central("both", rounds=60, start="seed"),
+            "central-clients": central("federated", rounds=40, start="seed"),
             "fedavg": Run(fedavg(LocalTraining(lr=0.3, batch_seconds=60.0)), rounds=rounds),
             "hierarchical": Run(annealed(hierarchical(local, server)), rounds=rounds),
             "hierarchical-iid": Run(annealed(hierarchical(local, server)), clients=Iid(25), rounds=rounds),

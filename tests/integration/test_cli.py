@@ -18,7 +18,7 @@ from world import World, tones, write_source, write_wav
 from antiphon import cli, config
 from antiphon.data.corpus import Corpus
 from antiphon.decoding.recognizer import Recognizer
-from antiphon.recipes import RECIPES
+from antiphon.recipes import RECIPES, recipe
 from antiphon.report.trn import read_trn
 
 Antiphon = Callable[..., Done]
@@ -67,9 +67,9 @@ def test_help_names_every_command(antiphon: Antiphon) -> None:
 def test_recipes_lists_each_with_what_it_is(antiphon: Antiphon) -> None:
     done = antiphon("recipes")
     assert done.code == 0
-    for name, recipe in RECIPES.items():
+    for name, make in RECIPES.items():
         line = next(line for line in done.output.splitlines() if line.startswith(name + " "))
-        assert (recipe.__doc__ or "").split()[0] in line
+        assert (make.__doc__ or "").split()[0] in line
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -79,7 +79,7 @@ def test_a_recipe_s_settings_are_yaml_that_makes_the_recipe_again(
     done = antiphon("recipes", name)
     assert done.code == 0
     (tmp_path / "mine.yaml").write_text(done.output)
-    again = cli._recipe(str(tmp_path / "mine.yaml"))
+    again = recipe(str(tmp_path / "mine.yaml"))
     assert config.to_dict(again) == yaml.safe_load(done.output)
     assert config.to_dict(again)["runs"] == config.to_dict(RECIPES[name]())["runs"]
 
