@@ -226,6 +226,6 @@ def require_key(row: Mapping[str, Any], key: str, where: str) -> None:
     """Stop the import when the first utterance shows that the client was looked for under the wrong name."""
     if key not in row:
         raise ValueError(
-            f"{where} has no field {key!r} to tell clients apart: set client_key to one of "
+            f"{where} has no field {key!r} to tell clients apart: set client_key (--client-key) to one of "
             + ", ".join(sorted(map(str, row)))
         )

@@ -15,7 +15,7 @@ def check_destination(source: Path, destination: Path, overwrite: bool) -> None:
     if not destination.exists() and not destination.is_symlink():
         return
     if not overwrite:
-        raise ValueError(f"{destination} exists already: choose another name, or overwrite it")
+        raise ValueError(f"{destination} exists already: choose another name, or overwrite it (--overwrite)")
     if source.resolve().is_relative_to(destination.resolve()):
         raise ValueError(f"{destination} holds the source {source}: it cannot be replaced by the corpus")
     is_corpus = (destination / "corpus.json").is_file()
