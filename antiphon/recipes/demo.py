@@ -26,9 +26,9 @@ SENTENCES_PER_SPEAKER = 20
 
 def demo() -> Experiment:
     """FedAvg, hierarchical optimisation and DGA softmax side by side, small enough for a laptop."""
-    local, server = LocalTraining(lr=0.3, epochs=1, batch_seconds=16.0), Adam(lr=5e-3, epsilon=1e-5)
-    schedule = Cosine(30, final=0.05)
-    rounds = Rounds(total=30, cohort=10, valid_every=3)
+    local, server = LocalTraining(lr=0.3, epochs=2, batch_seconds=16.0), Adam(lr=5e-3, epsilon=1e-5)
+    schedule = Cosine(24, final=0.05)
+    rounds = Rounds(total=24, cohort=10, valid_every=3)
 
     def run(algorithm: FedAvg) -> Run:
         return Run(replace(algorithm, server_schedule=schedule), rounds=rounds)
