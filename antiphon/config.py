@@ -166,15 +166,29 @@ def _read_dataclass(cls: type, data: Any, path: str) -> Any:
         raise ValueError(f"{_at(path)}: {error}") from error
 
 
+def _defaults(cls: type) -> dict[str, Any]:
+    """The fields of a dataclass that need not be given, as `to_dict` writes them."""
+    kinds, written = _fields(cls), {}
+    for field in dataclasses.fields(cls):
+        if field.init and not _is_required(field):
+            factory = field.default_factory
+            default = field.default if factory is dataclasses.MISSING else factory()
+            written[field.name] = _write(kinds[field.name], default)
+    return written
+
+
 def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.init and field.default is field.default_factory is dataclasses.MISSING
 
 
 def _assign(kind: Kind, tree: Any, keys: Sequence[str], text: str, path: str) -> Any:
     """The tree (as `to_dict` wrote it) with the value at `keys` replaced."""
-    if not keys:
-        return _parse(kind, text, path)
     choices = _choices(kind)
+    if not keys:
+        value = _parse(kind, text, path)
+        if len(choices) > 1 and isinstance(value, str) and value in choices:
+            return {value: _defaults(choices[value])}  # whole: the next assignment may reach into it
+        return value
     if tree is None and choices:
         raise ValueError(
             f"{_at(path)} is null, so it has no {keys[0]!r}: first set {path}={next(iter(choices))}"

@@ -204,9 +204,8 @@ def test_nemo_manifest_with_parts_and_its_own_name_for_the_client(nemo: Path) ->
 
 def test_nemo_without_the_client_key_lists_the_keys_there_are(nemo: Path) -> None:
     keys = "audio_filepath, caller, duration, lang, text"
-    with pytest.raises(
-        ValueError, match=rf"train.json:1 has no field 'speaker'.*client_key \(--client-key\) to one of {keys}"
-    ):
+    message = rf"train.json:1 has no field 'speaker'.*client_key \(--client-key\) to one of {keys}"
+    with pytest.raises(ValueError, match=message):
         imported(nemo)
 
 

@@ -195,3 +195,13 @@ def test_a_file_with_a_mistake_is_refused_with_its_path(data, message):
 
 def test_an_int_given_for_a_float_becomes_one():
     assert type(from_dict(Everything, {"lr": 1}).lr) is float
+
+
+def test_a_choice_by_name_can_be_completed_deep_inside():
+    from antiphon.models.las import LasConfig
+    from antiphon.recipes import recipe
+
+    experiment = override(recipe("dga"), ["model=las", "model.encoder.dim=64", "model.decoder_dim=96"])
+    assert isinstance(experiment.model, LasConfig)
+    assert (experiment.model.encoder.dim, experiment.model.decoder_dim) == (64, 96)
+    assert experiment.model.encoder.num_layers == LasConfig().encoder.num_layers
