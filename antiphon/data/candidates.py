@@ -11,7 +11,7 @@ import io
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -191,6 +191,28 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]] | Skipped]:
                 yield Skipped("", where, "malformed JSON: the line is not an object")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         yield Skipped("", path.name, f"damaged file: the rest of it cannot be unpacked ({error})")
+
+
+def candidates_of(
+    path: Path,
+    client_key: str,
+    make: Callable[[Mapping[str, Any], str], Candidate],
+    name: Callable[[Mapping[str, Any]], str],
+) -> Iterator[Candidate | Skipped]:
+    """What `make` makes of each object of a JSON-lines file; one that it refuses is skipped by name."""
+    is_first = True
+    for row in json_rows(path):
+        if isinstance(row, Skipped):
+            yield row
+            continue
+        where, fields = row
+        if is_first:
+            require_key(fields, client_key, where)
+            is_first = False
+        try:
+            yield make(fields, where)
+        except RefusedError as reason:
+            yield Skipped(name(fields), where, str(reason))
 
 
 def first_row(path: Path) -> dict[str, Any]:

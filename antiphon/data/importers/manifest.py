@@ -19,10 +19,9 @@ from antiphon.data.candidates import (
     ImportOptions,
     RefusedError,
     Skipped,
+    candidates_of,
     first_row,
-    json_rows,
     locate,
-    require_key,
     take_number,
     take_text,
 )
@@ -37,19 +36,12 @@ def recognises(source: Path) -> bool:
 def read(source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
     manifest = _manifest(source)
     audio = _Audio(manifest.parent, options)
-    is_first = True
-    for row in json_rows(manifest):
-        if isinstance(row, Skipped):
-            yield row
-            continue
-        where, fields = row
-        if is_first:
-            require_key(fields, options.client_key, where)
-            is_first = False
-        try:
-            yield _candidate(fields, where, audio, options)
-        except RefusedError as reason:
-            yield Skipped(str(fields.get("id", "")), where, str(reason))
+    yield from candidates_of(
+        manifest,
+        options.client_key,
+        make=lambda row, where: _candidate(row, where, audio, options),
+        name=lambda row: str(row.get("id", "")),
+    )
 
 
 def _manifest(source: Path) -> Path:

@@ -14,12 +14,10 @@ from typing import Any
 from antiphon.data.candidates import (
     Candidate,
     ImportOptions,
-    RefusedError,
     Skipped,
+    candidates_of,
     find_audio,
     first_row,
-    json_rows,
-    require_key,
     take_number,
     take_text,
 )
@@ -36,19 +34,13 @@ def read(source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
     if len(manifests) > 1:
         names = ", ".join(path.name for path in manifests)
         raise ValueError(f"{source} holds several NeMo manifests: import one of {names}")
-    is_first = True
-    for row in json_rows(manifests[0]):
-        if isinstance(row, Skipped):
-            yield row
-            continue
-        where, fields = row
-        if is_first:
-            require_key(fields, options.client_key, where)
-            is_first = False
-        try:
-            yield _candidate(fields, where, manifests[0].parent, options)
-        except RefusedError as reason:
-            yield Skipped(_name(fields), where, str(reason))
+    (manifest,) = manifests
+    yield from candidates_of(
+        manifest,
+        options.client_key,
+        make=lambda row, where: _candidate(row, where, manifest.parent, options),
+        name=_name,
+    )
 
 
 def _manifests(source: Path) -> list[Path]:
