@@ -22,7 +22,7 @@ from antiphon import checkpoint
 from antiphon.core import Algorithm, Pool, ServerState, Tensors
 from antiphon.observed import Observed, Stopped
 from antiphon.report.journal import Journal, read
-from antiphon.report.tensorboard import EventWriter, scalars_of
+from antiphon.report.tensorboard import EventWriter, scalars_of, write_scalars
 from antiphon.seeding import derive
 
 Validate = Callable[[Pool, Tensors], Mapping[str, float]]
@@ -183,13 +183,12 @@ class Engine:
         self.listener.finished(entry, clock)
 
     def _tensorboard(self) -> EventWriter:
-        """A new event file that begins with what the journal holds already."""
-        folder = self.folder / "tensorboard"
-        shutil.rmtree(folder, ignore_errors=True)
-        events = EventWriter(folder, time.time())
-        for entry, clock in zip(read(self.journal.path), read(self.clock.path), strict=True):
-            events.add(entry["round"], scalars_of(entry, clock), time.time())
-        return events
+        """An event file of what the journal holds already, and a new one for what is to come."""
+        folder, now = self.folder / "tensorboard", time.time()
+        clock = read(self.clock.path)
+        started = now - sum(entry["seconds"] for entry in clock)
+        write_scalars(folder, read(self.journal.path), clock, started)
+        return EventWriter(folder, now)
 
     def _save(self, state: ServerState) -> None:
         notes = {"best": self.best, "journal_bytes": self.journal.size, "clock_bytes": self.clock.size}

@@ -42,18 +42,23 @@ def _bars() -> Progress:
     )
 
 
+def _late_bar(progress: Progress, description: str) -> Callable[[int, int | None], None]:
+    """A bar that appears with the first step: called with (done, total)."""
+    tasks: list[TaskID] = []
+
+    def show(done: int, total: int | None) -> None:
+        if not tasks:
+            tasks.append(progress.add_task(description, total=total, note=""))
+        progress.update(tasks[0], completed=done, total=total)
+
+    return show
+
+
 @contextmanager
 def bar(description: str) -> Iterator[Callable[[int, int | None], None]]:
     """A progress bar that is there only if something is to be done: call it with (done, total)."""
     with _bars() as progress:
-        tasks: list[TaskID] = []
-
-        def show(done: int, total: int | None) -> None:
-            if not tasks:
-                tasks.append(progress.add_task(description, total=total, note=""))
-            progress.update(tasks[0], completed=done, total=total)
-
-        yield show
+        yield _late_bar(progress, description)
 
 
 class RunBar:
@@ -92,7 +97,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self.progress = _bars()
-        self.features_task: TaskID | None = None
+        self._features = _late_bar(self.progress, "features")
 
     def __enter__(self) -> Terminal:
         self.progress.start()
@@ -102,9 +107,7 @@ class Terminal:
         self.progress.stop()
 
     def features(self, done: int, total: int) -> None:
-        if self.features_task is None:
-            self.features_task = self.progress.add_task("features", total=total, note="")
-        self.progress.update(self.features_task, completed=done, total=total)
+        self._features(done, total)
 
     def run(self, name: str, run: Run, num_clients: int) -> Listener:
         return RunBar(self.progress, name, run.rounds.total)
