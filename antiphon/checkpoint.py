@@ -65,7 +65,7 @@ def save(folder: Path, state: Any, notes: Mapping[str, Any]) -> None:
         temporary.mkdir(parents=True)
         tensors: dict[str, Tensor] = {}
         tree = pack(state, "state", tensors)
-        save_file(_unshared(tensors), temporary / "state.safetensors")
+        save_file(unshared(tensors), temporary / "state.safetensors")
         body = {"format": FORMAT, "state": tree, "notes": dict(notes)}
         body["tensors_sha256"] = _digest(temporary / "state.safetensors")
         text = json.dumps(body)
@@ -81,7 +81,7 @@ def save(folder: Path, state: Any, notes: Mapping[str, Any]) -> None:
         raise OSError(f"could not write checkpoint {folder} ({error}); earlier ones are intact") from error
 
 
-def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """On the CPU, with a copy wherever two parts of a state share memory: safetensors refuses that."""
     seen: set[int] = set()
     out = {}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,10 +16,14 @@ import yaml
 
 from antiphon import config, screen
 from antiphon.cli_corpus import corpus_commands
-from antiphon.observed import Stopped
+from antiphon.core import Stopped
+from antiphon.pools.joining import Place, choose_gpu, find_place, is_left_behind, join
+from antiphon.pools.ranks import Lost
 from antiphon.recipes import RECIPES
 from antiphon.recipes import recipe as load_recipe
 from antiphon.recipes.experiment import Experiment
+from antiphon.team import Alone, Team
+from antiphon.workers import end_with_starter, run_workers
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,7 +57,7 @@ def demo(
     if not (corpus / "corpus.json").exists():
         with screen.bar("synthesis") as progress:
             synthesise_corpus(corpus, SPLITS, SENTENCES_PER_SPEAKER, experiment.seed, progress)
-    _run(experiment, corpus, out / "runs", resume, False, device, 1)
+    _run(experiment, corpus, out / "runs", resume, False, device)
 
 
 @app.command()
@@ -72,12 +78,22 @@ def run(
     resume: Resume = False,
     skip_corrupt: Annotated[bool, typer.Option(help="Pass over a damaged checkpoint when resuming.")] = False,
     device: Device = "auto",
-    workers: Annotated[int, typer.Option(help="Processes that compute features; 0: one for each core.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the clients of a round.")] = 1,
+    ordered: Annotated[
+        bool, typer.Option(help="Several processes give the bits of one, for more traffic and memory.")
+    ] = False,
     only: Annotated[list[str], typer.Option(metavar="RUN", help="Only this run of the recipe.")] = [],
 ) -> None:
     """Run a recipe on a corpus: train, validate, score on the test speakers, write a report."""
+    place = find_place(os.environ)
+    screen.be_silent(place is not None and place.rank > 0)
     experiment = config.override(load_recipe(recipe), settings)
-    _run(experiment, data, out, resume, skip_corrupt, device, workers, only)
+    if place is None and workers > 1:
+        sys.exit(run_workers(workers))
+    if place is not None and workers not in (1, place.size):
+        raise ValueError(f"started as {place.size} processes already: leave --workers {workers} out")
+    with _team(place, device, ordered) as (team, own_device):
+        _run(experiment, data, out, resume, skip_corrupt, own_device, only, team)
 
 
 @app.command()
@@ -133,6 +149,20 @@ def report(
     screen.console.print(f"wrote {page}")
 
 
+@contextmanager
+def _team(place: Place | None, device: str, ordered: bool) -> Iterator[tuple[Team, str]]:
+    """The processes this one was started with, and the device it has among them."""
+    if place is None:
+        yield Alone(), device
+        return
+    from antiphon.recipes.launch import choose_device
+
+    end_with_starter()
+    own_device = str(choose_device(choose_gpu(place, device)))  # refused before anybody waits for it
+    with join(place, own_device, ordered) as team:
+        yield team, own_device
+
+
 def _run(
     experiment: Experiment,
     data: Path,
@@ -140,25 +170,51 @@ def _run(
     resume: bool,
     skip_corrupt: bool,
     device: str,
-    workers: int,
     only: Sequence[str] = (),
+    team: Team | None = None,
 ) -> None:
     from antiphon.recipes.launch import run_experiment
 
-    workers = workers or os.cpu_count() or 1
+    num_cores = os.cpu_count() or 1
     with screen.Terminal() as terminal:
-        scores = run_experiment(experiment, data, out, resume, skip_corrupt, device, workers, terminal, only)
+        scores = run_experiment(
+            experiment, data, out, resume, skip_corrupt, device, num_cores, terminal, only, team
+        )
     screen.console.print(screen.score_table(scores))
     screen.console.print(f"Report: {out / 'report.html'}   Figures: {out / 'RESULTS.md'}")
 
 
 def main() -> None:
+    code = _exit_code()
+    if is_left_behind():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _exit_code() -> int:
     try:
         app()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
     except Stopped as reason:
-        again = [word for word in sys.argv[1:] if word != "--resume"]
-        screen.say_stopped(str(reason), f"antiphon {shlex.join(again)} --resume")
-        sys.exit(130 if str(reason) == "interrupted" else 3)
+        screen.say_stopped(str(reason), _resume_command())
+        return 130 if str(reason) == "interrupted" else 3
+    except Lost as error:
+        screen.say_lost(str(error), _resume_command())
+        return 4
     except (ValueError, OSError) as error:
         screen.say_error(str(error))
-        sys.exit(2)
+        return 2
+    except Exception:
+        if not is_left_behind():
+            raise
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _resume_command() -> str:
+    again = [word for word in sys.argv[1:] if word != "--resume"]
+    return f"antiphon {shlex.join(again)} --resume"

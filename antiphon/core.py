@@ -27,6 +27,10 @@ Scalar = float | int | str | bool | None
 Metrics = Mapping[str, float]
 
 
+class Stopped(Exception):
+    """The run stops here, cleanly; the message says why."""
+
+
 @dataclass(frozen=True)
 class Task:
     """What the server sends to a client. Data only: no code crosses the wire."""

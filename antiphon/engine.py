@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import resource
-import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -18,12 +17,11 @@ from typing import Any, Protocol
 
 import torch
 
-from antiphon import checkpoint
-from antiphon.core import Algorithm, Pool, ServerState, Tensors
-from antiphon.observed import Observed, Stopped
-from antiphon.report.journal import Journal, read
-from antiphon.report.tensorboard import EventWriter, scalars_of, write_scalars
+from antiphon.core import Algorithm, Pool, ServerState, Stopped, Tensors
+from antiphon.observed import Observed
+from antiphon.record import Record
 from antiphon.seeding import derive
+from antiphon.team import Alone, Team
 
 Validate = Callable[[Pool, Tensors], Mapping[str, float]]
 
@@ -84,11 +82,11 @@ def sample_cohort(clients: Sequence[str], size: int, seed: int, round: int) -> l
     >>> sample_cohort(["a", "b", "c", "d"], 2, seed=0, round=7) == sample_cohort("abcd", 2, seed=0, round=7)
     True
     """
-    return random.Random(derive(seed, "cohort", round)).sample(list(clients), min(size, len(clients)))
+    return random.Random(derive(seed, "cohort", round)).sample(clients, min(size, len(clients)))
 
 
 class Engine:
-    """One run in one folder."""
+    """One run in one folder, which only the first process of a team touches."""
 
     def __init__(
         self,
@@ -100,60 +98,61 @@ class Engine:
         seed: int,
         validate: Validate | None = None,
         listener: Listener | None = None,
+        team: Team | None = None,
     ) -> None:
         rounds.check(len(clients))
-        self.algorithm, self.pool, self.rounds, self.folder, self.seed = algorithm, pool, rounds, folder, seed
+        self.algorithm, self.pool, self.rounds, self.seed = algorithm, pool, rounds, seed
         self.clients = sorted(clients)
         self.validate = validate if rounds.valid_every else None
         self.listener: Listener = listener or Silent()
-        self.checkpoints = folder / "checkpoints"
-        self.journal, self.clock = Journal(folder / "journal.jsonl"), Journal(folder / "clock.jsonl")
-        self.best: dict[str, float] | None = None
+        self.team: Team = team or Alone()
+        self.record = Record(folder, rounds.keep_last)
 
     def run(self, params: Tensors, resume: bool = False, skip_corrupt: bool = False) -> Outcome:
         """Trains from `params`, or goes on from the newest checkpoint.
 
         Raises `Stopped` when interrupted or when too few clients answer; what was done is saved.
         """
-        state = replace(self.algorithm.init(params), seed=self.seed)
-        if resume and checkpoint.saved_rounds(self.checkpoints):
-            state = self._restore(state, skip_corrupt)
-            self.listener.resumed(state.round)
-        else:
-            shutil.rmtree(self.checkpoints, ignore_errors=True)
-            self.journal.truncate(0)
-            self.clock.truncate(0)
-        with interruptible() as interrupted, self._tensorboard() as self.events:
+        team, record = self.team, self.record
+        fresh = replace(self.algorithm.init(params), seed=self.seed)
+        with interruptible(team.is_first) as interrupted, closing(record):
+            state, resumed = self._begin(fresh, resume, skip_corrupt)
             try:
-                if not checkpoint.saved_rounds(self.checkpoints):
+                if not resumed:
                     if self.validate:
                         self._record({"round": 0}, state, time.perf_counter(), interrupted)
-                    self._save(state)
+                    team.first(lambda: record.save(state))
                 while state.round < self.rounds.total:
                     state = self._round(state, interrupted)
-                    if self._is_due(state):
-                        self._save(state)
-                if interrupted.is_set():  # while the last round was being saved
-                    raise Stopped("interrupted")
+                team.everyone(lambda: stop_if(interrupted))  # while the last round was being saved
             except Stopped:
-                if checkpoint.saved_rounds(self.checkpoints)[-1:] not in ([], [state.round]):
-                    self._save(state)
+                team.first(lambda: record.catch_up(state))
                 raise
-        return self._outcome(state)
+            best = team.first(lambda: record.best_model(state))
+        return Outcome(state, best["params"], best["round"])
 
-    def _is_due(self, state: ServerState) -> bool:
-        """The best so far is always saved, and so is the end."""
-        best = self.best is not None and self.best["round"] == state.round
-        return best or state.round % self.rounds.save_every == 0 or state.round == self.rounds.total
+    def _begin(self, fresh: ServerState, resume: bool, skip_corrupt: bool) -> tuple[ServerState, bool]:
+        record = self.record
+        if self.team.first(lambda: resume and record.has_checkpoint):
+            state = self.team.first(lambda: record.restore(fresh, skip_corrupt), like=fresh)
+            self.listener.resumed(state.round)
+            return state, True
+        return self.team.first(lambda: record.begin(fresh), like=fresh), False
 
     def _round(self, state: ServerState, interrupted: threading.Event) -> ServerState:
         began = time.perf_counter()
         cohort = sample_cohort(self.clients, self.rounds.cohort, self.seed, state.round)
-        pool = Observed(self.pool, cohort, self.rounds.min_clients, self.listener.replied, interrupted)
+        pool = self._watch(cohort, self.rounds.min_clients, interrupted)
         after, metrics = self.algorithm.round(state, cohort, pool)
         entry = {"round": after.round, "cohort": cohort, **pool.entry(), "metrics": dict(metrics)}
         self._record(entry, after, began, interrupted)
+        # The best so far is always saved, and so is the end.
+        is_due = after.round % self.rounds.save_every == 0 or after.round == self.rounds.total
+        self.team.first(lambda: self.record.save_if(is_due, after))
         return after
+
+    def _watch(self, cohort: Sequence[str], min_clients: int, interrupted: threading.Event) -> Observed:
+        return Observed(self.pool, cohort, min_clients, self.listener.replied, interrupted, self.team)
 
     def _record(
         self, entry: dict[str, Any], state: ServerState, began: float, interrupted: threading.Event
@@ -162,12 +161,10 @@ class Engine:
         trained = time.perf_counter()
         last = state.round == self.rounds.total
         if self.validate and (state.round % self.rounds.valid_every == 0 or last):
-            pool = Observed(self.pool, (), 1, self.listener.replied, interrupted)
+            pool = self._watch((), 1, interrupted)
             entry["valid"] = dict(self.validate(pool, state.params))
             if pool.failures:
                 entry["failures"] = {**entry.get("failures", {}), **pool.failures}
-            if self.best is None or entry["valid"]["wer"] < self.best["wer"]:
-                self.best = {"round": state.round, "wer": entry["valid"]["wer"]}
         done = time.perf_counter()
         clock = {
             "round": state.round,
@@ -177,56 +174,17 @@ class Engine:
             "rss_mib": peak_memory_mib(),
             "gpu_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0,
         }
-        self.journal.append(entry)
-        self.clock.append(clock)
-        self.events.add(state.round, scalars_of(entry, clock), time.time())
+        self.team.first(lambda: self.record.add(entry, clock))
         self.listener.finished(entry, clock)
 
-    def _tensorboard(self) -> EventWriter:
-        """An event file of what the journal holds already, and a new one for what is to come."""
-        folder, now = self.folder / "tensorboard", time.time()
-        clock = read(self.clock.path)
-        started = now - sum(entry["seconds"] for entry in clock)
-        write_scalars(folder, read(self.journal.path), clock, started)
-        return EventWriter(folder, now)
 
-    def _save(self, state: ServerState) -> None:
-        notes = {"best": self.best, "journal_bytes": self.journal.size, "clock_bytes": self.clock.size}
-        checkpoint.save(checkpoint.folder_of(self.checkpoints, state.round), state, notes)
-        keep = {int(self.best["round"])} if self.best else set()
-        checkpoint.prune(self.checkpoints, self.rounds.keep_last, keep)
-
-    def _restore(self, like: ServerState, skip_corrupt: bool) -> ServerState:
-        """The newest checkpoint; the journal is cut back to what it knew."""
-        device = str(next(iter(like.params.values())).device)
-        for round in reversed(checkpoint.saved_rounds(self.checkpoints)):
-            folder = checkpoint.folder_of(self.checkpoints, round)
-            try:
-                state, notes = checkpoint.load(folder, like, device)
-            except checkpoint.CorruptCheckpoint as error:
-                if not skip_corrupt:
-                    raise checkpoint.CorruptCheckpoint(
-                        f"{error}. To go on from the one before it, add --skip-corrupt"
-                    ) from error
-                print(f"skipping: {error}", file=sys.stderr)
-                continue
-            self.best = notes["best"]
-            self.journal.truncate(notes["journal_bytes"])
-            self.clock.truncate(notes["clock_bytes"])
-            return state
-        raise checkpoint.CorruptCheckpoint(f"no checkpoint in {self.checkpoints} is whole")
-
-    def _outcome(self, state: ServerState) -> Outcome:
-        if self.best is None or self.best["round"] == state.round:
-            return Outcome(state, state.params, state.round)
-        device = str(next(iter(state.params.values())).device)
-        folder = checkpoint.folder_of(self.checkpoints, int(self.best["round"]))
-        best, _ = checkpoint.load(folder, state, device)
-        return Outcome(state, best.params, best.round)
+def stop_if(interrupted: threading.Event) -> None:
+    if interrupted.is_set():
+        raise Stopped("interrupted")
 
 
 @contextmanager
-def interruptible() -> Iterator[threading.Event]:
+def interruptible(loud: bool = True) -> Iterator[threading.Event]:
     """Ctrl-C (or SIGTERM) asks for a stop after the client in hand; a second one stops at once."""
     asked = threading.Event()
 
@@ -234,7 +192,8 @@ def interruptible() -> Iterator[threading.Event]:
         if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
-        print("\nfinishing the client in hand, then saving; press again to stop at once", file=sys.stderr)
+        if loud:
+            print("\nfinishing the client in hand, then saving; press again to stop at once", file=sys.stderr)
 
     if threading.current_thread() is not threading.main_thread():
         yield asked

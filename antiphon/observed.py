@@ -7,13 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from antiphon.core import Collected, Failure, Pool, Report, Task, Tensors, Update, Weigh
+from antiphon.core import Collected, Failure, Pool, Report, Stopped, Task, Tensors, Update, Weigh
+from antiphon.team import Alone, Team
 
 KEPT_STATS = ("loss", "norm", "num_utterances", "seconds")
-
-
-class Stopped(Exception):
-    """The run stops here, cleanly; the message says why."""
 
 
 class Observed:
@@ -30,9 +27,10 @@ class Observed:
         min_clients: int,
         replied: Callable[[str], None],
         interrupted: threading.Event,
+        team: Team | None = None,
     ) -> None:
         self.pool, self.cohort, self.min_clients = pool, list(cohort), min_clients
-        self.replied, self.interrupted = replied, interrupted
+        self.replied, self.interrupted, self.team = replied, interrupted, team or Alone()
         self.clients: dict[str, dict[str, float]] = {}
         self.failures: dict[str, str] = {}
         self.bytes_down = self.bytes_up = 0
@@ -50,7 +48,7 @@ class Observed:
 
     def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
         held = self.pool.collect(task, cohort)
-        self._stop_if_asked()
+        self.team.everyone(self._stop_if_asked)
         self._note(task, cohort, held.reports, held.failures, task.tensors)
         return ObservedCollected(held, self)
 

@@ -31,6 +31,17 @@ def say_stopped(reason: str, command: str) -> None:
     errors.print(f"Go on with: {escape(command)}", soft_wrap=True, highlight=False)
 
 
+def say_lost(message: str, command: str) -> None:
+    """A process is gone, and the round in hand with it."""
+    errors.print(f"\n[red]error:[/] {escape(message)} The last checkpoint is whole.", soft_wrap=True)
+    errors.print(f"Go on with: {escape(command)}", soft_wrap=True, highlight=False)
+
+
+def be_silent(silent: bool) -> None:
+    """Nothing on the screen: another process of the run is heard."""
+    console.quiet = errors.quiet = silent
+
+
 def _bars() -> Progress:
     return Progress(
         TextColumn("[bold]{task.description:<18}"),

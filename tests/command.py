@@ -77,7 +77,7 @@ class Done:
 
 def run_arguments(data: Path, out: Path, *more: str, settings: Sequence[str] = ()) -> list[str]:
     chosen = [word for setting in [*SETTINGS, *settings] for word in ("--set", setting)]
-    return ["run", "fedavg", "--data", str(data), "--out", str(out), "--workers", "1", *more, *chosen]
+    return ["run", "fedavg", "--data", str(data), "--out", str(out), *more, *chosen]
 
 
 def in_fork(arguments: Sequence[str], log: Path, fault: Fault | None = None) -> Done:

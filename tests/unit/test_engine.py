@@ -21,10 +21,10 @@ from antiphon import checkpoint
 from antiphon.algorithms.fedavg import hierarchical
 from antiphon.checkpoint import CorruptCheckpoint, saved_rounds
 from antiphon.clients.worker import refuse_nonfinite
-from antiphon.core import Failure, Report, Task, Update
+from antiphon.core import Failure, Report, Stopped, Task, Update
 from antiphon.engine import Engine, Outcome, Rounds, Silent, sample_cohort
-from antiphon.observed import Stopped
 from antiphon.pools.local import LocalPool
+from antiphon.record import Record
 from antiphon.report.journal import read
 from antiphon.seeding import derive
 from antiphon.server_opt import Adam
@@ -259,14 +259,14 @@ def test_ctrl_c_saves_even_between_two_due_checkpoints(tmp_path: Path, undisturb
 def test_ctrl_c_while_the_last_round_is_saved_is_not_lost(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = Engine._save
+    save = Record.save
 
-    def interrupted(self: Engine, state: Any) -> None:
+    def interrupted(self: Record, state: Any) -> None:
         save(self, state)
         if state.round == 6:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Engine, "_save", interrupted)
+    monkeypatch.setattr(Record, "save", interrupted)
     with pytest.raises(Stopped, match="interrupted"):
         trial.run()
     monkeypatch.undo()

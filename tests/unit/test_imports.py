@@ -13,7 +13,7 @@ import antiphon
 ROOT = Path(antiphon.__file__).parent
 
 # Part (a root module or a package) -> the other parts of antiphon it may see. Only the top sees everything.
-TOP = {"recipes", "cli", "cli_corpus", "screen", "__main__"}
+TOP = {"recipes", "cli", "cli_corpus", "screen", "workers", "__main__"}
 MAY_SEE = {
     "core": set(),
     "seeding": set(),
@@ -22,7 +22,7 @@ MAY_SEE = {
     "schedule": set(),
     "server_opt": {"core"},
     "weighting": {"core"},
-    "observed": {"core"},
+    "observed": {"core", "team"},
     "local": {"core", "seeding"},
     "measure": {"core", "weighting"},
     "algorithms": {"core", "seeding", "weighting", "server_opt", "schedule", "local", "measure"},
@@ -30,12 +30,14 @@ MAY_SEE = {
     "models": {"core", "seeding", "data"},
     "decoding": {"core", "seeding", "data", "models", "config"},
     "clients": {"core", "seeding", "data", "models", "decoding", "local"},
-    "pools": {"core", "seeding"},
+    "pools": {"core", "seeding", "checkpoint"},
+    "team": {"core", "pools"},
     "report": {"core"},
-    "engine": {"core", "seeding", "checkpoint", "observed", "report"},
+    "record": {"core", "checkpoint", "report"},
+    "engine": {"core", "seeding", "observed", "record", "team"},
 }
 # What must be importable without its extra: these are imported where they are used.
-EXTRAS = {"soundfile", "soxr", "onnxruntime", "lhotse", "espeakng_loader", "scipy"}
+EXTRAS = {"soundfile", "soxr", "onnxruntime", "lhotse", "espeakng_loader", "scipy", "mpi4py"}
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
 MODULES = {

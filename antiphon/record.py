@@ -1,0 +1,110 @@
+"""What a run leaves in its folder: journal, clock, TensorBoard files, checkpoints."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from antiphon import checkpoint
+from antiphon.core import ServerState
+from antiphon.report.journal import Journal, read
+from antiphon.report.tensorboard import EventWriter, scalars_of, write_scalars
+
+
+class Record:
+    """A run's folder. Nothing is touched before `begin` or `restore`; `close` it at the end."""
+
+    def __init__(self, folder: Path, keep_last: int) -> None:
+        self.folder, self.keep_last = folder, keep_last
+        self.checkpoints = folder / "checkpoints"
+        self.best: dict[str, float] | None = None
+        self.events: EventWriter | None = None
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return bool(checkpoint.saved_rounds(self.checkpoints))
+
+    def begin(self, state: ServerState) -> ServerState:
+        """An empty folder for a run that starts here."""
+        self._open_journals()
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        self.journal.truncate(0)
+        self.clock.truncate(0)
+        self._open_events()
+        return state
+
+    def restore(self, like: ServerState, skip_corrupt: bool) -> ServerState:
+        """The newest checkpoint; the journal is cut back to what it knew."""
+        self._open_journals()
+        device = str(next(iter(like.params.values())).device)
+        for round in reversed(checkpoint.saved_rounds(self.checkpoints)):
+            folder = checkpoint.folder_of(self.checkpoints, round)
+            try:
+                state, notes = checkpoint.load(folder, like, device)
+            except checkpoint.CorruptCheckpoint as error:
+                if not skip_corrupt:
+                    raise checkpoint.CorruptCheckpoint(
+                        f"{error}. To go on from the one before it, add --skip-corrupt"
+                    ) from error
+                print(f"skipping: {error}", file=sys.stderr)
+                continue
+            self.best = notes["best"]
+            self.journal.truncate(notes["journal_bytes"])
+            self.clock.truncate(notes["clock_bytes"])
+            self._open_events()
+            return state
+        raise checkpoint.CorruptCheckpoint(f"no checkpoint in {self.checkpoints} is whole")
+
+    def add(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
+        """One round, or the starting model; the best so far by validation WER is remembered."""
+        assert self.events is not None, "begin or restore first"
+        if "valid" in entry and (self.best is None or entry["valid"]["wer"] < self.best["wer"]):
+            self.best = {"round": entry["round"], "wer": entry["valid"]["wer"]}
+        self.journal.append(entry)
+        self.clock.append(clock)
+        self.events.add(entry["round"], scalars_of(entry, clock), time.time())
+
+    def save(self, state: ServerState) -> None:
+        notes = {"best": self.best, "journal_bytes": self.journal.size, "clock_bytes": self.clock.size}
+        checkpoint.save(checkpoint.folder_of(self.checkpoints, state.round), state, notes)
+        keep = {int(self.best["round"])} if self.best else set()
+        checkpoint.prune(self.checkpoints, self.keep_last, keep)
+
+    def save_if(self, is_due: bool, state: ServerState) -> None:
+        """Saves a state that is due, and the best so far in any case."""
+        if is_due or (self.best is not None and self.best["round"] == state.round):
+            self.save(state)
+
+    def catch_up(self, state: ServerState) -> None:
+        """Saves rounds that were not due yet, when a run stops early."""
+        if checkpoint.saved_rounds(self.checkpoints)[-1:] not in ([], [state.round]):
+            self.save(state)
+
+    def best_model(self, state: ServerState) -> dict[str, Any]:
+        """The parameters that validated best, and their round; without validation, the last."""
+        if self.best is None or self.best["round"] == state.round:
+            return {"params": state.params, "round": state.round}
+        device = str(next(iter(state.params.values())).device)
+        folder = checkpoint.folder_of(self.checkpoints, int(self.best["round"]))
+        best, _ = checkpoint.load(folder, state, device)
+        return {"params": best.params, "round": best.round}
+
+    def close(self) -> None:
+        if self.events is not None:
+            self.events.close()
+
+    def _open_journals(self) -> None:
+        self.journal = Journal(self.folder / "journal.jsonl")
+        self.clock = Journal(self.folder / "clock.jsonl")
+
+    def _open_events(self) -> None:
+        """An event file of what the journal holds already, and a new one for what is to come."""
+        folder, now = self.folder / "tensorboard", time.time()
+        clock = read(self.clock.path)
+        started = now - sum(entry["seconds"] for entry in clock)
+        write_scalars(folder, read(self.journal.path), clock, started)
+        self.events = EventWriter(folder, now)

@@ -1,0 +1,24 @@
+"""Several processes against one: what every algorithm comes to, on `world.ALGORITHMS`."""
+
+from __future__ import annotations
+
+import pytest
+from twins import Twins
+from world import ALGORITHMS, Case, World, assert_same, run_rounds, start
+
+from antiphon.core import Pool, ServerState
+from antiphon.pools.local import LocalPool
+
+every = pytest.mark.parametrize("case", ALGORITHMS.values(), ids=ALGORITHMS.keys())
+
+
+def two_rounds(case: Case, world: World, pool: Pool) -> ServerState:
+    return run_rounds(case, start(case, world.params()), list(world.clients(case.clients)), pool, 2)
+
+
+@every
+def test_processes_agree_with_one_to_rounding_and_to_the_bit_when_ordered(case: Case, world: World) -> None:
+    worker = world.worker(world.clients(case.clients))
+    alone = two_rounds(case, world, LocalPool(worker))
+    assert_same(two_rounds(case, world, Twins(worker, ordered=True)), alone)
+    assert_same(two_rounds(case, world, Twins(worker)), alone, tolerance=1e-6)

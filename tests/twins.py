@@ -1,0 +1,128 @@
+"""Two processes in a test of one: for the time of a call, a fork takes the same steps beside this process.
+
+A fork knows the worker, the weighting and whatever else the test made, so tests need not be written for two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from antiphon.core import Failure, Report, Stopped, Task, Update, Weigh, Worker
+from antiphon.pools.ranks import Lost, Ranks
+
+T = TypeVar("T")
+
+
+def side_by_side(action: Callable[[Ranks], T], size: int = 2, ordered: bool = False) -> T:
+    """What `action` returns or raises here; in the forks it must come to the same, to the last bit."""
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = Path(folder) / "meeting"
+        outcome = "something else"
+        forks = [_fork(rank, size, action, ordered, meeting) for rank in range(1, size)]
+        try:
+            value = _as_rank(0, size, action, ordered, meeting)
+            outcome = fingerprint(value)
+        except (Stopped, ValueError, Lost) as error:
+            outcome = kind_of(error)
+            raise
+        finally:
+            for rank, fork in enumerate(forks, 1):
+                os.waitpid(fork, 0)
+                verdict = meeting.with_name(str(rank))
+                if verdict.exists():  # or it ended without a word, as a test may want it to
+                    other = verdict.read_text()
+                    assert other == outcome, f"process {rank}: {other}\nthis one: {outcome}"
+    return value
+
+
+def _fork(rank: int, size: int, action: Callable[[Ranks], Any], ordered: bool, meeting: Path) -> int:
+    fork = os.fork()
+    if fork > 0:
+        return fork
+    try:
+        verdict = meeting.with_name(str(rank))
+        try:
+            verdict.write_text(fingerprint(_as_rank(rank, size, action, ordered, meeting)))
+        except (Stopped, ValueError) as error:
+            verdict.write_text(kind_of(error))
+        except BaseException:
+            verdict.write_text(traceback.format_exc())
+    finally:
+        os._exit(0)
+
+
+def _as_rank(rank: int, size: int, action: Callable[[Ranks], T], ordered: bool, meeting: Path) -> T:
+    dist.init_process_group("gloo", store=dist.FileStore(str(meeting), size), rank=rank, world_size=size)
+    try:
+        return action(Ranks(torch.device("cpu"), ordered))
+    finally:
+        dist.destroy_process_group()
+
+
+def kind_of(error: Exception) -> str:
+    return "stopped" if isinstance(error, Stopped) else "refused"
+
+
+def fingerprint(value: Any) -> str:
+    """Every bit of an update, or of anything else that can be shown."""
+    if not isinstance(value, Update):
+        return repr(value)
+    digest = hashlib.sha256()
+    for name, tensor in value.mean.items():
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    return f"{digest.hexdigest()} {value.log_weight} {value.reports} {value.failures}"
+
+
+@dataclass(frozen=True)
+class Twins:
+    """A pool of two processes, or more."""
+
+    worker: Worker
+    size: int = 2
+    ordered: bool = False
+    seconds: Callable[[str], float] = len
+
+    def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
+        def work(ranks: Ranks) -> Update:
+            return ranks.pool(self.worker, self.seconds).reduce(task, cohort, weigh)
+
+        return side_by_side(work, self.size, self.ordered)
+
+    def collect(self, task: Task, cohort: Sequence[str]) -> TwinsCollected:
+        def work(ranks: Ranks) -> tuple[tuple[Report, ...], tuple[Failure, ...]]:
+            held = ranks.pool(self.worker, self.seconds).collect(task, cohort)
+            return tuple(held.reports), tuple(held.failures)
+
+        return TwinsCollected(self, task, cohort, *side_by_side(work, self.size, self.ordered))
+
+
+@dataclass(frozen=True)
+class TwinsCollected:
+    """Collects again for every new set of weights: the fork that held the updates is gone."""
+
+    twins: Twins
+    task: Task
+    cohort: Sequence[str]
+    reports: tuple[Report, ...]
+    failures: tuple[Failure, ...]
+    combined: dict[tuple[float, ...], Update] = field(default_factory=dict)
+
+    def combine(self, log_weights: Sequence[float]) -> Update:
+        def work(ranks: Ranks) -> Update:
+            pool = ranks.pool(self.twins.worker, self.twins.seconds)
+            return pool.collect(self.task, self.cohort).combine(log_weights)
+
+        key = tuple(log_weights)
+        if key not in self.combined:
+            self.combined[key] = side_by_side(work, self.twins.size, self.twins.ordered)
+        return self.combined[key]

@@ -1,0 +1,180 @@
+"""The distributed pool on clients whose answers a person can add up, in two to four real processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from twins import Twins, side_by_side
+
+from antiphon.core import Failure, Report, Stopped, Task, Tensors, Update
+from antiphon.pools.distributed import share_out
+from antiphon.pools.local import LocalPool
+from antiphon.pools.ranks import Ranks
+from antiphon.weighting import NEGLIGIBLE, ByExamples, Uniform
+
+TASK = Task("train")
+
+
+class Counts:
+    """Client "c3" sends 3 and tells of three utterances; "x…" fail; "e…" send no tensors; "z…" break all."""
+
+    def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+        for client in clients:
+            if client.startswith("x"):
+                yield Update.nothing(Failure(client, "no"))
+            elif client.startswith("z"):
+                raise ValueError("no client of that name")
+            else:
+                yield Update(self.tensors(client), reports=(Report(client, stats(client)),))
+
+    def tensors(self, client: str) -> Tensors:
+        if client.startswith("e"):
+            return {}
+        number = float(client[1:])
+        return {
+            "w": torch.full((2, 3), number),
+            "exact": torch.tensor([number, -0.0], dtype=torch.float64),
+            "b": torch.tensor(number / 7),
+        }
+
+
+def stats(client: str) -> dict[str, float]:
+    return {"num_utterances": float(client[1:]), "third": 1 / 3}
+
+
+def assert_equal(left: Update, right: Update) -> None:
+    assert replace(left, mean={}) == replace(right, mean={})
+    assert list(left.mean) == list(right.mean)
+    for name, tensor in left.mean.items():
+        assert tensor.dtype == right.mean[name].dtype
+        assert torch.equal(tensor, right.mean[name]), name
+
+
+COHORTS = {
+    "even": ["c1", "c2", "c3", "c4"],
+    "uneven": ["c5", "c1", "c2", "c9", "c3"],
+    "fewer than processes": ["c4"],
+    "one fails": ["c1", "x2", "c3"],
+    "a process's share fails": ["c1", "x2"],
+    "all fail": ["x1", "x2", "x3"],
+    "without tensors": ["e1", "e2", "e3"],
+    "without tensors, one": ["e2"],
+    "nobody": [],
+}
+every_cohort = pytest.mark.parametrize("cohort", COHORTS.values(), ids=COHORTS.keys())
+every_size = pytest.mark.parametrize("size", [2, 3, 4])
+
+
+@every_cohort
+@every_size
+def test_a_mean_over_processes_is_the_mean_of_one(cohort: list[str], size: int) -> None:
+    alone = LocalPool(Counts()).reduce(TASK, cohort, ByExamples())
+    together = Twins(Counts(), size).reduce(TASK, cohort, ByExamples())
+    assert replace(together, mean={}) == replace(alone, mean={})
+    assert list(together.mean) == list(alone.mean)
+    for name, tensor in together.mean.items():
+        torch.testing.assert_close(tensor, alone.mean[name], rtol=1e-6, atol=0)
+
+
+@every_cohort
+def test_folded_in_cohort_order_it_is_the_mean_of_one_to_the_bit(cohort: list[str]) -> None:
+    alone = LocalPool(Counts()).reduce(TASK, cohort, ByExamples())
+    assert_equal(Twins(Counts(), 3, ordered=True).reduce(TASK, cohort, ByExamples()), alone)
+
+
+@every_cohort
+@pytest.mark.parametrize("ordered", [False, True])
+def test_collected_updates_are_combined_by_weights_found_later(cohort: list[str], ordered: bool) -> None:
+    alone, together = (
+        pool.collect(TASK, cohort) for pool in (LocalPool(Counts()), Twins(Counts(), 2, ordered))
+    )
+    assert together.reports == alone.reports
+    assert together.failures == alone.failures
+    for weights in ([-1.0 - k for k in range(len(alone.reports))], [NEGLIGIBLE] * len(alone.reports)):
+        found, expected = together.combine(weights), alone.combine(weights)
+        assert replace(found, mean={}) == replace(expected, mean={})
+        for name, tensor in found.mean.items() if len(set(weights)) > 1 else ():
+            torch.testing.assert_close(tensor, expected.mean[name], rtol=1e-6, atol=0)
+
+
+def test_clients_of_negligible_weight_still_average() -> None:
+    update = Twins(Counts()).reduce(TASK, ["c1", "c2", "c3", "c4"], lambda report: NEGLIGIBLE)
+    assert update.mean["b"].item() == pytest.approx(2.5 / 7)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_weights_of_any_size_neither_overflow_nor_vanish(ordered: bool) -> None:
+    pool = Twins(Counts(), ordered=ordered)
+    update = pool.reduce(TASK, ["c1", "c2", "c3"], lambda report: -1e4 + report.stats["num_utterances"])
+    e = [math.exp(k - 3) for k in (1, 2, 3)]
+    expected = sum(k * weight for k, weight in enumerate(e, 1)) / sum(e)
+    assert update.mean["exact"][0].item() == pytest.approx(expected, rel=1e-12)
+    assert update.log_weight == pytest.approx(-1e4 + 3 + math.log(sum(e)))
+
+
+def test_a_weight_that_is_no_number_leaves_its_client_out() -> None:
+    update = Twins(Counts()).reduce(
+        TASK, ["c1", "c2"], lambda report: math.nan if report.client == "c2" else 0.0
+    )
+    assert update.mean["exact"].tolist() == [1.0, 0.0]
+    assert [failure.client for failure in update.failures] == ["c2"]
+
+
+def test_weights_must_be_as_many_as_updates() -> None:
+    with pytest.raises(ValueError, match="1 weights for 2 updates"):
+        side_by_side(lambda ranks: ranks.pool(Counts(), len).collect(TASK, ["c1", "c2"]).combine([0.0]))
+
+
+def test_an_error_in_one_process_ends_all_with_its_message() -> None:
+    with pytest.raises(ValueError, match=r"in process 1 of 3: no client of that name"):
+        Twins(Counts(), 3).reduce(TASK, ["c1", "z2", "c3"], Uniform())
+
+
+def test_a_stop_in_one_process_stops_all() -> None:
+    def weigh(report: Report) -> float:
+        if report.client == "c2":
+            raise Stopped("interrupted")
+        return 0.0
+
+    with pytest.raises(Stopped, match="interrupted"):
+        Twins(Counts()).reduce(TASK, ["c1", "c2", "c3"], weigh)
+
+
+def test_updates_with_other_tensors_in_another_process_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"hold different tensors: \['b', 'exact', 'w'\]"):
+        Twins(Counts()).reduce(TASK, ["c1", "e2"], Uniform())
+
+
+def test_processes_that_share_out_differently_are_refused() -> None:
+    def action(ranks: Ranks) -> Update:
+        pool = ranks.pool(Counts(), lambda client: float(client[1:]) * (1 - 2 * ranks.rank) + 9)
+        return pool.reduce(TASK, ["c1", "c2", "c3"], Uniform())
+
+    with pytest.raises(ValueError, match="do all of them see the same corpus"):
+        side_by_side(action)
+
+
+# --- Shares ---------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0.01, 1e4), max_size=40), st.integers(1, 9))
+def test_everyone_is_in_one_share_and_no_share_is_far_above_the_least_possible(
+    seconds: list[float], num: int
+) -> None:
+    shares = share_out(seconds, num)
+    assert sorted(position for share in shares for position in share) == list(range(len(seconds)))
+    assert all(share == sorted(share) for share in shares)
+    longest = max((sum(seconds[p] for p in share) for share in shares), default=0.0)
+    at_least = max([math.fsum(seconds) / num, *seconds], default=0.0)
+    assert longest <= at_least * (2 - 1 / num) + 1e-6  # Graham 1966, against a bound that may not be reached
+
+
+def test_shares_are_balanced_by_the_longest_first() -> None:
+    assert share_out([1.0] * 5, 2) == [[0, 2, 4], [1, 3]]
+    assert share_out([], 3) == [[], [], []]
