@@ -53,7 +53,12 @@ class Noise:
 
 
 def make_store(
-    folder: Path, num_clients: int, num_utterances: int, seconds: tuple[float, float], dim: int
+    folder: Path,
+    num_clients: int,
+    num_utterances: int,
+    seconds: tuple[float, float],
+    dim: int,
+    hop: int = Noise.hop,
 ) -> FeatureStore:
     """A corpus of `num_clients` speakers with `num_utterances` each, and its features, opened."""
     random = np.random.default_rng(0)
@@ -75,7 +80,7 @@ def make_store(
     about = {"sample_rate": SAMPLE_RATE, "alphabet": TOKENS.characters, "source": "noise"}
     about |= {"format": CORPUS_FORMAT, "num_utterances": num_clients * num_utterances, "seconds": total}
     (folder / "corpus.json").write_text(json.dumps(about))
-    return compute_features(Corpus.open(folder), Noise(dim))
+    return compute_features(Corpus.open(folder), Noise(dim, hop))
 
 
 def _wav(random: np.random.Generator, seconds: float) -> bytes:
@@ -97,19 +102,24 @@ def _text(random: np.random.Generator, seconds: float) -> str:
 # --- Results --------------------------------------------------------------------------------------
 
 
-def parse_arguments(description: str | None, name: str) -> argparse.Namespace:
+def argument_parser(description: str | None, name: str) -> argparse.ArgumentParser:
     """`--quick`: a smaller run that shows the benchmark works; `--out`: where its JSON goes."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run, not how fast")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the result")
     parser.add_argument("--case", nargs="+", default=[], help=argparse.SUPPRESS)  # for `in_fresh_process`
     parser.set_defaults(name=name)
-    return parser.parse_args()
+    return parser
 
 
-def write_result(arguments: argparse.Namespace, result: Mapping[str, Any]) -> None:
-    """Writes <out>/<name>.json: the result, and what made it."""
-    command = ["python", f"benchmarks/{arguments.name}.py", *(["--quick"] if arguments.quick else [])]
+def parse_arguments(description: str | None, name: str) -> argparse.Namespace:
+    return argument_parser(description, name).parse_args()
+
+
+def write_result(arguments: argparse.Namespace, result: Mapping[str, Any], *options: str) -> None:
+    """Writes <out>/<name>.json: the result, and what made it, `options` of the benchmark's own included."""
+    quick = ["--quick"] if arguments.quick else []
+    command = ["python", f"benchmarks/{arguments.name}.py", *options, *quick]
     about = {
         "benchmark": arguments.name,
         "command": " ".join(command),

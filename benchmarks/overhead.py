@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from antiphon.algorithms.fedavg import FedAvg, hierarchical
 from antiphon.clients.client import Bench, Client
+from antiphon.clients.train import seed_of
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Metrics, Pool, ServerState, Task, Tensors, Update
 from antiphon.data.batches import Batch
@@ -35,8 +36,8 @@ from antiphon.engine import Engine, Rounds
 from antiphon.local import LocalTraining
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
+from antiphon.models.noise import drawing
 from antiphon.pools.local import LocalPool
-from antiphon.seeding import derive
 from antiphon.server_opt import Adam
 
 SEED = 7
@@ -126,15 +127,15 @@ class Bare:
         self.model.train()
         torch._foreach_zero_(self.mean)
 
-    def train(self, seed: int, batches: Sequence[Batch], share: float) -> None:
+    def train(self, batches: Sequence[tuple[Batch, Tensor]], share: float) -> None:
         """One client's steps, and its parameters' share of the mean."""
         with torch.no_grad():
             torch._foreach_copy_(self.weights, self.server)
         sgd = torch.optim.SGD(self.weights, lr=LOCAL.lr)
-        torch.manual_seed(seed)
-        for batch in batches:
+        for batch, keys in batches:
             sgd.zero_grad()
-            (self.model.losses(batch) / batch.token_lengths).mean().backward()
+            with drawing(keys):
+                (self.model.losses(batch) / batch.token_lengths).mean().backward()
             nn.utils.clip_grad_norm_(self.weights, LOCAL.clip_norm)
             sgd.step()
         with torch.no_grad():
@@ -160,24 +161,24 @@ class InterleavedWorker:
     def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
         for place, name in enumerate(clients):
             with self.watch.running_for("neither"):
-                seed, batches = self._prepare(task, name)
+                batches = self._prepare(task, name)
             share = 1 / len(clients)
             if place % 2:
-                self._run_bare(seed, batches, share)
+                self._run_bare(batches, share)
             (update,) = self.worker.run(task, [name])
             if not place % 2:
-                self._run_bare(seed, batches, share)
+                self._run_bare(batches, share)
             yield update
 
-    def _prepare(self, task: Task, name: str) -> tuple[int, list[Batch]]:
-        seed = derive(int(task.config["seed"]), name)  # type: ignore[arg-type]
-        client = Client(name, self.worker.clients[name], self.worker.bench)
-        plan = client.training_batches(LOCAL.batch_seconds, LOCAL.epochs, LOCAL.steps, seed)
-        return seed, [client.batch(indices) for indices in plan]
+    def _prepare(self, task: Task, name: str) -> list[tuple[Batch, Tensor]]:
+        """The client's batches and the keys of their dropout."""
+        bench = self.worker.bench
+        steps = Client(name, self.worker.clients[name], bench).steps(LOCAL, seed_of(task))
+        return [(bench.feed(s.indices), bench.keys([s.noise], s.indices[None]).flatten()) for s in steps]
 
-    def _run_bare(self, seed: int, batches: list[Batch], share: float) -> None:
+    def _run_bare(self, batches: list[tuple[Batch, Tensor]], share: float) -> None:
         with self.watch.running_for("bare"):
-            self.bare.train(seed, batches, share)
+            self.bare.train(batches, share)
 
 
 @dataclass(frozen=True)

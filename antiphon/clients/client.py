@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,10 +11,13 @@ import torch
 from torch import Tensor
 
 from antiphon.core import Tensors
-from antiphon.data.batches import Batch, collate, plan_batches
+from antiphon.data.batches import Batch, plan_batches
+from antiphon.data.feeding import Feeder, feeder
 from antiphon.data.store import FeatureStore
 from antiphon.data.tokens import Tokens
+from antiphon.local import LocalTraining
 from antiphon.models.model import Model
+from antiphon.models.noise import utterance_keys
 from antiphon.models.specaugment import SpecAugment
 from antiphon.seeding import derive
 
@@ -24,11 +26,17 @@ class Unusable(ValueError):
     """A client that has nothing to train on."""
 
 
+def check_precision(device: torch.device, bfloat16: bool) -> None:
+    """Refuses what a device cannot do: not every CPU has LSTMs of 16 bits."""
+    if bfloat16 and device.type != "cuda":
+        raise ValueError(f"bfloat16 needs a GPU, and the device is {device}: set bfloat16=false")
+
+
 class Bench:
     """What the clients of one process share: features, tokens, and one model whose weights are swapped.
 
     `base` are the parameters a run starts from. Those that do not travel in subspace training stay as
-    they are there; a task's tensors are laid over them.
+    they are there; a task's tensors are laid over them. `bfloat16` trains with products of 16 bits.
     """
 
     def __init__(
@@ -39,9 +47,13 @@ class Bench:
         base: Tensors,
         augment: SpecAugment | None = None,
         device: torch.device | str = "cpu",
+        bfloat16: bool = False,
     ) -> None:
         self.store, self.tokens, self.augment = store, tokens, augment
-        self.device = torch.device(device)
+        self.device, self.bfloat16 = torch.device(device), bfloat16
+        check_precision(self.device, bfloat16)
+        self._fits = np.full(len(store), -1, dtype=np.int8)
+        self.feed: Feeder = feeder(store, tokens.encode, self.device)
         self.model = model.to(self.device)
         self.parameters = dict(self.model.named_parameters())
         self.base = base
@@ -62,13 +74,40 @@ class Bench:
             parameter.requires_grad_(name in tensors)
         return [self.parameters[name] for name in tensors]
 
-    @contextmanager
-    def randomness(self, seed: int) -> Iterator[torch.Generator]:
-        """Dropout and masks from this seed alone, whatever ran before; the outer state is put back."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
-            yield torch.Generator().manual_seed(derive(seed, "augment"))
+    def fits(self, indices: np.ndarray) -> np.ndarray:
+        """Which utterances have a text that is not empty and frames enough to hold it; looked up once."""
+        for index in indices[self._fits[indices] < 0].tolist():
+            tokens = self.tokens.encode(self.store.text(index))
+            self._fits[index] = self.model.fits(int(self.store.num_frames[index]), tokens)
+        return self._fits[indices] == 1
+
+    def keys(self, noise: Sequence[int], places: np.ndarray) -> Tensor:
+        """Keys [n, B] on the device for the utterances [n, B] of n steps; see `models.noise`."""
+        decided = torch.tensor(noise, dtype=torch.int32)[:, None]
+        return utterance_keys(self.sent(decided), self.sent(torch.from_numpy(places)))
+
+    def precision(self) -> torch.autocast:
+        """Within: matrix products in bfloat16 if asked for. Parameters, sums and losses stay as they are."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False)
+
+    def sent(self, tensor: Tensor) -> Tensor:
+        """On the device, without waiting for it."""
+        if self.device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
+
+    def augmented(self, batch: Batch, keys: Tensor) -> Batch:
+        if self.augment is None:
+            return batch
+        return replace(batch, features=self.augment(batch.features, batch.feature_lengths, keys))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step to be: utterances [B] of the store, and 31 bits that decide their noise."""
+
+    indices: np.ndarray
+    noise: int
 
 
 @dataclass(frozen=True)
@@ -85,29 +124,29 @@ class Client:
 
     @cached_property
     def usable(self) -> np.ndarray:
-        """Utterances whose loss can be finite: text that is not empty, and frames enough to hold it."""
-        store, tokens, model = self.bench.store, self.bench.tokens, self.bench.model
-        fits = [model.fits(int(store.num_frames[i]), tokens.encode(store.text(i))) for i in self.indices]
-        kept = self.indices[np.array(fits, dtype=bool)]
+        """Utterances whose loss can be finite."""
+        kept = self.indices[self.bench.fits(self.indices)]
         if len(kept) == 0:
             raise Unusable(f"no usable utterance among {len(self.indices)}")
         return kept
 
-    def training_batches(
-        self, batch_seconds: float, epochs: int, steps: int, seed: int
-    ) -> Iterator[np.ndarray]:
-        """Utterance indices of one batch after another: `steps` of them if above 0, else whole epochs."""
-        store, usable, random = self.bench.store, self.usable, np.random.default_rng(seed)
+    def steps(self, local: LocalTraining, round_seed: int) -> Iterator[Step]:
+        """The steps of a round, decided by its seed and this client's name alone.
+
+        Which utterances meet is the client's own; whether its short or its long ones come first is the
+        round's, so that clients who are trained at the same time have batches of similar shape.
+        """
+        store, usable, seed = self.bench.store, self.usable, derive(round_seed, self.id)
+        mates, order = np.random.default_rng(seed), np.random.default_rng(derive(round_seed, "order"))
         everything = int(store.num_frames[usable].max()) * len(usable)
-        max_frames = int(batch_seconds * store.frames_per_second) if batch_seconds > 0 else everything
+        whole = local.batch_seconds == 0
+        max_frames = everything if whole else int(local.batch_seconds * store.frames_per_second)
         done = epoch = 0
-        while done < steps if steps > 0 else epoch < epochs:
-            for indices in plan_batches(store.num_frames, usable, max_frames, random):
-                if steps > 0 and done == steps:
+        while done < local.steps if local.steps > 0 else epoch < local.epochs:
+            batches = plan_batches(store.num_frames, usable, max_frames, mates)
+            for place in order.permutation(len(batches)):
+                if local.steps > 0 and done == local.steps:
                     return
-                yield indices
+                yield Step(batches[place], derive(seed, done) & 0x7FFFFFFF)
                 done += 1
             epoch += 1
-
-    def batch(self, indices: np.ndarray) -> Batch:
-        return collate(self.bench.store, indices, self.bench.tokens.encode).to(self.bench.device)

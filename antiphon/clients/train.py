@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from antiphon.clients.client import Client
 from antiphon.core import Report, Task, Tensors, Update
 from antiphon.local import LocalTraining
-from antiphon.seeding import derive
+from antiphon.models.noise import drawing
 
 
 class LossMeter:
@@ -33,19 +32,23 @@ class LossMeter:
 
 
 def gradients(
-    client: Client, local: LocalTraining, parameters: list[Tensor], seed: int, meter: LossMeter
+    client: Client, local: LocalTraining, parameters: list[Tensor], round_seed: int, meter: LossMeter
 ) -> Iterator[list[Tensor]]:
     """Gradients of one step after another; the caller changes the parameters between them."""
     bench = client.bench
     bench.model.train()
-    with bench.randomness(seed) as masks:
-        for indices in client.training_batches(local.batch_seconds, local.epochs, local.steps, seed):
-            batch = client.batch(indices)
-            if bench.augment is not None:
-                batch = replace(batch, features=bench.augment(batch.features, batch.feature_lengths, masks))
+    for step in client.steps(local, round_seed):
+        keys = bench.keys([step.noise], step.indices[None]).flatten()
+        batch = bench.augmented(bench.feed(step.indices), keys)
+        with drawing(keys), bench.precision():
             losses = bench.model.losses(batch) / batch.token_lengths
-            meter.add(losses)
-            yield list(torch.autograd.grad(losses.mean(), parameters))
+        meter.add(losses)
+        yield list(torch.autograd.grad(losses.mean(), parameters))
+
+
+def seed_of(task: Task) -> int:
+    """The seed of the task's round."""
+    return int(task.config["seed"])  # type: ignore[arg-type]
 
 
 def clip(tensors: list[Tensor], limit: float) -> None:
@@ -65,8 +68,7 @@ def train(task: Task, client: Client) -> Update:
     parameters = client.bench.load(task.tensors)
     start = [parameter.detach().clone() for parameter in parameters]
     meter = LossMeter()
-    seed = derive(int(task.config["seed"]), client.id)  # type: ignore[arg-type]
-    for grads in gradients(client, local, parameters, seed, meter):
+    for grads in gradients(client, local, parameters, seed_of(task), meter):
         with torch.no_grad():
             if local.proximal > 0:
                 drift = torch._foreach_sub(parameters, start)
@@ -77,7 +79,8 @@ def train(task: Task, client: Client) -> Update:
     with torch.no_grad():
         torch._foreach_sub_(start, parameters)
     delta: Tensors = dict(zip(task.tensors, start, strict=True))
-    return Update(delta, reports=(_report(client, meter, norm=float(global_norm(start))),))
+    told = report(client, meter.mean, meter.num_steps, norm=float(global_norm(start)))
+    return Update(delta, reports=(told,))
 
 
 def central(task: Task, client: Client) -> Update:
@@ -94,8 +97,7 @@ def central(task: Task, client: Client) -> Update:
             "exp_avg_sq": groups["second"][name].to(parameter.device, copy=True),
         }
     meter = LossMeter()
-    seed = derive(int(task.config["seed"]), client.id)  # type: ignore[arg-type]
-    for grads in gradients(client, local, parameters, seed, meter):
+    for grads in gradients(client, local, parameters, seed_of(task), meter):
         clip(grads, local.clip_norm)
         for parameter, grad in zip(parameters, grads, strict=True):
             parameter.grad = grad
@@ -112,7 +114,7 @@ def central(task: Task, client: Client) -> Update:
         for group, tensors in after.items()
         for name, tensor in zip(groups["params"], tensors, strict=True)
     }
-    return Update(mean, reports=(_report(client, meter),))
+    return Update(mean, reports=(report(client, meter.mean, meter.num_steps),))
 
 
 def _group(tensors: Tensors, group: str) -> Tensors:
@@ -120,11 +122,11 @@ def _group(tensors: Tensors, group: str) -> Tensors:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-def _report(client: Client, meter: LossMeter, **more: float) -> Report:
+def report(client: Client, loss: float, num_steps: int, **more: float) -> Report:
     stats = {
-        "loss": meter.mean,
+        "loss": loss,
         "num_utterances": float(len(client.usable)),
-        "num_steps": float(meter.num_steps),
+        "num_steps": float(num_steps),
         "seconds": client.seconds,
         **more,
     }

@@ -32,11 +32,15 @@ class SpeechWorker:
         for name in clients:
             yield self._run_one(task, name)
 
-    def _run_one(self, task: Task, name: str) -> Update:
+    def utterances(self, name: str) -> np.ndarray:
         if name not in self.clients:
             raise ValueError(f"no client {name!r} among the {len(self.clients)} clients here")
+        return self.clients[name]
+
+    def _run_one(self, task: Task, name: str) -> Update:
+        client = Client(name, self.utterances(name), self.bench)
         try:
-            return refuse_nonfinite(WORK[task.kind](task, Client(name, self.clients[name], self.bench)))
+            return refuse_nonfinite(WORK[task.kind](task, client))
         except Unusable as error:
             return Update.nothing(Failure(name, str(error)))
         except Exception as error:  # whatever broke on a client must not end the run: it is named instead

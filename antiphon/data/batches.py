@@ -32,27 +32,40 @@ class Batch:
         return len(self.indices)
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(
-            self.features.to(device),
-            self.feature_lengths.to(device),
-            self.tokens.to(device),
-            self.token_lengths.to(device),
-            self.indices,
-        )
+        return Batch.of([tensor.to(device, non_blocking=True) for tensor in self.tensors], self.indices)
+
+    def pinned(self) -> Batch:
+        """In memory from which a GPU can fetch while it computes."""
+        return Batch.of([tensor.pin_memory() for tensor in self.tensors], self.indices)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.features, self.feature_lengths, self.tokens, self.token_lengths
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], indices: tuple[int, ...] = ()) -> Batch:
+        """From its tensors, in the order of `tensors`."""
+        features, feature_lengths, tokens, token_lengths = tensors
+        return cls(features, feature_lengths, tokens, token_lengths, indices)
 
 
 def collate(
     store: FeatureStore, indices: Sequence[int] | np.ndarray, encode: Callable[[str], list[int]]
 ) -> Batch:
-    """The utterances at `indices` of the store as one batch, texts encoded by `encode`."""
+    """The utterances at `indices` of the store as one batch, texts encoded by `encode`.
+
+    An index of −1 is a placeholder: one frame of zeros and no tokens.
+    """
     places = tuple(int(index) for index in indices)
     assert places, "a batch needs an utterance"
-    texts = [encode(store.text(place)) for place in places]
+    texts = [encode(store.text(place)) if place >= 0 else [] for place in places]
     token_lengths = torch.tensor([len(text) for text in texts])
-    feature_lengths = torch.from_numpy(store.num_frames[list(places)].astype(np.int64))
+    feature_lengths = torch.tensor([int(store.num_frames[place]) if place >= 0 else 1 for place in places])
     features = np.zeros((len(places), int(feature_lengths.max()), store.dim), dtype=np.float32)
     tokens = np.zeros((len(places), int(token_lengths.max())), dtype=np.int64)
     for row, (place, text) in enumerate(zip(places, texts, strict=True)):
+        if place < 0:
+            continue
         frames = store.features(place)
         features[row, : len(frames)] = frames
         tokens[row, : len(text)] = text
@@ -68,8 +81,8 @@ def plan_batches(
     """Deal `indices` out to batches of at most `max_frames` frames, padding included.
 
     num_frames [n] holds the lengths of all utterances. An utterance longer than `max_frames` is a batch
-    of its own. The generator decides which utterances meet and in what order the batches come; without
-    one, batches go from the shortest utterances to the longest, always the same.
+    of its own. Batches go from the shortest utterances to the longest; the generator decides which of
+    similar length meet.
 
     >>> plan_batches(np.array([30, 10, 20, 99]), np.arange(4), max_frames=60, generator=None)
     [array([1, 2]), array([0]), array([3])]
@@ -82,10 +95,7 @@ def plan_batches(
         order = np.lexsort((indices, lengths))
     else:
         order = np.argsort(lengths * generator.uniform(1 - JITTER, 1 + JITTER, len(lengths)), kind="stable")
-    batches = _pack(indices[order], num_frames, max_frames)
-    if generator is None:
-        return batches
-    return [batches[place] for place in generator.permutation(len(batches))]
+    return _pack(indices[order], num_frames, max_frames)
 
 
 def _pack(ordered: np.ndarray, num_frames: np.ndarray, max_frames: int) -> list[np.ndarray]:

@@ -36,8 +36,9 @@ Progress = Callable[[int, int], None]  # (utterances done, utterances in all)
 class FeatureStore:
     """Frames, texts and names of a corpus's utterances, by index 0 … len - 1.
 
-    num_frames [n] int32, seconds [n] float32, and the codes [n] int32 of `speaker_names`,
-    `session_names` and `split_names` are in memory; everything else is read when asked for.
+    num_frames [n] int32, first_frame [n + 1] int64, seconds [n] float32, and the codes [n] int32 of
+    `speaker_names`, `session_names` and `split_names` are in memory; `frames` [all, dim] float16 is a
+    read-only view of the file, and everything else is read when asked for.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any], index: dict[str, np.ndarray]) -> None:
@@ -51,10 +52,10 @@ class FeatureStore:
         self.seconds = index["seconds"]
         self.speaker_codes, self.session_codes = index["speaker"], index["session"]
         self.split_codes = index["split"]
-        self._first_frame, self._id_at, self._text_at = index["frame_at"], index["id_at"], index["text_at"]
-        self.num_frames = np.diff(self._first_frame).astype(np.int32)
-        self._frames = np.frombuffer(
-            mapped(folder / "frames.f16", 2 * self.dim * int(self._first_frame[-1])), dtype=np.float16
+        self.first_frame, self._id_at, self._text_at = index["frame_at"], index["id_at"], index["text_at"]
+        self.num_frames = np.diff(self.first_frame).astype(np.int32)
+        self.frames = np.frombuffer(
+            mapped(folder / "frames.f16", 2 * self.dim * int(self.first_frame[-1])), dtype=np.float16
         ).reshape(-1, self.dim)
         self._ids = mapped(folder / "ids.txt", int(self._id_at[-1]))
         self._texts = mapped(folder / "texts.txt", int(self._text_at[-1]))
@@ -86,7 +87,7 @@ class FeatureStore:
     def features(self, index: int) -> np.ndarray:
         """The frames of one utterance: float16 [frames, dim], a read-only view of the file."""
         assert 0 <= index < len(self), index
-        return self._frames[self._first_frame[index] : self._first_frame[index + 1]]
+        return self.frames[self.first_frame[index] : self.first_frame[index + 1]]
 
     def id(self, index: int) -> str:
         return self._ids[self._id_at[index] : self._id_at[index + 1]].decode()

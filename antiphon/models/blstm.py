@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from antiphon.models.layers import num_stacked, open_forget_gates, reversed_frames, stack_frames
+from antiphon.models.layers import num_stacked, open_forget_gates, stack_frames
+from antiphon.models.lstm import bidirectional
+from antiphon.models.noise import Dropout
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,7 @@ class BlstmLayer(nn.Module):
         open_forget_gates(self.forwards)
         open_forget_gates(self.backwards)
         self.norm = nn.LayerNorm(2 * config.dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
-        past, _ = self.forwards(frames)
-        future, _ = self.backwards(reversed_frames(frames, lengths))
-        both = torch.cat((past, reversed_frames(future, lengths)), dim=-1)
-        return self.dropout(self.norm(both))
+        return self.dropout(self.norm(bidirectional(self.forwards, self.backwards, frames, lengths)))

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.models.layers import frame_mask, num_stacked, rotary_angles, rotate, stack_frames
+from antiphon.models.noise import Dropout
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Conformer(nn.Module):
         self.project = nn.Linear(config.stack * input_dim, config.dim)
         # After the projection: features of any scale are welcome, and a frame's loudness is not lost.
         self.project_norm = nn.LayerNorm(config.dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(ConformerLayer(config) for _ in range(config.num_layers))
 
     def num_output_frames(self, num_frames: int) -> int:
@@ -100,9 +101,9 @@ def feed_forward(config: ConformerConfig) -> nn.Sequential:
         nn.LayerNorm(config.dim),
         nn.Linear(config.dim, hidden),
         nn.SiLU(),
-        nn.Dropout(config.dropout),
+        Dropout(config.dropout),
         nn.Linear(hidden, config.dim),
-        nn.Dropout(config.dropout),
+        Dropout(config.dropout),
     )
 
 
@@ -115,7 +116,7 @@ class RotaryAttention(nn.Module):
         self.norm = nn.LayerNorm(config.dim)
         self.query_key_value = nn.Linear(config.dim, 3 * config.dim)
         self.output = nn.Linear(config.dim, config.dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, frames: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         split = self.query_key_value(self.norm(frames)).unflatten(-1, (3, self.num_heads, -1))
@@ -138,7 +139,7 @@ class Convolution(nn.Module):
         )
         self.depthwise_norm = nn.LayerNorm(config.dim)
         self.output = nn.Linear(config.dim, config.dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, frames: Tensor, mask: Tensor) -> Tensor:
         gated = F.glu(self.gate(self.norm(frames)), dim=-1)

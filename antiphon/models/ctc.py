@@ -40,24 +40,23 @@ class Ctc(nn.Module):
         self.encoder = config.encoder.build(input_dim)
         self.output = nn.Linear(self.encoder.dim, num_tokens)
 
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Features [B, T, D], lengths [B] -> log probabilities [B, T', num_tokens], lengths [B].
-
-        Apart from `losses`, because `ctc_loss` is slow under vmap: many clients' forwards can be one
-        call, and then many clients' losses another.
-        """
-        frames, lengths = self.encoder(features, lengths)
+    def forward(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Log probabilities [B, T', num_tokens] and numbers of real frames [B]."""
+        frames, lengths = self.encoder(batch.features, batch.feature_lengths)
         return F.log_softmax(at_least_float32(self.output(frames)), dim=-1), lengths
 
-    def losses(self, batch: Batch) -> Tensor:
+    def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
         """Negative log likelihood of each utterance in nats: [B]; infinite where the tokens do not fit."""
-        log_probs, lengths = self(batch.features, batch.feature_lengths)
+        log_probs, lengths = outputs
         return ctc_losses(log_probs, lengths, batch.tokens, batch.token_lengths)
+
+    def losses(self, batch: Batch) -> Tensor:
+        return self.score(self(batch), batch)
 
     @torch.no_grad()
     def greedy(self, batch: Batch) -> list[list[int]]:
         """The best token of every frame, repeats collapsed, blanks dropped."""
-        log_probs, lengths = self(batch.features, batch.feature_lengths)
+        log_probs, lengths = self(batch)
         return collapse(log_probs.argmax(dim=-1), lengths)
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:

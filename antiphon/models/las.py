@@ -29,6 +29,8 @@ from torch import Tensor, nn
 from antiphon.data.batches import Batch
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.layers import at_least_float32, frame_mask, open_forget_gates
+from antiphon.models.lstm import lstm_cell
+from antiphon.models.noise import Dropout
 
 
 @dataclass(frozen=True)
@@ -69,27 +71,36 @@ class Las(nn.Module):
             assert isinstance(cell, nn.LSTMCell)
             open_forget_gates(cell)
         self.combine = nn.Linear(config.decoder_dim + self.encoder.dim, config.decoder_dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.output = nn.Linear(config.decoder_dim, num_tokens)
 
-    def losses(self, batch: Batch) -> Tensor:
-        """Cross entropy of each utterance in nats, summed over its tokens and its end: [B]."""
+    def forward(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Logits [B, U + 1, num_tokens] of every next token, given the true ones before it."""
         memory = self.listen(batch.features, batch.feature_lengths)
-        num_steps = batch.tokens.shape[1] + 1
-        real = frame_mask(batch.token_lengths, num_steps)
-        targets = F.pad(batch.tokens, (0, 1)).masked_fill(~real, 0)  # [B, U + 1], the end after the tokens
-        inputs = self.dropout(self.embedding(F.pad(targets[:, :-1], (1, 0))))
+        inputs = self.dropout(self.embedding(F.pad(self._targets(batch)[:, :-1], (1, 0))))
         decoder = self.start(memory)
         steps = []
         for embedded in inputs.unbind(dim=1):
             decoder = self.step(embedded, decoder, memory)
             steps.append(decoder.seen)
-        logits = at_least_float32(self.classify(torch.stack(steps, dim=1)))
+        return (at_least_float32(self.classify(torch.stack(steps, dim=1))),)
+
+    def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
+        """Cross entropy of each utterance in nats, summed over its tokens and its end: [B]."""
+        targets = self._targets(batch)
         smoothing = self.config.label_smoothing if self.training else 0.0
         losses = F.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing
+            outputs[0].flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing
         ).view_as(targets)
-        return losses.masked_fill(~frame_mask(batch.token_lengths + 1, num_steps), 0.0).sum(dim=1)
+        return losses.masked_fill(~frame_mask(batch.token_lengths + 1, targets.shape[1]), 0.0).sum(dim=1)
+
+    def losses(self, batch: Batch) -> Tensor:
+        return self.score(self(batch), batch)
+
+    def _targets(self, batch: Batch) -> Tensor:
+        """Tokens and the end after them: [B, U + 1]."""
+        real = frame_mask(batch.token_lengths, batch.tokens.shape[1] + 1)
+        return F.pad(batch.tokens, (0, 1)).masked_fill(~real, 0)
 
     @torch.no_grad()
     def greedy(self, batch: Batch) -> list[list[int]]:
@@ -135,7 +146,8 @@ class Las(nn.Module):
         values = torch.cat((embedded, decoder.context), dim=-1)
         states = []
         for cell, state in zip(self.cells, decoder.states, strict=True):
-            values, carry = cell(values, state)
+            assert isinstance(cell, nn.LSTMCell)
+            values, carry = lstm_cell(cell, values, state)
             states.append((values, carry))
         context, weights = self.attention(values, decoder.weights, memory)
         return Decoder(tuple(states), context, weights, torch.cat((values, context), dim=-1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -42,9 +44,28 @@ def reversed_frames(frames: Tensor, lengths: Tensor) -> Tensor:
     >>> reversed_frames(torch.tensor([[[1], [2], [0]]]), torch.tensor([2])).flatten().tolist()
     [2, 1, 0]
     """
-    place = torch.arange(frames.shape[1], device=lengths.device)
-    source = torch.where(place < lengths[:, None], lengths[:, None] - 1 - place, place)
-    return frames.gather(1, source[:, :, None].expand_as(frames))
+    turned: Tensor = Reversed.apply(frames, lengths)
+    return turned
+
+
+class Reversed(torch.autograd.Function):
+    """Its own gradient. That of `gather` would add into places: slow, where the last bit must be the same."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(frames: Tensor, lengths: Tensor) -> Tensor:
+        place = torch.arange(frames.shape[1], device=lengths.device)
+        source = torch.where(place < lengths[:, None], lengths[:, None] - 1 - place, place)
+        return frames.gather(1, source[:, :, None].expand_as(frames))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        return reversed_frames(upstream[0], *ctx.saved_tensors), None
 
 
 def at_least_float32(values: Tensor) -> Tensor:
@@ -75,3 +96,11 @@ def open_forget_gates(lstm: nn.LSTM | nn.LSTMCell) -> None:
             if name.startswith("bias"):
                 gate = parameter.shape[0] // 4  # gates are stored as input, forget, cell, output
                 parameter[gate : 2 * gate] = 1.0 if name.startswith("bias_ih") else 0.0
+
+
+def in_front(num_clients: int, in_dims: tuple[int | None, ...], *given: Tensor) -> list[Tensor]:
+    """Every tensor with the clients' dimension first, also one that all clients share."""
+    return [
+        tensor.expand(num_clients, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip(given, in_dims, strict=True)
+    ]

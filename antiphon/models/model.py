@@ -1,7 +1,10 @@
 """What a recogniser is to the rest of the package.
 
-A model is an `nn.Module` with three methods more. All its state is parameters: buffers would need
+A model is an `nn.Module` with some methods more. All its state is parameters: buffers would need
 a rule of their own for averaging over clients, and running statistics mix speakers and padding.
+
+Its forward pass looks at no tensor's value, so that `torch.func.vmap` can run many clients' parameters at
+once; what has no parameters is apart in `score`, which takes the utterances of all clients in one call.
 """
 
 from __future__ import annotations
@@ -17,8 +20,16 @@ from antiphon.data.batches import Batch
 class Model(Protocol):
     """Scores and transcribes utterances; an utterance scores the same alone and in a padded batch."""
 
-    def losses(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
+        """What the parameters make of a batch: tensors [B, ...]."""
+        ...
+
+    def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
         """Negative log likelihood of each utterance in nats, summed over its tokens: [B]."""
+        ...
+
+    def losses(self, batch: Batch) -> Tensor:
+        """Forward pass and score: [B]."""
         ...
 
     def greedy(self, batch: Batch) -> list[list[int]]:

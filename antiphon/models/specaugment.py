@@ -7,6 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from antiphon.models.noise import uniform
+
+SITE = -1  # apart from the sites within a model, which count from 1
+
 
 @dataclass(frozen=True)
 class SpecAugment:
@@ -16,7 +20,7 @@ class SpecAugment:
     masks together cover at most `max_time_fraction` of an utterance: short ones get narrower masks.
 
     >>> augment = SpecAugment(num_time_masks=1, time_width=2, num_frequency_masks=0)
-    >>> augment(torch.ones(1, 6, 2), torch.tensor([6]), torch.Generator().manual_seed(2))[0, :, 0]
+    >>> augment(torch.ones(1, 6, 2), torch.tensor([6]), keys=torch.tensor([2], dtype=torch.int32))[0, :, 0]
     tensor([0., 0., 1., 1., 1., 1.])
     """
 
@@ -32,15 +36,11 @@ class SpecAugment:
         if not 0.0 <= self.max_time_fraction <= 1.0:
             raise ValueError(f"max_time_fraction must lie between 0 and 1, not {self.max_time_fraction}")
 
-    def __call__(self, features: Tensor, lengths: Tensor, generator: torch.Generator) -> Tensor:
-        """Features [B, T, D] and lengths [B] -> features [B, T, D]. The generator lives on the CPU.
-
-        Every utterance takes the same number of draws, whatever its length and its batch's padding.
-        """
-        batch_size, num_frames, dim = features.shape
+    def __call__(self, features: Tensor, lengths: Tensor, keys: Tensor) -> Tensor:
+        """Features [B, T, D], lengths [B], the utterances' keys [B] (see `noise`) -> features [B, T, D]."""
+        num_frames, dim = features.shape[1:]
         num_masks = self.num_time_masks + self.num_frequency_masks
-        draws = torch.rand(batch_size, num_masks, 2, generator=generator, dtype=torch.float64)
-        draws = draws.to(features.device)
+        draws = uniform(keys, SITE, 2 * num_masks).unflatten(1, (num_masks, 2))
         lengths = lengths.to(features.device)[:, None]
         share = self.max_time_fraction / max(self.num_time_masks, 1)
         widest = (lengths * share).long().clamp(max=self.time_width)

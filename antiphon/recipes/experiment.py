@@ -22,6 +22,7 @@ from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.las import LasConfig
 from antiphon.models.specaugment import SpecAugment
+from antiphon.models.transducer import TransducerConfig
 from antiphon.seeding import derive
 
 
@@ -80,10 +81,12 @@ class Experiment:
     seed: int = 0
     frontend: Filterbank | OnnxEncoder = Filterbank()
     tokens: CharactersConfig | UnigramConfig = CharactersConfig()
-    model: CtcConfig | LasConfig = CtcConfig(ConformerConfig(stack=4))
+    model: CtcConfig | LasConfig | TransducerConfig = CtcConfig(ConformerConfig(stack=4))
     augment: SpecAugment = SpecAugment()
     speakers: Speakers = Speakers()
     unreliability: Unreliability = Unreliability()
+    stacked: bool = True  # on a GPU, many clients at once; a CPU takes one after another
+    bfloat16: bool = False  # on a GPU, matrix products of 16 bits while training
     runs: dict[str, Run] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,24 +16,25 @@ from safetensors.torch import load_file
 
 from antiphon import config
 from antiphon.algorithms.rehearsal import SERVER_CLIENT
-from antiphon.clients.client import Bench
+from antiphon.clients.client import Bench, check_precision
+from antiphon.clients.stacked import StackedWorker
 from antiphon.clients.worker import SpeechWorker, UnreliableWorker
-from antiphon.core import Tensors, Worker
+from antiphon.core import Pool, Stopped, Tensors, Worker
 from antiphon.data.corpus import Corpus
 from antiphon.data.store import FeatureStore, compute_features
 from antiphon.data.tokens import Tokens
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.engine import Engine, Listener, Silent
 from antiphon.measure import measure
-from antiphon.observed import Stopped
-from antiphon.pools.local import LocalPool
 from antiphon.recipes.experiment import Experiment, Run
+from antiphon.recipes.folder import check_folder, claim_folder
 from antiphon.recipes.provenance import commit, versions
 from antiphon.recipes.scoring import score, write_json
 from antiphon.report import write_report
 from antiphon.seeding import derive
+from antiphon.team import Alone, Team
 
-EXPERIMENT_FORMAT, RUN_FORMAT = "antiphon-experiment/1", "antiphon-run/1"
+RUN_FORMAT = "antiphon-run/1"
 Scores = dict[str, Any]
 
 
@@ -73,14 +74,19 @@ class Prepared:
         split = self.experiment.speakers.valid
         return {f"valid/{s}": self.store.where(split, [s]) for s in self.store.speakers(split)}
 
-    def worker(self, name: str, bench: Bench) -> Worker:
+    def pool(self, name: str, bench: Bench, team: Team) -> Pool:
+        """Carries tasks to the clients of a run, in all processes of the team."""
         clients, faults = self.clients[name], self.experiment.unreliability
         everyone = {**clients, **self.valid_clients(), SERVER_CLIENT: self.groups["seed"]}
-        worker = SpeechWorker(bench, everyone)
-        if not faults.dropout and not faults.deadline:
-            return worker
-        seconds = {client: float(self.store.seconds[own].sum()) for client, own in clients.items()}
-        return UnreliableWorker(worker, faults, seconds.__getitem__, self.experiment.seed)
+
+        def seconds(client: str) -> float:
+            return float(self.store.seconds[everyone[client]].sum())
+
+        stacks = self.experiment.stacked and self.device.type == "cuda"
+        worker: Worker = StackedWorker(bench, everyone) if stacks else SpeechWorker(bench, everyone)
+        if faults.dropout or faults.deadline:
+            worker = UnreliableWorker(worker, faults, seconds, self.experiment.seed)
+        return team.pool(worker, seconds)
 
 
 def run_experiment(
@@ -93,28 +99,44 @@ def run_experiment(
     num_workers: int = 1,
     screen: Screen | None = None,
     only: Sequence[str] = (),
+    team: Team | None = None,
 ) -> dict[str, Scores]:
     """Runs all runs of an experiment and writes its report; returns each run's scores on the test split.
 
     More than one worker computes features in processes of their own, which a script must allow for
     with `if __name__ == "__main__":`. Raises `Stopped` when interrupted, or when too few clients answer:
     `resume` goes on from there. `only` some runs: others may be another process's, or done before.
+    A `team` of processes calls this in each of them; only its first writes anything.
     """
-    data, out, screen = Path(data), Path(out), screen or Dark()
-    _check_folder(out, experiment, resume)
-    prepared = prepare(experiment, data, device, num_workers, screen.features)
-    _claim_folder(out, experiment, data, prepared.store.fingerprint)
-    scores = {}
+    data, out, screen, team = Path(data), Path(out), screen or Dark(), team or Alone()
+    team.first(lambda: check_folder(out, experiment, resume))
+    prepared = prepare(experiment, data, device, num_workers, screen.features, team)
+    team.first(lambda: claim_folder(out, experiment, data, prepared.store.fingerprint))
     try:
-        for name, run in experiment.chosen(only).items():
-            listener = screen.run(name, run, len(prepared.clients[name]))
-            scores[name] = _carry_out(prepared, name, out, resume, skip_corrupt, listener)
-    except Stopped:
-        _report(experiment, out)
-        raise
+        return _carry_out_all(prepared, out, resume, skip_corrupt, screen, experiment.chosen(only), team)
     except KeyboardInterrupt:  # a second Ctrl-C, or one while scoring: the last checkpoint is whole
         raise Stopped("interrupted") from None
-    _report(experiment, out)
+
+
+def _carry_out_all(
+    prepared: Prepared,
+    out: Path,
+    resume: bool,
+    skip_corrupt: bool,
+    screen: Screen,
+    runs: Mapping[str, Run],
+    team: Team,
+) -> dict[str, Scores]:
+    """One run after another, then the report: also when they were stopped."""
+    scores = {}
+    try:
+        for name, run in runs.items():
+            listener = screen.run(name, run, len(prepared.clients[name]))
+            scores[name] = _carry_out(prepared, name, out, resume, skip_corrupt, listener, team)
+    except Stopped:
+        team.first(lambda: _report(prepared.experiment, out))
+        raise
+    team.first(lambda: _report(prepared.experiment, out))
     return scores
 
 
@@ -128,12 +150,13 @@ def choose_device(name: str) -> torch.device:
     """The device, made to give the same bits every time: resuming is exact on a GPU too."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.allow_tf32 = False  # or an LSTM would round to 10 bits where others keep 23
     # Filling fresh memory would cost a kernel an allocation, and nothing here reads what it did not write.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (unknown to mypy)
     try:
         device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
         torch.empty(0, device=device)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
         raise ValueError(f"device {name!r} is not to be had here: {error}") from error
     return device
 
@@ -144,11 +167,18 @@ def prepare(
     device: str = "auto",
     num_workers: int = 1,
     progress: Callable[[int, int], None] = Dark().features,
+    team: Team | None = None,
 ) -> Prepared:
     """Opens the corpus, computes features where they are missing, and checks every run before any starts."""
     corpus = Corpus.open(data)
     chosen = choose_device(device)
-    store = compute_features(corpus, experiment.frontend, num_workers, progress)
+    check_precision(chosen, experiment.bfloat16)
+
+    def compute() -> None:
+        compute_features(corpus, experiment.frontend, num_workers, progress)
+
+    (team or Alone()).first(compute)
+    store = compute_features(corpus, experiment.frontend)
     groups = experiment.speakers.groups(store)
     tokens = experiment.tokens.fit([store.text(int(i)) for i in groups["seed"]], corpus.alphabet)
     torch.manual_seed(derive(experiment.seed, "init"))
@@ -166,35 +196,58 @@ def prepare(
 
 
 def _carry_out(
-    prepared: Prepared, name: str, out: Path, resume: bool, skip_corrupt: bool, listener: Listener
+    prepared: Prepared,
+    name: str,
+    out: Path,
+    resume: bool,
+    skip_corrupt: bool,
+    listener: Listener,
+    team: Team,
 ) -> Scores:
     run, folder, recognizer = prepared.experiment.runs[name], out / name, prepared.recognizer()
-    start = prepared.fresh
-    if run.start:
-        model = out / run.start / "model" / "model.safetensors"
-        if not model.exists():
-            raise ValueError(f"run {name!r} starts from {run.start!r}, which has not finished in {out}")
-        start = load_file(model, device=str(prepared.device))
+    start = team.first(lambda: _load_start(prepared, name, out))
     augment, device = prepared.experiment.augment, prepared.device
-    bench = Bench(prepared.store, prepared.tokens, recognizer.model, start, augment, device)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "run.json", _about(prepared, name))
-    _score_start(prepared, recognizer, run, out, folder)
+    bfloat16 = prepared.experiment.bfloat16
+    bench = Bench(prepared.store, prepared.tokens, recognizer.model, start, augment, device, bfloat16)
+
+    def open_folder() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "run.json", {**_about(prepared, name), "num_processes": team.size})
+        _score_start(prepared, recognizer, run, out, folder)
+
+    team.first(open_folder)
     valid = sorted(prepared.valid_clients())
     engine = Engine(
         run.algorithm,
-        LocalPool(prepared.worker(name, bench)),
+        prepared.pool(name, bench, team),
         list(prepared.clients[name]),
         run.rounds,
         folder,
         prepared.experiment.seed,
         validate=lambda pool, params: measure(pool, params, valid),
         listener=listener,
+        team=team,
     )
     outcome = engine.run(start, resume, skip_corrupt)
-    bench.load(outcome.best)
-    recognizer.save(folder / "model", {"run": name, "round": outcome.best_round})
-    return _score(prepared, recognizer, folder, "best", outcome.best_round)
+
+    def finish() -> Scores:
+        bench.load(outcome.best)
+        recognizer.save(folder / "model", {"run": name, "round": outcome.best_round})
+        return _score(prepared, recognizer, folder, "best", outcome.best_round)
+
+    return team.first(finish)
+
+
+def _load_start(prepared: Prepared, name: str, out: Path) -> Tensors:
+    """The parameters a run starts from: of the run it names, or fresh ones."""
+    source = prepared.experiment.runs[name].start
+    if not source:
+        return prepared.fresh
+    model = out / source / "model" / "model.safetensors"
+    if not model.exists():
+        raise ValueError(f"run {name!r} starts from {source!r}, which has not finished in {out}")
+    found: Tensors = load_file(model, device=str(prepared.device))
+    return found
 
 
 def _score_start(prepared: Prepared, recognizer: Recognizer, run: Run, out: Path, folder: Path) -> None:
@@ -242,56 +295,3 @@ def _about(prepared: Prepared, name: str) -> dict[str, Any]:
         "device": str(prepared.device),
         "started_from": run.start or None,
     }
-
-
-def _check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
-    """A folder with an experiment in it is only touched to resume, and only the same experiment."""
-    path = out / "experiment.json"
-    if not path.exists():
-        if out.exists() and any(out.glob("[!.]*")):
-            raise ValueError(f"{out} is not empty and holds no experiment: choose another --out")
-        return
-    if not resume:
-        raise ValueError(f"{out} holds an experiment already: add --resume to go on, or choose another --out")
-    before, now = json.loads(path.read_text())["config"], config.to_dict(experiment)
-    # A longer run begins like a shorter one, but others may have begun from its end.
-    longer = {f"runs.{n}.rounds.total" for n in experiment.runs} - {
-        f"runs.{run.start}.rounds.total" for run in experiment.runs.values()
-    }
-    changed = [
-        (key, old, new)
-        for key, old, new in _differences(before, now)
-        # How few answers are enough changes no round that had them.
-        if not (key in longer and new > old) and not key.endswith(".rounds.min_clients")
-    ]
-    if changed:
-        lines = "".join(f"\n  {key}: was {old!r}, now {new!r}" for key, old, new in changed[:10])
-        raise ValueError(f"{out} cannot be resumed with another configuration:{lines}")
-
-
-def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        keys: Sequence[str] = [*before, *(key for key in now if key not in before)]
-        return [
-            difference
-            for key in keys
-            for difference in _differences(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))
-        ]
-    return [] if before == now else [(path, before, now)]
-
-
-def _claim_folder(out: Path, experiment: Experiment, data: Path, fingerprint: str) -> None:
-    """Writes down what the folder is for; refuses to go on with other speech than it began with."""
-    path = out / "experiment.json"
-    if path.exists() and json.loads(path.read_text())["fingerprint"] != fingerprint:
-        raise ValueError(f"{out} cannot be resumed: {data} is not the corpus it began with, or was changed")
-    out.mkdir(parents=True, exist_ok=True)
-    body = {
-        "format": EXPERIMENT_FORMAT,
-        "recipe": experiment.recipe,
-        "data": str(data.resolve()),
-        "fingerprint": fingerprint,
-        "runs": list(experiment.runs),
-        "config": config.to_dict(experiment),
-    }
-    write_json(path, body)

@@ -193,14 +193,36 @@ def test_a_report_says_how_much_speech_there_was(client: Client, params: Tensors
 
 
 def test_epochs_go_through_every_utterance_that_many_times(client: Client) -> None:
-    seen = [i for batch in client.training_batches(0.5, epochs=3, steps=0, seed=1) for i in batch.tolist()]
+    steps = client.steps(LocalTraining(batch_seconds=0.5, epochs=3), round_seed=1)
+    seen = [i for step in steps for i in step.indices.tolist()]
     assert sorted(seen) == sorted(client.indices.tolist() * 3)
 
 
 def test_batches_hold_no_more_audio_than_asked_for(client: Client, world: World) -> None:
     frames = world.store.num_frames
-    for batch in client.training_batches(1.0, epochs=2, steps=0, seed=1):
+    for step in client.steps(LocalTraining(batch_seconds=1.0, epochs=2), round_seed=1):
+        batch = step.indices
         assert len(batch) == 1 or len(batch) * frames[batch].max() <= 1.0 * world.store.frames_per_second
+
+
+def test_clients_of_a_round_go_through_long_and_short_in_the_same_order(world: World) -> None:
+    bench, frames = world.bench(), world.store.num_frames
+    local = LocalTraining(batch_seconds=0.01)  # every utterance a batch of its own
+    ranks = set()
+    for name, own in world.clients().items():
+        steps = Client(name, own[:4], bench).steps(local, round_seed=5)
+        ranks.add(tuple(np.argsort([frames[step.indices].max() + 0.001 * n for n, step in enumerate(steps)])))
+    assert len(ranks) < len(world.clients()) / 2  # jitter may swap neighbours of nearly equal length
+
+
+def test_every_step_of_every_client_has_noise_of_its_own(world: World) -> None:
+    bench = world.bench()
+    noise = [
+        step.noise
+        for name, own in world.clients().items()
+        for step in Client(name, own, bench).steps(LocalTraining(batch_seconds=1.0, epochs=2), round_seed=5)
+    ]
+    assert len(set(noise)) == len(noise)
 
 
 # --- Nobody else matters --------------------------------------------------------------------------

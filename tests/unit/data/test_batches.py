@@ -49,13 +49,13 @@ def test_a_batch_moves_with_all_its_tensors() -> None:
     assert len(moved) == 2
 
 
-def test_without_a_generator_batches_go_from_short_to_long() -> None:
+def test_batches_go_from_short_to_long() -> None:
     lengths = np.array([50, 10, 40, 20, 30, 10])
     plan = plan_batches(lengths, np.arange(6), max_frames=60, generator=None)
     assert [batch.tolist() for batch in plan] == [[1, 5, 3], [4], [2], [0]]
 
 
-def test_the_generator_decides_the_plan() -> None:
+def test_the_generator_decides_who_meets() -> None:
     lengths = np.random.default_rng(0).integers(50, 500, 100)
     plans = [
         [b.tolist() for b in plan_batches(lengths, np.arange(100), 2000, np.random.default_rng(seed))]
@@ -81,3 +81,11 @@ def test_only_the_indices_given_are_planned() -> None:
 def test_a_budget_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one frame"):
         plan_batches(np.array([5]), np.array([0]), 0, None)
+
+
+def test_a_placeholder_is_one_frame_of_zeros_without_tokens() -> None:
+    batch = collate(Store(), [-1, 1], encode)
+    assert batch.features[0].abs().sum() == 0
+    assert batch.feature_lengths.tolist() == [1, 2]
+    assert batch.token_lengths.tolist() == [0, 1]
+    assert batch.indices == (-1, 1)

@@ -13,6 +13,7 @@ from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.las import LasConfig
+from antiphon.models.transducer import TransducerConfig
 
 DIM, NUM_TOKENS = 5, 7
 
@@ -26,6 +27,11 @@ TINY = {
         attention_dim=5,
         location_channels=2,
         location_width=3,
+    ),
+    "transducer": TransducerConfig(
+        ConformerConfig(dim=8, num_layers=1, num_heads=2, kernel_size=3, stack=2),
+        prediction_dim=6,
+        joint_dim=7,
     ),
 }
 

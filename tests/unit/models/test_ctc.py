@@ -33,7 +33,7 @@ def tiny_ctc(num_tokens=3):
 def test_the_loss_sums_over_every_alignment(tokens, batch_of):
     model = tiny_ctc().double().eval()
     batch = batch_of([5, 4], [tokens, tokens])
-    log_probs, _ = model(batch.features, batch.feature_lengths)
+    log_probs, _ = model(batch)
     expected = [brute_force(log_probs[0, :5], tokens), brute_force(log_probs[1, :4], tokens)]
     assert torch.allclose(model.losses(batch), torch.stack(expected), atol=1e-12)
 

@@ -11,6 +11,7 @@ from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.las import LasConfig
+from antiphon.models.noise import Dropout
 
 FRAMES = [13, 22, 9, 17]
 TOKENS = [[1, 2], [3, 3, 1, 4], [5], [6, 2, 6]]
@@ -108,8 +109,8 @@ def test_losses_stay_float32_under_autocast(tiny, batch_of):
 def test_a_gpu_agrees_with_the_cpu(tiny, batch_of):
     batch = batch_of(FRAMES, TOKENS, padding=3)
     for module in tiny.train().modules():  # cuDNN's LSTM has a gradient in training mode only
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+        if isinstance(module, Dropout):
+            module.rate = 0.0
     losses, spelled = tiny.losses(batch), tiny.greedy(batch)
     gradients = torch.autograd.grad(losses.sum(), list(tiny.parameters()))
     tiny.cuda()

@@ -3,11 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from antiphon.models.noise import utterance_keys
 from antiphon.models.specaugment import SpecAugment
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def keys(count: int) -> torch.Tensor:
+    """A key for each of some utterances."""
+    return utterance_keys(torch.tensor(5), torch.arange(count))
 
 
 def zero_runs(row) -> list[tuple[int, int]]:
@@ -23,20 +25,22 @@ def test_an_utterances_masks_do_not_depend_on_the_padding_of_its_batch():
     lengths = torch.tensor([50, 20, 35])
     augment = SpecAugment(time_width=10, frequency_width=3)
     wide = torch.cat([features, torch.zeros(3, 30, 8)], dim=1)
-    assert torch.equal(augment(features, lengths, seeded()), augment(wide, lengths, seeded())[:, :50])
+    assert torch.equal(
+        augment(features, lengths, keys(len(lengths))), augment(wide, lengths, keys(len(lengths)))[:, :50]
+    )
 
 
-def test_the_first_utterances_masks_do_not_depend_on_those_after_it():
+def test_an_utterance_s_masks_do_not_depend_on_its_batch():
     features, lengths = torch.rand(3, 50, 8) + 1, torch.tensor([50, 20, 35])
     augment = SpecAugment(time_width=10, frequency_width=3)
-    together = augment(features, lengths, seeded())
-    assert torch.equal(together[:1], augment(features[:1], lengths[:1], seeded()))
+    together = augment(features, lengths, keys(len(lengths)))
+    assert torch.equal(together[1:2], augment(features[1:2], lengths[1:2], keys(3)[1:2]))
 
 
 def test_time_masks_lie_in_the_utterance_and_cover_no_more_than_their_fraction():
     lengths = torch.arange(1, 301)
     augment = SpecAugment(num_time_masks=3, time_width=25, max_time_fraction=0.3, num_frequency_masks=0)
-    masked = (augment(torch.ones(300, 320, 1), lengths, seeded()) == 0)[:, :, 0]
+    masked = (augment(torch.ones(300, 320, 1), lengths, keys(300)) == 0)[:, :, 0]
     assert not (masked & (torch.arange(320) >= lengths[:, None])).any()
     assert (masked.sum(dim=1) <= 0.3 * lengths).all()
     assert masked.sum(dim=1).max() <= 3 * 25
@@ -45,7 +49,7 @@ def test_time_masks_lie_in_the_utterance_and_cover_no_more_than_their_fraction()
 
 def test_one_time_mask_reaches_every_place_and_every_width():
     augment = SpecAugment(num_time_masks=1, time_width=3, max_time_fraction=1.0, num_frequency_masks=0)
-    masked = (augment(torch.ones(2000, 6, 1), torch.full((2000,), 5), seeded()) == 0)[:, :, 0]
+    masked = (augment(torch.ones(2000, 6, 1), torch.full((2000,), 5), keys(2000)) == 0)[:, :, 0]
     seen = {run for row in masked for run in zero_runs(row)}
     assert seen == {(start, start + width) for width in (1, 2, 3) for start in range(5 - width + 1)}
     assert abs((~masked.any(dim=1)).float().mean() - 0.25) < 0.03
@@ -53,7 +57,7 @@ def test_one_time_mask_reaches_every_place_and_every_width():
 
 def test_frequency_masks_are_bands_over_the_whole_utterance():
     augment = SpecAugment(num_time_masks=0, num_frequency_masks=1, frequency_width=4)
-    masked = augment(torch.ones(200, 7, 10), torch.full((200,), 7), seeded()) == 0
+    masked = augment(torch.ones(200, 7, 10), torch.full((200,), 7), keys(200)) == 0
     assert torch.equal(masked, masked[:, :1].expand_as(masked))
     runs = [zero_runs(row) for row in masked[:, 0]]
     assert {len(found) for found in runs} == {0, 1}
@@ -62,14 +66,14 @@ def test_frequency_masks_are_bands_over_the_whole_utterance():
 
 def test_bands_wider_than_the_features_are_cut_to_them():
     augment = SpecAugment(num_time_masks=0, num_frequency_masks=1, frequency_width=50)
-    assert augment(torch.ones(50, 3, 4), torch.full((50,), 3), seeded()).isfinite().all()
+    assert augment(torch.ones(50, 3, 4), torch.full((50,), 3), keys(50)).isfinite().all()
 
 
 def test_no_masks_change_nothing_and_the_input_is_left_alone():
     features, lengths = torch.rand(2, 9, 4), torch.tensor([9, 4])
-    assert torch.equal(SpecAugment(0, 5, 0.5, 0, 5)(features, lengths, seeded()), features)
+    assert torch.equal(SpecAugment(0, 5, 0.5, 0, 5)(features, lengths, keys(len(lengths))), features)
     before = features.clone()
-    SpecAugment(max_time_fraction=1.0)(features, lengths, seeded())
+    SpecAugment(max_time_fraction=1.0)(features, lengths, keys(len(lengths)))
     assert torch.equal(features, before)
 
 
@@ -77,8 +81,8 @@ def test_no_masks_change_nothing_and_the_input_is_left_alone():
 def test_masks_on_a_gpu_are_those_on_the_cpu():
     features, lengths = torch.rand(3, 50, 8) + 1, torch.tensor([50, 20, 35])
     augment = SpecAugment(time_width=10, frequency_width=3)
-    moved = augment(features.cuda(), lengths.cuda(), seeded())
-    assert torch.equal(moved.cpu(), augment(features, lengths, seeded()))
+    moved = augment(features.cuda(), lengths.cuda(), keys(len(lengths)).cuda())
+    assert torch.equal(moved.cpu(), augment(features, lengths, keys(len(lengths))))
 
 
 def test_settings_without_meaning_are_refused():

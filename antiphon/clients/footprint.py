@@ -1,0 +1,79 @@
+"""How much memory a stacked client takes: what decides how many are trained at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from antiphon.clients.client import Bench
+from antiphon.clients.stack import Stack, StackedBatch
+from antiphon.core import Tensors
+from antiphon.data.batches import Batch
+from antiphon.local import LocalTraining
+
+SHORT, LONG = 128, 512  # frames of the two utterances that are measured
+FRAMES_PER_TOKEN = 8
+COPIES = 4  # of a client's parameters: themselves, gradients, update, and something to move them with
+SHARE = 0.7  # of the device's memory that stacked training may fill …
+HELD = 0.3  # … and of that, by updates that wait for their turn
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes: a client's update takes `update`, and while it is trained COPIES of that; an utterance of T
+    frames takes linear·T + quadratic·T². There are `room`.
+    """
+
+    room: float = math.inf
+    update: float = 1.0
+    linear: float = 0.0
+    quadratic: float = 0.0
+
+    def fits(self, num_clients: int, shapes: np.ndarray) -> bool:
+        """Whether so many clients fit at every step; shapes [steps, 2] are rows and frames of a client."""
+        rows, frames = shapes[:, 0].astype(float), shapes[:, 1].astype(float)
+        largest = float((rows * (self.linear * frames + self.quadratic * frames**2)).max())
+        return num_clients * (COPIES * self.update + largest) <= (1 - HELD) * self.room
+
+    def held(self, most: int) -> int:
+        """How many updates may wait at once, `most` at most and one at least."""
+        return int(max(1, min(most, HELD * self.room / self.update)))
+
+
+def measure_footprint(bench: Bench, tensors: Tensors) -> Footprint:
+    """Takes trial steps with stacked parameters; raises what a model that cannot be stacked raises.
+
+    Without a GPU memory is not measured: groups are then bounded by their number of clients alone.
+    """
+    if bench.device.type != "cuda":
+        _trial(bench, tensors, SHORT)
+        return Footprint()
+    short, long = _trial(bench, tensors, SHORT), _trial(bench, tensors, LONG)
+    quadratic = max(long / LONG - short / SHORT, 0.0) / (LONG - SHORT)
+    linear = max(short / SHORT - quadratic * SHORT, 0.0)
+    update = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    free, total = torch.cuda.mem_get_info(bench.device)
+    reusable = torch.cuda.memory_reserved(bench.device) - torch.cuda.memory_allocated(bench.device)
+    return Footprint(SHARE * min(total, free + reusable), update, linear, quadratic)
+
+
+def _trial(bench: Bench, tensors: Tensors, num_frames: int) -> float:
+    """Bytes of activations of one utterance of so many frames."""
+    bench.model.train()
+    dtype = next(iter(tensors.values())).dtype
+    features = torch.zeros(2, num_frames, bench.store.dim, dtype=dtype, device=bench.device)
+    lengths = torch.full((2,), num_frames, device=bench.device)
+    tokens = torch.ones(2, num_frames // FRAMES_PER_TOKEN, dtype=torch.int64, device=bench.device)
+    batch = Batch(features, lengths, tokens, torch.full_like(lengths, tokens.shape[1]), (0, 0))
+    keys = torch.zeros(2, dtype=torch.int32, device=bench.device)
+    share = torch.ones(2, 1, dtype=dtype, device=bench.device)
+    stack = Stack(bench, tensors, 2)
+    cuda = bench.device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(bench.device)
+    before = torch.cuda.memory_allocated(bench.device) if cuda else 0
+    stack.step(StackedBatch(batch, keys, share), LocalTraining())
+    return (torch.cuda.max_memory_allocated(bench.device) - before) / 2 if cuda else 0.0

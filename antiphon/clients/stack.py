@@ -1,0 +1,193 @@
+"""Many clients' parameters side by side, and one SGD step for all of them at once.
+
+Parameters of C clients are stacked on a leading dimension. One `vmap` of the model's forward pass takes
+every client's own batch through its own parameters; the losses, which have no parameters, are one call
+over all utterances of all clients; one backward pass gives each client its own gradient.
+
+Where shapes repeat on a GPU, forward and backward are CUDA graphs: launching kernels is most of a step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from antiphon.clients.client import Bench
+from antiphon.core import Tensors
+from antiphon.data.batches import Batch
+from antiphon.local import LocalTraining
+from antiphon.models.noise import drawing
+
+CAPTURED_AFTER = 2  # steps of a shape before its graph is captured: capturing costs about as much as three
+MOST_GRAPHS = 4  # each keeps its own activations
+
+
+@dataclass(frozen=True)
+class StackedBatch:
+    """The batches of n clients, padded to B rows each: `batch` and `keys` hold n · B rows.
+
+    share [n, B] is 1 / (the client's utterances) on real rows and 0 on placeholders.
+    """
+
+    batch: Batch
+    keys: Tensor
+    share: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return *self.batch.tensors, self.keys, self.share
+
+    def per_client(self) -> Iterator[Tensor]:
+        """Keys and the batch's tensors, each [n, B, ...]."""
+        for tensor in (self.keys, *self.batch.tensors):
+            yield tensor.unflatten(0, self.share.shape)
+
+
+class Stack:
+    """`size` clients that start from the same parameters; the first n of them take a step together."""
+
+    def __init__(self, bench: Bench, start: Tensors, size: int, graphs: bool = True) -> None:
+        self.bench, self.model, self.size = bench, bench.model, size
+        self.graphs = graphs and bench.device.type == "cuda"
+        self.shared = {name: base for name, base in bench.base.items() if name not in start}
+        self.start = {name: tensor.clone() for name, tensor in start.items()}
+        self.parameters = {name: tensor.expand(size, *tensor.shape).clone() for name, tensor in start.items()}
+        self._seen: Counter[tuple[object, ...]] = Counter()
+        self._graphs: dict[tuple[object, ...], Captured] = {}
+
+    def serves(self, start: Tensors, size: int) -> bool:
+        """Whether it holds these parameters of so many clients."""
+        shapes = {name: tensor.shape for name, tensor in start.items()}
+        return size == self.size and shapes == {name: tensor.shape for name, tensor in self.start.items()}
+
+    def restart(self, start: Tensors) -> None:
+        """All clients back to these parameters."""
+        for name, tensor in start.items():
+            self.start[name].copy_(tensor)
+            self.parameters[name].copy_(tensor.expand_as(self.parameters[name]))
+
+    def deltas(self) -> Tensors:
+        """Δ = w − w_k of every client: [size, ...] each."""
+        return {name: self.start[name] - parameter for name, parameter in self.parameters.items()}
+
+    def step(self, given: StackedBatch, local: LocalTraining) -> Tensor:
+        """One SGD step of the first n clients, each on its own rows; losses per token of all rows [n, B]."""
+        rate = torch.full((), local.lr, dtype=given.share.dtype, device=given.share.device)
+        if not self.graphs:
+            return self._step(given, rate, local)
+        shapes = tuple(tensor.shape for tensor in given.tensors)
+        key = (shapes, local.clip_norm, local.proximal)
+        self._seen[key] += 1
+        if key not in self._graphs and self._seen[key] <= CAPTURED_AFTER:
+            return self._step(given, rate, local)
+        if key not in self._graphs:
+            while len(self._graphs) >= MOST_GRAPHS:
+                del self._graphs[next(iter(self._graphs))]
+            self._graphs[key] = Captured(self, given, local)
+        return self._graphs[key].replay(given, rate)
+
+    def _step(self, given: StackedBatch, rate: Tensor, local: LocalTraining) -> Tensor:
+        trained = self.trained(len(given.share))
+        outputs = self.forward(trained, given)
+        losses, upstream = self.score(outputs, given)
+        self.descend(trained, outputs, upstream, rate, local)
+        return losses
+
+    def trained(self, count: int) -> Tensors:
+        """The parameters of the first `count` clients, to be differentiated."""
+        return {name: p[:count].detach().requires_grad_() for name, p in self.parameters.items()}
+
+    def forward(self, trained: Tensors, given: StackedBatch) -> tuple[Tensor, ...]:
+        """The model's outputs, [n, B, ...] each."""
+
+        def alone(parameters: Tensors, keys: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            with drawing(keys):
+                outputs: tuple[Tensor, ...] = functional_call(
+                    self.model,
+                    {**self.shared, **parameters},
+                    (Batch.of(tensors),),
+                )
+                return outputs
+
+        with self.bench.precision(), sdpa_kernel(SDPBackend.MATH):  # fused kernels have no rule for vmap
+            outputs: tuple[Tensor, ...] = vmap(alone)(trained, *given.per_client())
+        return outputs
+
+    def score(self, outputs: Sequence[Tensor], given: StackedBatch) -> tuple[Tensor, list[Tensor]]:
+        """Losses per token [n, B], and the gradient of the clients' mean losses by each real output."""
+        leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in outputs]
+        flat = tuple(leaf.flatten(0, 1) for leaf in leaves)
+        losses = self.model.score(flat, given.batch) / given.batch.token_lengths.clamp(min=1)
+        losses = losses.view_as(given.share)
+        total = (losses * given.share).sum()
+        upstream = torch.autograd.grad(total, [leaf for leaf in leaves if leaf.requires_grad])
+        return losses.detach(), list(upstream)
+
+    def descend(
+        self,
+        trained: Tensors,
+        outputs: Sequence[Tensor],
+        upstream: Sequence[Tensor],
+        rate: Tensor,
+        local: LocalTraining,
+    ) -> None:
+        """Each client's gradient, its proximal term and clipping, and the step itself."""
+        real = [tensor for tensor in outputs if tensor.requires_grad]
+        grads = torch.autograd.grad(real, list(trained.values()), upstream)
+        with torch.no_grad():
+            if local.proximal > 0:
+                drifts = [p - self.start[name] for name, p in trained.items()]
+                grads = tuple(torch._foreach_add(grads, drifts, alpha=local.proximal))
+            scale = rate
+            if local.clip_norm > 0:
+                scale = rate * (local.clip_norm / (norms(grads) + 1e-12)).clamp(max=1.0)
+            for parameter, grad in zip(trained.values(), grads, strict=True):
+                parameter.addcmul_(grad, scale.view(-1, *[1] * (grad.dim() - 1)), value=-1)
+
+
+def norms(stacked: Sequence[Tensor]) -> Tensor:
+    """The l2 norm of each client over all its tensors, [n, ...] each -> [n]."""
+    parts = [torch.linalg.vector_norm(tensor.flatten(1), dim=1) for tensor in stacked]
+    return torch.linalg.vector_norm(torch.stack(parts), dim=0)
+
+
+class Captured:
+    """A step of one shape as two CUDA graphs; the losses between them have no parameters to wait for."""
+
+    def __init__(self, stack: Stack, given: StackedBatch, local: LocalTraining) -> None:
+        self.stack = stack
+        *tensors, keys, share = (tensor.clone() for tensor in given.tensors)
+        self.given = StackedBatch(Batch.of(tensors), keys, share)
+        self.rate = torch.zeros((), dtype=given.share.dtype, device=given.share.device)  # nobody moves yet
+        trained = stack.trained(len(given.share))
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            outputs = stack.forward(trained, self.given)
+            _, self.upstream = stack.score(outputs, self.given)
+            stack.descend(trained, outputs, self.upstream, self.rate, local)
+            del outputs
+        torch.cuda.current_stream().wait_stream(side)
+        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.forward):
+            outputs = stack.forward(trained, self.given)
+        with torch.cuda.graph(self.backward, pool=self.forward.pool()):
+            stack.descend(trained, outputs, self.upstream, self.rate, local)
+        self.outputs = [tensor.detach() for tensor in outputs]
+
+    def replay(self, given: StackedBatch, rate: Tensor) -> Tensor:
+        for mine, new in zip(self.given.tensors, given.tensors, strict=True):
+            mine.copy_(new)
+        self.rate.copy_(rate)
+        self.forward.replay()
+        losses, upstream = self.stack.score(self.outputs, self.given)
+        for mine, new in zip(self.upstream, upstream, strict=True):
+            mine.copy_(new)
+        self.backward.replay()
+        return losses

@@ -1,0 +1,163 @@
+"""A worker that trains many clients at once on one GPU, instead of one after another.
+
+A cohort is cut into groups that fit the device's memory, clients with a similar number of steps together.
+Within a group the clients with the most steps stand first, so that those still at work are always the
+first n; a client whose steps are done stays as it is. Each client's update is what it would get alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from antiphon.clients.client import Bench, Client, Step, Unusable
+from antiphon.clients.footprint import Footprint, measure_footprint
+from antiphon.clients.stack import Stack, StackedBatch, norms
+from antiphon.clients.train import report, seed_of
+from antiphon.clients.worker import SpeechWorker, refuse_nonfinite
+from antiphon.core import Failure, Task, Update
+from antiphon.local import LocalTraining
+
+log = logging.getLogger("antiphon")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A client and the steps it will take in this round."""
+
+    client: Client
+    steps: Sequence[Step]
+
+    def shape(self, number: int) -> tuple[int, int]:
+        """Rows and frames of a step's batch."""
+        indices = self.steps[number].indices
+        return len(indices), int(self.client.bench.store.num_frames[indices].max())
+
+
+@dataclass
+class StackedWorker:
+    """Trains as `SpeechWorker` does, many clients at once; everything else it leaves to that one."""
+
+    bench: Bench
+    clients: Mapping[str, np.ndarray]  # client -> its utterances in the store
+    most: int = 256  # clients in a group, however much memory there is
+    graphs: bool = True  # CUDA graphs where shapes repeat
+    _stack: Stack | None = field(default=None, init=False)
+    _footprint: Footprint | None = field(default=None, init=False)
+    _why_not: str = field(default="", init=False)
+
+    def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+        alone = SpeechWorker(self.bench, self.clients)
+        footprint = self._measured(task) if task.kind == "train" and len(clients) > 1 else None
+        if footprint is None:
+            yield from alone.run(task, clients)
+            return
+        window = footprint.held(self.most)
+        for first in range(0, len(clients), window):
+            names = clients[first : first + window]
+            answers = self._train(task, names, footprint, alone)
+            yield from (answers.pop(name) for name in names)
+
+    def _measured(self, task: Task) -> Footprint | None:
+        """Measured once, on a batch that is always the same: who is trained with whom must not vary.
+
+        None where this model cannot be stacked.
+        """
+        if self._footprint is None and not self._why_not:
+            try:
+                self._footprint = measure_footprint(self.bench, task.tensors)
+            except Exception as error:  # any model may come: what vmap cannot do, it says in many ways
+                self._why_not = f"{type(error).__name__}: {error}"
+                log.warning("clients are trained one after another, not stacked: %s", self._why_not)
+        return self._footprint
+
+    def _train(
+        self, task: Task, names: Sequence[str], footprint: Footprint, alone: SpeechWorker
+    ) -> dict[str, Update]:
+        local = LocalTraining.from_task(task.config)
+        answers, plans = {}, []
+        for name in names:
+            client = Client(name, alone.utterances(name), self.bench)
+            try:
+                plans.append(Plan(client, list(client.steps(local, seed_of(task)))))
+            except Unusable as error:
+                answers[name] = Update.nothing(Failure(name, str(error)))
+        waiting = list(grouped(plans, footprint, self.most))
+        while waiting:
+            group = waiting.pop(0)
+            try:
+                updates = self._train_group(task, local, group)
+            except torch.OutOfMemoryError:
+                self._stack = None
+                if len(group) == 1:
+                    raise
+                log.warning("%d clients at once do not fit the GPU's memory: half of them", len(group))
+                middle = (len(group) + 1) // 2
+                waiting[:0] = [group[:middle], group[middle:]]
+                continue
+            except Exception as error:  # one of them broke: alone, it will be found and named
+                ids = [plan.client.id for plan in group]
+                log.warning("a group of %d clients is trained one after another: %s", len(group), error)
+                updates = list(alone.run(task, ids))
+            answers.update({plan.client.id: update for plan, update in zip(group, updates, strict=True)})
+        return answers
+
+    def _train_group(self, task: Task, local: LocalTraining, group: Sequence[Plan]) -> list[Update]:
+        if self._stack is None or not self._stack.serves(task.tensors, len(group)):
+            self._stack = None  # its memory first
+            self._stack = Stack(self.bench, task.tensors, len(group), self.graphs)
+        stack = self._stack
+        stack.restart(task.tensors)
+        self.bench.model.train()
+        totals = torch.zeros(len(group), device=self.bench.device, dtype=torch.float64)
+        for batch in stacked_batches(self.bench, group):
+            losses = stack.step(batch, local)
+            totals[: len(losses)] += losses.masked_fill(batch.share == 0, 0.0).sum(dim=1)
+        deltas = stack.deltas()
+        sizes = norms(list(deltas.values())).tolist()
+        updates = []
+        for place, (plan, total) in enumerate(zip(group, totals.tolist(), strict=True)):
+            loss = total / sum(len(step.indices) for step in plan.steps)
+            told = report(plan.client, loss, len(plan.steps), norm=sizes[place])
+            mean = {name: delta[place] for name, delta in deltas.items()}
+            updates.append(refuse_nonfinite(Update(mean, reports=(told,))))
+        return updates
+
+
+def grouped(plans: Sequence[Plan], footprint: Footprint, most: int) -> Iterator[list[Plan]]:
+    """Groups that fit the memory, clients with the most steps first; the same for the same plans."""
+    ordered = sorted(plans, key=lambda plan: (-len(plan.steps), plan.shape(0)[1], plan.client.id))
+    group: list[Plan] = []
+    shapes: np.ndarray = np.zeros((0, 2), dtype=np.int64)
+    for plan in ordered:
+        mine = np.array([plan.shape(number) for number in range(len(plan.steps))])
+        joint = np.maximum(shapes[: len(mine)], mine) if group else mine
+        joint = np.concatenate((joint, shapes[len(mine) :])) if group else joint
+        if group and (len(group) == most or not footprint.fits(len(group) + 1, joint)):
+            yield group
+            group, joint = [], mine
+        group.append(plan)
+        shapes = joint
+    if group:
+        yield group
+
+
+def stacked_batches(bench: Bench, group: Sequence[Plan]) -> Iterator[StackedBatch]:
+    """One step after another: the batches of the clients that still have steps, padded to one shape."""
+    tables = []
+    for number in range(len(group[0].steps)):
+        steps = [plan.steps[number] for plan in group if number < len(plan.steps)]
+        places = np.full((len(steps), max(len(step.indices) for step in steps)), -1, dtype=np.int64)
+        for row, step in zip(places, steps, strict=True):
+            row[: len(step.indices)] = step.indices
+        tables.append((places, [step.noise for step in steps]))
+    batches = bench.feed.one_by_one(places.reshape(-1) for places, _ in tables)
+    for (places, noise), batch in zip(tables, batches, strict=True):
+        keys = bench.keys(noise, places).flatten()
+        real = bench.sent(torch.from_numpy(places >= 0))
+        share = (real / real.sum(dim=1, keepdim=True)).to(batch.features.dtype)
+        yield StackedBatch(bench.augmented(batch, keys), keys, share)

@@ -1,0 +1,196 @@
+"""Many clients at once on one GPU, over one after another, and how far that is from the limit.
+
+A round of training (planning, feeding, local SGD, folding) of the same cohort, four ways:
+
+  alone     `SpeechWorker`: one client after another, as FLUTE, pfl-research and Flower do; timed on an
+            eighth of the cohort and multiplied, since each takes its own time
+  stacked   `StackedWorker` without CUDA graphs
+  graphs    `StackedWorker` as it is used
+  limit     all the cohort's utterances of a step as one batch through one model: no longer federated,
+            and nothing can be faster with these kernels
+
+Noise of 3 s an utterance; and, with `--corpus`, sessions of a real corpus, whose sizes differ.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import TOKENS, argument_parser, make_store, print_table, write_result
+from torch.profiler import ProfilerActivity, profile
+
+from antiphon.clients.client import Bench, Client
+from antiphon.clients.stacked import StackedWorker
+from antiphon.clients.train import clip, seed_of
+from antiphon.clients.worker import SpeechWorker
+from antiphon.core import Task, Tensors, Update, Worker
+from antiphon.data.corpus import Corpus
+from antiphon.data.frontends import OnnxEncoder
+from antiphon.data.partition import BySession, BySpeaker
+from antiphon.data.store import FeatureStore, compute_features
+from antiphon.local import LocalTraining
+from antiphon.models.blstm import BlstmConfig
+from antiphon.models.conformer import ConformerConfig
+from antiphon.models.ctc import CtcConfig
+from antiphon.models.las import LasConfig
+from antiphon.models.model import ModelConfig
+from antiphon.models.noise import drawing
+from antiphon.pools.local import LocalPool
+from antiphon.recipes.launch import choose_device
+from antiphon.weighting import Uniform
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, clients, and how they train."""
+
+    config: ModelConfig
+    num_tokens: int
+    store: FeatureStore
+    clients: dict[str, np.ndarray]
+    local: LocalTraining
+
+    def bench(self, device: torch.device) -> Bench:
+        torch.manual_seed(0)
+        model = self.config.build(self.store.dim, self.num_tokens)
+        base = {name: p.detach().clone().to(device) for name, p in model.named_parameters()}
+        return Bench(self.store, TOKENS, model, base, None, device)
+
+
+def noise_case(config: ModelConfig, num_tokens: int, folder: Path, num_clients: int, steps: int) -> Case:
+    """Clients of `steps` batches of four utterances of 3 s: log-mel frames every 10 ms."""
+    store = make_store(folder, num_clients, 4 * steps, (3.0, 3.0), dim=80, hop=160)
+    clients = BySpeaker()(store, np.arange(len(store)), 0)
+    return Case(config, num_tokens, store, clients, LocalTraining(lr=0.05, batch_seconds=12.1))
+
+
+def real_case(corpus: Path, encoder: Path) -> Case:
+    """Sessions of the pool's speakers on a frozen encoder: the recipe's model, clients of unequal size."""
+    store = compute_features(Corpus.open(corpus), OnnxEncoder(str(encoder)))
+    clients = BySession()(store, store.where("pool"), 0)
+    return Case(CtcConfig(), TOKENS.size, store, clients, LocalTraining(lr=0.3, batch_seconds=60.0))
+
+
+def limit(bench: Bench, case: Case, task: Task) -> Update:
+    """One model, one batch of everybody's utterances a step, the same SGD."""
+    plans = [
+        list(Client(name, own, bench).steps(case.local, seed_of(task))) for name, own in case.clients.items()
+    ]
+    parameters = bench.load(task.tensors)
+    bench.model.train()
+    for number in range(max(map(len, plans))):
+        steps = [plan[number] for plan in plans if number < len(plan)]
+        places = np.concatenate([step.indices for step in steps])
+        keys = bench.keys([steps[0].noise], places[None]).flatten()
+        batch = bench.feed(places)
+        with drawing(keys), bench.precision():
+            losses = bench.model.losses(batch) / batch.token_lengths
+        grads = list(torch.autograd.grad(losses.mean(), parameters))
+        with torch.no_grad():
+            clip(grads, case.local.clip_norm)
+            torch._foreach_add_(parameters, grads, alpha=-case.local.lr)
+    return Update({})
+
+
+def folded(worker: Worker, task: Task, names: list[str]) -> Update:
+    return LocalPool(worker).reduce(task, names, Uniform())
+
+
+def timed(work: Callable[[], Update], repeats: int, device: torch.device) -> tuple[list[float], float]:
+    """Seconds of each repeat after two to warm up, and peak memory in GiB."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    work(), work()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(repeats):
+        wait()
+        start = time.perf_counter()
+        work()
+        wait()
+        seconds.append(time.perf_counter() - start)
+    return seconds, torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+
+
+def kernel_seconds(work: Callable[[], Update], device: torch.device) -> float:
+    """How long the GPU's kernels run in one repeat: what is left when nothing waits for launches."""
+    if device.type != "cuda":
+        return 0.0
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        work()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6
+
+
+def difference(one: Tensors, other: Tensors) -> float:
+    """Of two updates, relative to their size."""
+    apart = sum(float((one[name] - other[name]).double().square().sum()) for name in one)
+    return float((apart / sum(float(t.double().square().sum()) for t in one.values())) ** 0.5)
+
+
+def measure(name: str, case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
+    bench, names = case.bench(device), list(case.clients)
+    task = Task("train", dict(bench.base), {**vars(case.local), "round": 0, "seed": 1})
+    some = names[:: max(1, len(names) // 8)]  # for a factor, of clients of all sizes
+    factor = sum(len(case.clients[name]) for name in names) / sum(len(case.clients[name]) for name in some)
+    workers = [StackedWorker(bench, case.clients, graphs=graphs) for graphs in (False, True)]
+    ways: dict[str, Callable[[], Update]] = {
+        "alone": lambda: folded(SpeechWorker(bench, case.clients), task, some),
+        "stacked": lambda: folded(workers[0], task, names),
+        "graphs": lambda: folded(workers[1], task, names),
+        "limit": lambda: limit(bench, case, task),
+    }
+    result: dict[str, Any] = {"parameters": sum(t.numel() for t in bench.base.values())}
+    result["clients"] = len(names)
+    for way, work in ways.items():
+        seconds, peak = timed(work, max(1, repeats // 3) if way == "alone" else repeats, device)
+        scale = factor if way == "alone" else 1.0
+        result[way] = {"seconds": scale * float(np.median(seconds)), "all": seconds, "peak_gib": peak}
+        result[way]["kernel_seconds"] = scale * kernel_seconds(work, device)
+    rows = []
+    for way in ways:
+        own = result[way]
+        own["over_alone"] = result["alone"]["seconds"] / own["seconds"]
+        own["of_limit"] = result["limit"]["seconds"] / own["seconds"]
+        rows.append(
+            [name, way, f"{1000 * own['seconds']:.0f}", f"{own['over_alone']:.1f}", f"{own['of_limit']:.2f}"]
+        )
+        rows[-1] += [f"{1000 * own['kernel_seconds']:.0f}", f"{own['peak_gib']:.1f}"]
+    print_table(["case", "way", "ms", "times alone", "of the limit", "kernels ms", "GiB"], rows)
+    result["difference"] = difference(ways["alone"]().mean, folded(workers[1], task, some).mean)
+    print(f"stacked and alone differ by {result['difference']:.1e} of the update\n", flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argument_parser(__doc__, "stacked")
+    parser.add_argument("--corpus", type=Path, help="an imported corpus: a case with real clients")
+    parser.add_argument("--encoder", type=Path, help="the ONNX encoder of its features")
+    arguments = parser.parse_args()
+    device = choose_device("auto")
+    num_clients, steps, repeats = (3, 2, 1) if arguments.quick else (64, 4, 6)
+    conformer: ModelConfig = CtcConfig(ConformerConfig(num_layers=6, stack=4))
+    las: ModelConfig = LasConfig(BlstmConfig(num_layers=4))
+    if arguments.quick:
+        conformer, las = CtcConfig(ConformerConfig(16, 1, 2, stack=4)), LasConfig(BlstmConfig(8, 1), 8, 1)
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        cases = {"conformer": conformer, "las": las}
+        for name, config in cases.items():
+            case = noise_case(config, 1000, Path(folder) / name, num_clients, steps)
+            results[name] = measure(name, case, device, repeats)
+        if arguments.corpus:
+            results["real"] = measure("real", real_case(arguments.corpus, arguments.encoder), device, repeats)
+    about = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    write_result(arguments, {"device": about, "cases": results})
+
+
+if __name__ == "__main__":
+    main()
