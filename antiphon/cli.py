@@ -1,4 +1,4 @@
-"""The command line: `antiphon demo`, `corpus`, `recipes`, `run`, `evaluate`, `transcribe`, `report`."""
+"""The command line: `antiphon demo`, `corpus`, `run`, `evaluate`, `compare` and the others."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import yaml
 
 from antiphon import config, screen
 from antiphon.cli_corpus import corpus_commands
+from antiphon.cli_decoding import lm_commands, nbest_command, rescore_command
+from antiphon.cli_scoring import Steps, alignments_command, compare_command
 from antiphon.core import Stopped
 from antiphon.pools.joining import Place, choose_gpu, find_place, is_left_behind, join
 from antiphon.pools.ranks import Lost
@@ -32,6 +34,7 @@ app = typer.Typer(
     help="Federated learning of speech recognition: speech never leaves its speaker.",
 )
 app.add_typer(corpus_commands, name="corpus")
+app.add_typer(lm_commands, name="lm")
 
 Settings = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one setting by its path.")
@@ -102,12 +105,15 @@ def evaluate(
     data: Annotated[Path | None, typer.Option(help="Another corpus than the run's own.")] = None,
     split: Annotated[str, typer.Option(help="Whose speech.")] = "test",
     device: Device = "auto",
+    normalise: Steps = [],
 ) -> None:
     """Score a run's model on a split: WER and CER by speaker, sclite files."""
+    from antiphon.decoding.normalisation import Normalisation
     from antiphon.recipes.evaluation import evaluate_run
 
+    steps = Normalisation.of(normalise)
     with screen.Terminal() as terminal:
-        scores, folder = evaluate_run(run, data, split, device, terminal.features)
+        scores, folder = evaluate_run(run, data, split, device, terminal.features, steps)
     screen.console.print(screen.score_table({run.name: scores}))
     screen.console.print(f"scores.json, ref.trn and hyp.trn are in {folder}")
 
@@ -147,6 +153,12 @@ def report(
 
     page = write_report(runs, out or (runs[0] if len(runs) == 1 else Path()) / "report.html")
     screen.console.print(f"wrote {page}")
+
+
+app.command("compare")(compare_command)
+app.command("alignments")(alignments_command)
+app.command("nbest")(nbest_command)
+app.command("rescore")(rescore_command)
 
 
 @contextmanager

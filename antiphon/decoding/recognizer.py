@@ -20,6 +20,7 @@ from antiphon.data.tokens import Tokens, load_tokens
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.las import LasConfig
 from antiphon.models.model import Model
+from antiphon.models.transducer import TransducerConfig
 
 FORMAT = "antiphon-model/1"
 
@@ -29,7 +30,7 @@ class Blueprint:
     """What a model is made of; with parameters and tokens it is a recogniser."""
 
     frontend: Filterbank | OnnxEncoder = Filterbank()
-    model: CtcConfig | LasConfig = CtcConfig()
+    model: CtcConfig | LasConfig | TransducerConfig = CtcConfig()
 
     def build(self, num_tokens: int) -> Model:
         return self.model.build(self.frontend.dim, num_tokens)

@@ -10,6 +10,7 @@ from typing import Any
 
 from antiphon.data.corpus import Corpus
 from antiphon.data.store import compute_features
+from antiphon.decoding.normalisation import Normalisation
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.recipes.launch import choose_device
 from antiphon.recipes.scoring import score
@@ -21,10 +22,11 @@ def evaluate_run(
     split: str,
     device: str,
     progress: Callable[[int, int], None],
+    normalisation: Normalisation = Normalisation(),
 ) -> tuple[dict[str, Any], Path]:
     """The scores, and the folder they were written to."""
     recognizer = Recognizer.load(run, str(choose_device(device)))
-    source, name = _data_of(run), split
+    source, name = data_of(run), split
     if data is not None and data.resolve() != source:
         source, name = data, f"{data.name}-{split}"
     if source is None:
@@ -35,9 +37,9 @@ def evaluate_run(
     round = json.loads((run / "model" / "model.json").read_text())["notes"]["round"]
     folder = run / "evaluation" / name / "best"
     notes = {"split": name, "which": "best", "round": round}
-    return score(recognizer, store, store.where(split=split), folder, notes), folder
+    return score(recognizer, store, store.where(split=split), folder, notes, normalisation), folder
 
 
-def _data_of(run: Path) -> Path | None:
+def data_of(run: Path) -> Path | None:
     about = run.resolve().parent / "experiment.json"
     return Path(json.loads(about.read_text())["data"]) if about.exists() else None

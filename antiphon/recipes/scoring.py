@@ -1,4 +1,4 @@
-"""Scores of a model on a split: errors by speaker, and the files speech people exchange."""
+"""Scores of a model on a split: errors by speaker and session, and the files speech people exchange."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +15,66 @@ import numpy as np
 from antiphon.data.store import FeatureStore
 from antiphon.decoding.error_rate import Errors, character_errors, word_errors
 from antiphon.decoding.greedy import recognise
+from antiphon.decoding.normalisation import Normalisation
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.report.trn import write_trn
 
-NO_ERRORS = Errors(0, 0, 0, 0)
+
+@dataclass(frozen=True)
+class Tally:
+    """Errors over utterances; `+` pools."""
+
+    words: Errors = Errors()
+    characters: Errors = Errors()
+    num_utterances: int = 0
+
+    @classmethod
+    def of(cls, reference: str, hypothesis: str) -> Tally:
+        """One utterance."""
+        return cls(word_errors(reference, hypothesis), character_errors(reference, hypothesis), 1)
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.words + other.words,
+            self.characters + other.characters,
+            self.num_utterances + other.num_utterances,
+        )
 
 
 def score(
-    recognizer: Recognizer, store: FeatureStore, indices: np.ndarray, folder: Path, notes: dict[str, Any]
+    recognizer: Recognizer,
+    store: FeatureStore,
+    indices: np.ndarray,
+    folder: Path,
+    notes: dict[str, Any],
+    normalisation: Normalisation = Normalisation(),
 ) -> dict[str, Any]:
-    """Recognises the utterances; writes scores.json, ref.trn and hyp.trn; returns the scores."""
+    """Recognises the utterances; writes scores.json, ref.trn and hyp.trn; returns the scores.
+
+    Errors are counted after `normalisation`; the texts are written as they are, to be scored otherwise too.
+    """
     began = time.perf_counter()
     device = next(recognizer.model.parameters()).device
     heard = recognise(recognizer.model, recognizer.tokens, store, indices, device)
     taken = time.perf_counter() - began
-    speakers: dict[str, dict[str, Any]] = defaultdict(
-        lambda: {"words": NO_ERRORS, "characters": NO_ERRORS, "num_utterances": 0}
-    )
+    sessions: dict[str, dict[str, Tally]] = defaultdict(lambda: defaultdict(Tally))
     for index, hypothesis in heard.items():
-        reference, speaker = store.text(index), speakers[store.speaker(index)]
-        speaker["words"] += word_errors(reference, hypothesis)
-        speaker["characters"] += character_errors(reference, hypothesis)
-        speaker["num_utterances"] += 1
+        tally = Tally.of(normalisation(store.text(index)), normalisation(hypothesis))
+        sessions[store.speaker(index)][store.session(index)] += tally
     seconds = float(store.seconds[indices].sum())
+    speakers = {name: sum(own.values(), Tally()) for name, own in sorted(sessions.items())}
     scores = {
         **notes,
-        "num_utterances": len(indices),
+        "normalisation": asdict(normalisation),
         "seconds": seconds,
         "real_time_factor": taken / seconds,
-        "words": asdict(sum((s["words"] for s in speakers.values()), NO_ERRORS)),
-        "characters": asdict(sum((s["characters"] for s in speakers.values()), NO_ERRORS)),
+        **asdict(sum(speakers.values(), Tally())),
         "speakers": {
-            name: {**s, "words": asdict(s["words"]), "characters": asdict(s["characters"])}
-            for name, s in sorted(speakers.items())
+            name: {
+                **asdict(tally),
+                "sessions": {session: asdict(own) for session, own in sorted(sessions[name].items())},
+            }
+            for name, tally in speakers.items()
         },
     }
     folder.mkdir(parents=True, exist_ok=True)

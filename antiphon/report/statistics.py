@@ -42,7 +42,7 @@ def rate_interval(errors: npt.ArrayLike, lengths: npt.ArrayLike, *, seed: int = 
     columns = np.stack([np.asarray(errors, dtype=float), np.asarray(lengths, dtype=float)])
     if np.count_nonzero(columns[1]) < 2:
         return None
-    total, sums = columns.sum(axis=1), _resampled_sums(columns, seed)
+    total, sums = columns.sum(axis=1), resampled_sums(columns, seed)
     sums = sums[:, sums[1] > 0]
     return _interval(total[0] / total[1], sums[0] / sums[1])
 
@@ -62,7 +62,7 @@ def relative_interval(after: npt.ArrayLike, before: npt.ArrayLike, *, seed: int 
     return rate_interval(np.asarray(after, dtype=float) - before, before, seed=seed)
 
 
-def _resampled_sums(columns: Array, seed: int) -> Array:
+def resampled_sums(columns: Array, seed: int) -> Array:
     """Sums [columns, resamples] over speakers drawn with replacement from `columns` [columns, speakers]."""
     generator = np.random.default_rng(seed)
     num_speakers = columns.shape[1]

@@ -15,15 +15,15 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROVENANCE = {"benchmark", "command", "date", "versions", "commit", "cores"}
 
 
-def run_quickly(name: str, out: Path) -> dict[str, Any]:
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", "--out", str(out)]
+def run_quickly(name: str, out: Path, *options: str) -> dict[str, Any]:
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *options, "--quick", "--out", str(out)]
     done = subprocess.run(
         command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     found = json.loads((out / f"{name}.json").read_text())
     assert found.keys() >= PROVENANCE
-    assert found["command"] == f"python benchmarks/{name}.py --quick"
+    assert found["command"] == " ".join(["python", f"benchmarks/{name}.py", *options, "--quick"])
     return found
 
 
@@ -38,8 +38,9 @@ def test_engine_and_bare_loop_end_at_the_same_parameters(tmp_path: Path) -> None
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc/self/status")
 def test_memory_of_runs_and_of_a_store_is_measured(tmp_path: Path) -> None:
     found = run_quickly("memory", tmp_path)
-    assert found.keys() >= {"peak_ratio", "anonymous_ratio", "cohorts", "store"}
+    assert found.keys() >= {"peak_ratio", "anonymous_ratio", "population_seconds_ratio"}
     assert set(found["cohorts"]) == {"10", "20"}
+    assert set(found["populations"]) == {"20", "100"}
     assert found["store"]["num_clients"] == 100
 
 
@@ -49,3 +50,40 @@ def test_all_ways_of_folding_give_the_same_mean(tmp_path: Path) -> None:
     assert set(ways) == {"in_place", "rebuilt", "stacked"}
     for found in ways.values():
         assert found["checksum"] == pytest.approx(ways["in_place"]["checksum"], rel=1e-4)
+
+
+def test_one_process_and_two_do_the_same_work_and_more_gpus_take_longer_to_talk(tmp_path: Path) -> None:
+    found = run_quickly("scaling", tmp_path)
+    (case,) = found["cases"]
+    assert case["largest_difference"] < 1e-4
+    assert case["ratio"] > 0
+    talk = [row["exchange_seconds"] + row["all_reduce_seconds"] for row in found["on_paper"]]
+    assert [row["num_gpus"] for row in found["on_paper"]][::2] == [8, 16, 32, 64, 128, 256, 512, 1024]
+    assert talk[::2] == sorted(talk[::2])
+    for row in found["on_paper"]:
+        share = found["assumptions"]["share_seconds"]
+        assert row["efficiency"] == pytest.approx(share / row["round_seconds"])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are measured through /proc")
+def test_antiphon_ends_where_the_bare_loop_does_in_one_process_in_two_and_stacked(tmp_path: Path) -> None:
+    found = run_quickly("peers", tmp_path, "--only", "mlp")["workloads"]["mlp"]
+    ways = ["antiphon", "antiphon, saving every round", "antiphon, 2 processes", "antiphon, stacked"]
+    assert list(found["frameworks"]) == ["bare loop", *ways]
+    losses = [each["loss"] for each in found["frameworks"].values()]
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-4)
+    assert losses[0] < found["start_loss"] - 0.01
+
+
+def test_stacked_clients_come_to_what_they_come_to_alone(tmp_path: Path) -> None:
+    found = run_quickly("stacked", tmp_path)
+    for case in found["cases"].values():
+        assert case["difference"] < 1e-4
+        assert all(case[way]["seconds"] > 0 for way in ("alone", "stacked", "graphs", "limit"))
+
+
+def test_the_transducer_s_loss_is_the_same_with_and_without_the_whole_lattice_in_memory(
+    tmp_path: Path,
+) -> None:
+    found = run_quickly("rnnt", tmp_path)
+    assert found["from"]["joint"]["differences"]["whole"]["gradients"] < 1e-5

@@ -60,7 +60,9 @@ def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_names_every_command(antiphon: Antiphon) -> None:
     done = antiphon("--help")
     assert done.code == 0
-    for command in ("demo", "corpus", "recipes", "run", "evaluate", "transcribe", "report"):
+    training = ("demo", "corpus", "recipes", "run", "evaluate", "transcribe", "report")
+    decoding = ("compare", "alignments", "nbest", "rescore", "lm")
+    for command in (*training, *decoding):
         assert command in done.output
 
 

@@ -181,8 +181,9 @@ def commands(page: Path) -> list[tuple[str, str]]:
             if line.startswith("$ antiphon"):
                 found.append((line[2:], next((after for after in lines[number + 1 :] if after != "…"), "")))
     for block in blocks(page, "sh"):
-        joined = block.replace("\\\n", " ")
-        found += [(line, "") for line in joined.splitlines() if line.startswith("antiphon")]
+        for line in block.replace("\\\n", " ").splitlines():
+            if started := re.match(r"(?:(?:torchrun|srun|mpiexec) .*?)?(antiphon .*)", line):
+                found.append((started[1], ""))
     return found
 
 

@@ -13,7 +13,7 @@ import antiphon
 ROOT = Path(antiphon.__file__).parent
 
 # Part (a root module or a package) -> the other parts of antiphon it may see. Only the top sees everything.
-TOP = {"recipes", "cli", "cli_corpus", "screen", "workers", "__main__"}
+TOP = {"recipes", "cli", "cli_corpus", "cli_decoding", "cli_scoring", "screen", "workers", "__main__"}
 MAY_SEE = {
     "core": set(),
     "seeding": set(),

@@ -1,0 +1,72 @@
+"""Beam search over many utterances: N-best lists of any model, in batches of similar length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from antiphon.data.batches import collate, plan_batches
+from antiphon.data.store import FeatureStore
+from antiphon.data.tokens import Tokens
+from antiphon.decoding.attention_beam import AttentionBeam
+from antiphon.decoding.ctc_beam import CtcBeam
+from antiphon.decoding.fusion import Fusion
+from antiphon.decoding.hypothesis import Hypothesis, NBest
+from antiphon.decoding.transducer_beam import TransducerBeam
+from antiphon.models.ctc import Ctc
+from antiphon.models.las import Las
+from antiphon.models.model import Model
+from antiphon.models.transducer import Transducer
+
+BATCH_SECONDS = 120.0
+
+
+class Beam(Protocol):
+    """Searches with one kind of model."""
+
+    def nbest(self, model: Any, tokens: Tokens, batch: Any) -> list[tuple[Hypothesis, ...]]: ...
+
+
+def beam_for(model: Model, width: int, fusion: Fusion | None = None) -> Beam:
+    """The search that fits a model; `fusion` brings a language model into it."""
+    if isinstance(model, Ctc):
+        return CtcBeam(width, fusion=fusion)
+    if isinstance(model, Transducer):
+        return TransducerBeam(width, fusion=fusion)
+    if isinstance(model, Las):
+        if fusion is not None:
+            raise ValueError(
+                "the attention beam takes no language model: rank its lists with `antiphon rescore`"
+            )
+        return AttentionBeam(width)
+    raise ValueError(f"there is no beam search for a {type(model).__name__}")
+
+
+def search(
+    model: Model,
+    tokens: Tokens,
+    store: FeatureStore,
+    indices: np.ndarray,
+    beam: Beam,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[NBest]:
+    """The N-best list of each utterance, from the shortest to the longest."""
+    model.eval()
+    max_frames, done = int(BATCH_SECONDS * store.frames_per_second), 0
+    for chosen in plan_batches(store.num_frames, indices, max_frames, None):
+        batch = collate(store, chosen, lambda text: []).to(device)
+        for index, hypotheses in zip(chosen.tolist(), beam.nbest(model, tokens, batch), strict=True):
+            yield NBest(
+                store.id(index),
+                hypotheses,
+                store.text(index),
+                store.speaker(index),
+                store.session(index),
+                store.split(index),
+            )
+        done += len(chosen)
+        progress(done, len(indices))
