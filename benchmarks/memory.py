@@ -1,9 +1,11 @@
-"""Peak memory of a run with a cohort of 1,000 over one with 10, and what 10,000 clients cost to open.
+"""Peak memory and seconds a round against the cohort (10, 100, 1,000) and against the number of clients.
 
-Runs: the same 1,000 clients, model and number of rounds; each run in a process of its own. `peak` is what
-the kernel says (VmHWM), pages of the memory-mapped features included; `anonymous` is what the process
-itself holds at the end, without them.
-Store: 10,000 clients; what opening it adds, what their list adds, and what reading one client then adds.
+Cohorts: the same 1,000 clients, model and number of rounds. Clients: 100, 10,000 and 100,000 of the same
+kind, ten of them a round, a small model, so that whatever grows with their number would show. Every run is in
+a process of its own; runs against the number of clients are repeated in turn, and seconds are medians.
+`peak` is what the kernel says (VmHWM), pages of the memory-mapped features included; `anonymous` is what the
+process itself holds at the end, without them; `gpu` is the peak of a GPU if there is one.
+Store: the largest of them; what opening it adds, what the list of clients adds, and then reading one client.
 Linux only: it reads /proc/self/status.
 """
 
@@ -11,9 +13,11 @@ from __future__ import annotations
 
 import gc
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,34 +37,49 @@ from common import (
 from antiphon.algorithms.fedavg import fedavg
 from antiphon.clients.client import Bench, Client
 from antiphon.clients.worker import SpeechWorker
-from antiphon.data.batches import Batch
+from antiphon.data.batches import Batch, collate
 from antiphon.data.partition import BySpeaker
 from antiphon.data.store import FeatureStore
-from antiphon.engine import Engine, Rounds
+from antiphon.engine import Engine, Rounds, Silent
 from antiphon.local import LocalTraining
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.pools.local import LocalPool
 
-SEED, ROUNDS = 7, 3
+SEED = 7
 TINY = (0.3, 0.5)  # seconds an utterance
+TINIEST = (0.1, 0.2)  # where there are 100,000 of them
 
 
-def run(folder: str, dim: str, cohort: str) -> dict[str, float]:
-    """A few rounds with this cohort; memory at the end of them."""
+class Laps(Silent):
+    """Remembers when each round ended."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
+        self.times.append(time.perf_counter())
+
+
+def run(folder: str, dim: str, cohort: str, total: str) -> dict[str, float]:
+    """Rounds with this cohort: memory at the end of them, and seconds a round (the first is not counted)."""
     torch.manual_seed(SEED)
-    store = FeatureStore.open(folder)
+    store, device = FeatureStore.open(folder), "cuda" if torch.cuda.is_available() else "cpu"
     model = CtcConfig(ConformerConfig(dim=int(dim))).build(store.dim, TOKENS.size)
-    params = {name: p.detach().clone() for name, p in model.named_parameters()}
+    params = {name: p.detach().to(device, copy=True) for name, p in model.named_parameters()}
     everyone = BySpeaker()(store, np.arange(len(store)), SEED)
-    pool = LocalPool(SpeechWorker(Bench(store, TOKENS, model, params), everyone))
-    rounds = Rounds(total=ROUNDS, cohort=int(cohort), min_clients=int(cohort), valid_every=0)
-    began = time.perf_counter()
+    pool = LocalPool(SpeechWorker(Bench(store, TOKENS, model, params, device=device), everyone))
+    rounds = Rounds(total=int(total), cohort=int(cohort), min_clients=int(cohort), valid_every=0)
+    laps = Laps()
     with tempfile.TemporaryDirectory() as out:
-        outcome = Engine(fedavg(LocalTraining()), pool, list(everyone), rounds, Path(out), SEED).run(params)
-    assert outcome.state.round == ROUNDS
-    num_parameters = sum(tensor.numel() for tensor in params.values())
-    return {**memory_mib(), "seconds": time.perf_counter() - began, "num_parameters": num_parameters}
+        engine = Engine(fedavg(LocalTraining()), pool, list(everyone), rounds, Path(out), SEED, listener=laps)
+        assert engine.run(params).state.round == rounds.total
+    return {
+        **memory_mib(),
+        "gpu": torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else 0.0,
+        "seconds_a_round": statistics.median(after - before for before, after in pairwise(laps.times)),
+        "num_parameters": sum(tensor.numel() for tensor in params.values()),
+    }
 
 
 def open_store(folder: str) -> dict[str, float]:
@@ -92,7 +111,7 @@ def open_store(folder: str) -> dict[str, float]:
 
 
 def read_client(client: Client) -> Batch:
-    return client.batch(client.usable)
+    return collate(client.bench.store, client.usable, client.bench.tokens.encode)
 
 
 def _settled() -> Mapping[str, float]:
@@ -103,21 +122,83 @@ def _settled() -> Mapping[str, float]:
 CASES: dict[str, Callable[..., dict[str, float]]] = {"run": run, "open": open_store}
 
 
-def measure(quick: bool, folder: Path) -> dict[str, Any]:
-    clients, many, dim, width = (20, 100, 16, "16") if quick else (1000, 10_000, 288, "256")
-    store = make_store(folder / "runs", clients, 1, TINY, dim)
-    small, large = (
-        in_fresh_process(__file__, ["run", str(store.folder), width, str(cohort)]) for cohort in (10, clients)
-    )
-    big_store = make_store(folder / "many", many, 2, TINY, dim)
-    return {
-        "num_clients": clients,
-        "rounds": ROUNDS,
-        "cohorts": {"10": small, str(clients): large},
-        "peak_ratio": large["peak"] / small["peak"],
-        "anonymous_ratio": large["anonymous"] / small["anonymous"],
-        "store": in_fresh_process(__file__, ["open", str(big_store.folder)]),
+@dataclass(frozen=True)
+class Size:
+    """How much is done."""
+
+    dim: int  # of a feature
+    num_clients: int  # that cohorts are drawn from
+    cohorts: tuple[int, ...]
+    width: int  # of the model
+    rounds: int
+    populations: tuple[int, ...]
+    population_cohort: int
+    population_width: int
+    population_rounds: int
+    repeats: int
+
+
+FULL = Size(288, 1000, (10, 100, 1000), 256, 3, (100, 10_000, 100_000), 10, 32, 21, 5)
+QUICK = Size(16, 20, (10, 20), 16, 2, (20, 100), 10, 16, 3, 1)
+
+
+def measure(size: Size, folder: Path) -> dict[str, Any]:
+    store = make_store(folder / "cohorts", size.num_clients, 1, TINY, size.dim)
+    cohorts = {
+        str(cohort): in_fresh_process(
+            __file__, ["run", str(store.folder), str(size.width), str(cohort), str(size.rounds)]
+        )
+        for cohort in size.cohorts
     }
+    populations, largest = measure_populations(size, folder)
+    return {
+        "num_clients": size.num_clients,
+        "rounds": size.rounds,
+        "cohorts": cohorts,
+        "peak_ratio": ratio(cohorts, "peak"),
+        "anonymous_ratio": ratio(cohorts, "anonymous"),
+        "population_cohort": size.population_cohort,
+        "populations": populations,
+        "population_peak_ratio": ratio(populations, "peak"),
+        "population_seconds_ratio": ratio(populations, "seconds_a_round"),
+        "store": in_fresh_process(__file__, ["open", str(largest.folder)]),
+    }
+
+
+def measure_populations(size: Size, folder: Path) -> tuple[dict[str, dict[str, float]], FeatureStore]:
+    """By number of clients, medians of all that was found; and the largest store."""
+    stores = {num: make_store(folder / str(num), num, 1, TINIEST, size.dim) for num in size.populations}
+    found: dict[int, list[dict[str, float]]] = {num: [] for num in stores}
+    for _ in range(size.repeats):
+        for num, store in stores.items():
+            options = [size.population_width, size.population_cohort, size.population_rounds]
+            found[num].append(in_fresh_process(__file__, ["run", str(store.folder), *map(str, options)]))
+    medians = {
+        str(num): {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        for num, runs in found.items()
+    }
+    return medians, stores[max(stores)]
+
+
+def ratio(runs: Mapping[str, Mapping[str, float]], key: str) -> float:
+    """Of the last run over the first."""
+    first, *_, last = runs.values()
+    return last[key] / first[key]
+
+
+COLUMNS = {
+    "peak": "peak MiB",
+    "anonymous": "anonymous at the end",
+    "file": "mapped at the end",
+    "gpu": "GPU MiB",
+    "seconds_a_round": "seconds a round",
+}
+
+
+def print_runs(name: str, runs: Mapping[str, Mapping[str, float]]) -> None:
+    rows = [[number, *(f"{run[key]:.4g}" for key in COLUMNS)] for number, run in runs.items()]
+    ratios = [f"{ratio(runs, key):.3f}" if next(iter(runs.values()))[key] else "" for key in COLUMNS]
+    print_table([name, *COLUMNS.values()], [*rows, ["last / first", *ratios]])
 
 
 def main() -> None:
@@ -128,16 +209,9 @@ def main() -> None:
         print(json.dumps(CASES[kind](*values)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        result = measure(arguments.quick, Path(folder))
-    rows = [
-        [cohort, *(f"{run[key]:.1f}" for key in ("peak", "anonymous", "file", "seconds"))]
-        for cohort, run in result["cohorts"].items()
-    ]
-    ratios = [f"{result['peak_ratio']:.3f}", f"{result['anonymous_ratio']:.3f}"]
-    print_table(
-        ["cohort", "peak MiB", "anonymous at the end", "mapped at the end", "seconds"],
-        [["ratio", *ratios, "", ""], *rows],
-    )
+        result = measure(QUICK if arguments.quick else FULL, Path(folder))
+    print_runs("cohort", result["cohorts"])
+    print_runs("clients", result["populations"])
     print_table(["store", "figure"], [[key, f"{value:.6g}"] for key, value in result["store"].items()])
     write_result(arguments, result)
 

@@ -1,0 +1,129 @@
+"""antiphon: its engine, its FedAvg and its pools, with a worker for a model that is not a speech model."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.func import functional_call, vmap
+from workload import SEED, Gate, Workload, client_names, load, local_sgd
+
+from antiphon import __version__
+from antiphon.algorithms.fedavg import fedavg
+from antiphon.core import Report, Task, Tensors, Update, Worker
+from antiphon.engine import Engine, Rounds, Silent
+from antiphon.local import LocalTraining
+from antiphon.pools.joining import find_place, join
+from antiphon.team import Alone, Team
+from antiphon.workers import run_workers
+
+
+class SgdWorker:
+    """What a researcher writes: clients one after another through one model."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.weights: Tensors = dict(workload.model.named_parameters())
+
+    def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+        for client in clients:
+            yield self._train(task, client)
+
+    def _train(self, task: Task, client: str) -> Update:
+        work, start, weights = (
+            self.workload,
+            list(task.tensors.values()),
+            [self.weights[n] for n in task.tensors],
+        )
+        with torch.no_grad():
+            torch._foreach_copy_(weights, start)
+        loss = local_sgd(work.model, work.batches[int(client)], task.config["lr"], work.epochs)
+        with torch.no_grad():
+            delta = torch._foreach_sub(start, weights)
+        return update_of(client, dict(zip(task.tensors, delta, strict=True)), loss, work)
+
+
+class StackedSgdWorker:
+    """The same for all of them at once: weights [clients, …], one forward and one backward a step."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload, model = workload, workload.model
+        self.losses = vmap(lambda weights, *batch: functional_call(model, weights, batch))
+
+    def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+        names, start, work = list(task.tensors), list(task.tensors.values()), self.workload
+        weights = [tensor.expand(len(clients), *tensor.shape).clone().requires_grad_() for tensor in start]
+        steps = [work.batches[int(client)] for client in clients]
+        total = torch.zeros(len(clients))
+        for batches in zip(*steps, strict=True):
+            batch = [torch.stack(parts) for parts in zip(*batches, strict=True)]
+            losses = self.losses(dict(zip(names, weights, strict=True)), *batch)
+            grads = torch.autograd.grad(losses.sum(), weights)
+            with torch.no_grad():
+                torch._foreach_add_(weights, grads, alpha=-task.config["lr"])
+            total += losses.detach() / len(steps[0])
+        with torch.no_grad():
+            deltas = zip(*(delta.unbind() for delta in torch._foreach_sub(start, weights)), strict=True)
+        for client, delta, loss in zip(clients, deltas, total.tolist(), strict=True):
+            yield update_of(client, dict(zip(names, delta, strict=True)), loss, work)
+
+
+def update_of(client: str, delta: Tensors, loss: float, workload: Workload) -> Update:
+    return Update(delta, reports=(Report(client, {"loss": loss, "num_utterances": workload.num_samples}),))
+
+
+class Laps(Silent):
+    """Tells the gate that a round is over."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
+        self.gate.lap()
+
+
+def train(arguments: argparse.Namespace, team: Team) -> None:
+    """In every process of the team; the first one waits at the gate, and so the others wait for it."""
+    workload: Workload = load(arguments.folder)
+    worker: Worker = (StackedSgdWorker if arguments.stacked else SgdWorker)(workload)
+    total, cohort = len(workload.cohorts), len(workload.cohorts[0])
+    gate = Gate(workload, arguments.out) if team.is_first else None
+    engine = Engine(
+        fedavg(LocalTraining(lr=workload.lr)),
+        team.pool(worker, lambda client: 1.0),
+        client_names(workload.num_clients),
+        Rounds(total, cohort, valid_every=0, save_every=arguments.save_every or total),
+        arguments.out / "run",
+        SEED,
+        listener=Laps(gate) if gate else None,
+        team=team,
+    )
+    outcome = engine.run(workload.params)
+    if gate:
+        gate.write(outcome.state.params, version=__version__)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--save-every", type=int, default=0, help="rounds between checkpoints; 0: at the end")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--stacked", action="store_true", help="train all clients of a process at once")
+    arguments = parser.parse_args()
+    place = find_place(os.environ)
+    if arguments.workers > 1 and place is None:
+        return run_workers(arguments.workers)
+    with join(place, "cpu") if place else nullcontext(Alone()) as team:
+        train(arguments, team)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
