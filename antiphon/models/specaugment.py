@@ -20,8 +20,8 @@ class SpecAugment:
     masks together cover at most `max_time_fraction` of an utterance: short ones get narrower masks.
 
     >>> augment = SpecAugment(num_time_masks=1, time_width=2, num_frequency_masks=0)
-    >>> augment(torch.ones(1, 6, 2), torch.tensor([6]), keys=torch.tensor([2], dtype=torch.int32))[0, :, 0]
-    tensor([0., 0., 1., 1., 1., 1.])
+    >>> augment(torch.ones(1, 6, 2), torch.tensor([6]), keys=torch.tensor([4], dtype=torch.int32))[0, :, 0]
+    tensor([1., 0., 0., 1., 1., 1.])
     """
 
     num_time_masks: int = 2
