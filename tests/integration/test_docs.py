@@ -219,7 +219,7 @@ def settings_of(recipe: str) -> Experiment:
 
 
 # Mistakes that are found later, with the corpus or the run folder in hand.
-LATER = ("error: run ", "error: out ", "error: checkpoint ")
+LATER = ("error: run ", "error: out ", "error: checkpoint ", "error: another process ")
 
 
 @every_page
