@@ -220,6 +220,8 @@ def _exit_code() -> int:
         screen.say_error(str(error))
         return 2
     except Exception:
+        # Where peers were lost, leaving by the exception would hang in the interpreter's exit:
+        # the traceback is printed here, and main() leaves at once.
         if not is_left_behind():
             raise
         traceback.print_exc()

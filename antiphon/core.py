@@ -31,6 +31,10 @@ class Stopped(Exception):
     """The run stops here, cleanly; the message says why."""
 
 
+def size_in_bytes(tensors: Tensors) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
 @dataclass(frozen=True)
 class Task:
     """What the server sends to a client. Data only: no code crosses the wire."""

@@ -7,7 +7,18 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from antiphon.core import Collected, Failure, Pool, Report, Stopped, Task, Tensors, Update, Weigh
+from antiphon.core import (
+    Collected,
+    Failure,
+    Pool,
+    Report,
+    Stopped,
+    Task,
+    Tensors,
+    Update,
+    Weigh,
+    size_in_bytes,
+)
 from antiphon.team import Alone, Team
 
 KEPT_STATS = ("loss", "norm", "num_utterances", "seconds")
@@ -114,7 +125,3 @@ class ObservedCollected:
     def combine(self, log_weights: Sequence[float]) -> Update:
         self.observed._note_weights(self.reports, log_weights)
         return self.held.combine(log_weights)
-
-
-def size_in_bytes(tensors: Tensors) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from antiphon.core import Tensors
 from antiphon.data.batches import Batch, plan_batches
-from antiphon.data.feeding import Feeder, feeder
+from antiphon.data.feeding import Feeder, feeder, sent
 from antiphon.data.store import FeatureStore
 from antiphon.data.tokens import Tokens
 from antiphon.local import LocalTraining
@@ -91,10 +91,7 @@ class Bench:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False)
 
     def sent(self, tensor: Tensor) -> Tensor:
-        """On the device, without waiting for it."""
-        if self.device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=True)
+        return sent(tensor, self.device)
 
     def augmented(self, batch: Batch, keys: Tensor) -> Batch:
         if self.augment is None:

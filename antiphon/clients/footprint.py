@@ -10,7 +10,7 @@ import torch
 
 from antiphon.clients.client import Bench
 from antiphon.clients.stack import Stack, StackedBatch
-from antiphon.core import Tensors
+from antiphon.core import Tensors, size_in_bytes
 from antiphon.data.batches import Batch
 from antiphon.local import LocalTraining
 
@@ -54,7 +54,7 @@ def measure_footprint(bench: Bench, tensors: Tensors) -> Footprint:
     short, long = _trial(bench, tensors, SHORT), _trial(bench, tensors, LONG)
     quadratic = max(long / LONG - short / SHORT, 0.0) / (LONG - SHORT)
     linear = max(short / SHORT - quadratic * SHORT, 0.0)
-    update = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    update = size_in_bytes(tensors)
     free, total = torch.cuda.mem_get_info(bench.device)
     reusable = torch.cuda.memory_reserved(bench.device) - torch.cuda.memory_allocated(bench.device)
     return Footprint(SHARE * min(total, free + reusable), update, linear, quadratic)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,6 +96,14 @@ def plan_batches(
     else:
         order = np.argsort(lengths * generator.uniform(1 - JITTER, 1 + JITTER, len(lengths)), kind="stable")
     return _pack(indices[order], num_frames, max_frames)
+
+
+def unlabelled_batches(
+    store: FeatureStore, indices: np.ndarray, max_seconds: float
+) -> Iterator[tuple[np.ndarray, Batch]]:
+    """Utterances to be recognised, from the shortest to the longest: indices, and a batch without texts."""
+    for chosen in plan_batches(store.num_frames, indices, int(max_seconds * store.frames_per_second), None):
+        yield chosen, collate(store, chosen, lambda text: [])
 
 
 def _pack(ordered: np.ndarray, num_frames: np.ndarray, max_frames: int) -> list[np.ndarray]:

@@ -97,10 +97,14 @@ class Resident:
         return rows.masked_fill(~real.view(*real.shape, *[1] * (rows.dim() - 2)), 0)
 
     def _sent(self, numbers: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(numbers))
-        return (
-            tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
-        )
+        return sent(torch.from_numpy(np.ascontiguousarray(numbers)), self.device)
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """On the device, without waiting for it."""
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def ahead(items: Iterable[Item], depth: int = 2) -> Iterator[Item]:

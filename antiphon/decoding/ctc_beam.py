@@ -28,11 +28,10 @@ import torch
 
 from antiphon.data.batches import Batch
 from antiphon.data.tokens import BOUNDARY, Tokens
-from antiphon.decoding.fusion import Fusion, Progress, Speller, surfaces
-from antiphon.decoding.hypothesis import ACOUSTIC, LM, WORDS, Hypothesis
+from antiphon.decoding.fusion import Fusion, Speller
+from antiphon.decoding.hypothesis import Hypothesis
+from antiphon.decoding.prefixes import NOTHING, Prefixes, highest, hypotheses, speller_for
 from antiphon.models.ctc import Ctc
-
-NOTHING = -1  # the last token of the empty prefix, and its parent
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class CtcBeam:
         """Hypotheses of each utterance of the batch. Call `model.eval()` first."""
         log_probs, lengths = model(batch)
         frames = log_probs.double().cpu().numpy()
-        speller = None if self.fusion is None else Speller(self.fusion, surfaces(tokens))
+        speller = speller_for(self.fusion, tokens)
         return [
             self.read(frames[row, :length], tokens, speller) for row, length in enumerate(lengths.tolist())
         ]
@@ -66,64 +65,8 @@ class CtcBeam:
         offers = np.argsort(-log_probs, axis=1, kind="stable")[:, :num_offered]
         for frame, offered in zip(log_probs, offers, strict=True):
             beam = _advance(beam, frame, offered, prefixes, self.width)
-        found: dict[str, Hypothesis] = {}
-        for place, acoustic in zip(beam.places, np.logaddexp(beam.blank, beam.nonblank), strict=True):
-            _add(found, _hypothesis(prefixes, place, float(acoustic), tokens))
-        return tuple(sorted(found.values(), key=lambda hypothesis: -hypothesis.score))
-
-
-class Prefixes:
-    """All prefixes that were ever in the beam: each is there once, whether it falls out and comes back."""
-
-    def __init__(self, speller: Speller | None) -> None:
-        self.speller = speller
-        self.parents, self.tokens = [NOTHING], [NOTHING]
-        self.children: dict[tuple[int, int], int] = {}
-        self.progress = [] if speller is None else [speller.begin()]
-        self.bonus = [0.0]  # what the words of each add to its score
-        self.over: dict[
-            int, tuple[Progress, float]
-        ] = {}  # by place: its word in hand finished, and the bonus
-        opens = [] if speller is None else [surface.startswith(" ") for surface in speller.surfaces]
-        self.opens_word = np.array(opens, dtype=bool)
-
-    def child(self, parent: int, token: int) -> int:
-        """The place of a prefix with one token more."""
-        place = self.children.setdefault((parent, token), len(self.tokens))
-        if place == len(self.tokens):
-            self.parents.append(parent)
-            self.tokens.append(token)
-            if self.speller is not None:
-                before = self._over(parent)[0] if self.opens_word[token] else self.progress[parent]
-                self.progress.append(self.speller.extend(before, token))
-                self.bonus.append(self.speller.bonus(self.progress[-1]))
-        return place
-
-    def spelled(self, place: int) -> tuple[int, ...]:
-        """All tokens of a prefix."""
-        reversed_tokens = []
-        while place:
-            reversed_tokens.append(self.tokens[place])
-            place = self.parents[place]
-        return tuple(reversed(reversed_tokens))
-
-    def bonuses(self, places: list[int], offered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What words add to each prefix [K], and to it with each offered token [K, C]."""
-        if self.speller is None:
-            return np.zeros(len(places)), np.zeros((len(places), len(offered)))
-        own = np.array([self.bonus[place] for place in places])
-        opening = self.opens_word[offered]
-        if not opening.any():
-            return own, np.repeat(own[:, None], len(offered), axis=1)
-        over = np.array([self._over(place)[1] for place in places])
-        return own, np.where(opening, over[:, None], own[:, None])
-
-    def _over(self, place: int) -> tuple[Progress, float]:
-        assert self.speller is not None
-        if place not in self.over:
-            over = self.speller.finish_word(self.progress[place])
-            self.over[place] = over, self.speller.bonus(over)
-        return self.over[place]
+        acoustics = np.logaddexp(beam.blank, beam.nonblank).tolist()
+        return hypotheses(dict(zip(beam.places, acoustics, strict=True)), prefixes, tokens)
 
 
 @dataclass(frozen=True)
@@ -156,7 +99,7 @@ def _advance(beam: Beam, frame: np.ndarray, offered: np.ndarray, prefixes: Prefi
     _merge(beam, symbols, nonblank, begun)
     own, extended = prefixes.bonuses(beam.places, symbols)
     scores = np.concatenate([np.logaddexp(blank, nonblank) + own, (begun + extended).ravel()])
-    best = np.argpartition(-scores, width - 1)[:width] if len(scores) > width else np.arange(len(scores))
+    best = highest(scores, width)
     best = best[scores[best] > -np.inf]
     stay, go = best[best < len(total)], best[best >= len(total)] - len(total)
     places = [beam.places[place] for place in stay]
@@ -179,27 +122,3 @@ def _merge(beam: Beam, symbols: np.ndarray, nonblank: np.ndarray, begun: np.ndar
     child, parent = child[row], parent[row]
     nonblank[child] = np.logaddexp(nonblank[child], begun[parent, column])
     begun[parent, column] = -np.inf
-
-
-def _hypothesis(prefixes: Prefixes, place: int, acoustic: float, tokens: Tokens) -> Hypothesis:
-    spelled = prefixes.spelled(place)
-    text = " ".join(tokens.decode(spelled).split())
-    if prefixes.speller is None:
-        return Hypothesis(text, spelled, acoustic, {ACOUSTIC: acoustic, WORDS: float(len(text.split()))})
-    over = prefixes.speller.finish(prefixes.progress[place])
-    parts = {ACOUSTIC: acoustic, LM: over.lm, WORDS: float(over.num_words)}
-    return Hypothesis(text, spelled, acoustic + prefixes.speller.bonus(over), parts)
-
-
-def _add(found: dict[str, Hypothesis], new: Hypothesis) -> None:
-    """Tokens that read the same are one hypothesis: probabilities add, the likelier tokens are kept."""
-    old = found.get(new.text)
-    if old is None:
-        found[new.text] = new
-        return
-    likelier = max(old, new, key=lambda hypothesis: hypothesis.parts[ACOUSTIC])
-    acoustic = float(np.logaddexp(old.parts[ACOUSTIC], new.parts[ACOUSTIC]))
-    gained = acoustic - likelier.parts[ACOUSTIC]
-    found[new.text] = Hypothesis(
-        new.text, likelier.tokens, likelier.score + gained, {**likelier.parts, ACOUSTIC: acoustic}
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from antiphon.data.batches import collate, plan_batches
+from antiphon.data.batches import unlabelled_batches
 from antiphon.data.store import FeatureStore
 from antiphon.data.tokens import Tokens
 from antiphon.models.model import Model
@@ -24,9 +24,7 @@ def recognise(
     """What the model hears in each utterance, by its index in the store."""
     model.eval()
     heard = {}
-    max_frames = int(BATCH_SECONDS * store.frames_per_second)
-    for chosen in plan_batches(store.num_frames, indices, max_frames, None):
-        batch = collate(store, chosen, lambda text: []).to(device)
-        for index, ids in zip(chosen, model.greedy(batch), strict=True):
+    for chosen, batch in unlabelled_batches(store, indices, BATCH_SECONDS):
+        for index, ids in zip(chosen, model.greedy(batch.to(device)), strict=True):
             heard[int(index)] = tokens.decode(ids)
     return {int(index): heard[int(index)] for index in indices}

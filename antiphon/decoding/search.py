@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from antiphon.data.batches import collate, plan_batches
+from antiphon.data.batches import unlabelled_batches
 from antiphon.data.store import FeatureStore
 from antiphon.data.tokens import Tokens
 from antiphon.decoding.attention_beam import AttentionBeam
@@ -56,10 +56,10 @@ def search(
 ) -> Iterator[NBest]:
     """The N-best list of each utterance, from the shortest to the longest."""
     model.eval()
-    max_frames, done = int(BATCH_SECONDS * store.frames_per_second), 0
-    for chosen in plan_batches(store.num_frames, indices, max_frames, None):
-        batch = collate(store, chosen, lambda text: []).to(device)
-        for index, hypotheses in zip(chosen.tolist(), beam.nbest(model, tokens, batch), strict=True):
+    done = 0
+    for chosen, batch in unlabelled_batches(store, indices, BATCH_SECONDS):
+        found = beam.nbest(model, tokens, batch.to(device))
+        for index, hypotheses in zip(chosen.tolist(), found, strict=True):
             yield NBest(
                 store.id(index),
                 hypotheses,

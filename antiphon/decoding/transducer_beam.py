@@ -24,7 +24,6 @@ what the exact search foresaw.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,9 +33,9 @@ from torch import Tensor
 
 from antiphon.data.batches import Batch
 from antiphon.data.tokens import BOUNDARY, Tokens
-from antiphon.decoding.ctc_beam import Prefixes
-from antiphon.decoding.fusion import Fusion, Speller, surfaces
-from antiphon.decoding.hypothesis import ACOUSTIC, LM, WORDS, Hypothesis
+from antiphon.decoding.fusion import Fusion
+from antiphon.decoding.hypothesis import Hypothesis
+from antiphon.decoding.prefixes import Prefixes, highest, hypotheses, speller_for
 from antiphon.models.rnnt_loss import running_sum
 from antiphon.models.transducer import Transducer
 
@@ -55,7 +54,7 @@ class TransducerBeam:
     def nbest(self, model: Transducer, tokens: Tokens, batch: Batch) -> list[tuple[Hypothesis, ...]]:
         """Hypotheses of each utterance of the batch. Call `model.eval()` first."""
         frames, lengths = model.listen(batch)
-        speller = _speller(self.fusion, tokens)
+        speller = speller_for(self.fusion, tokens)
         tries = [Prefixes(speller) for _ in range(len(frames))]
         beams = [Beam.first(model.config.context) for _ in tries]
         ends = lengths.tolist()
@@ -68,7 +67,7 @@ class TransducerBeam:
                     known = log_probs[row, : len(beam.places)]
                     beams[row] = _advance(beam, known, prefixes, self.width)
         return [
-            _hypotheses(dict(zip(beam.places, beam.acoustic.tolist(), strict=True)), prefixes, tokens)
+            hypotheses(dict(zip(beam.places, beam.acoustic.tolist(), strict=True)), prefixes, tokens)
             for beam, prefixes in zip(beams, tries, strict=True)
         ]
 
@@ -90,12 +89,12 @@ class ExactTransducerBeam:
     def nbest(self, model: Transducer, tokens: Tokens, batch: Batch) -> list[tuple[Hypothesis, ...]]:
         """Hypotheses of each utterance of the batch. Call `model.eval()` first."""
         frames, lengths = model.listen(batch)
-        speller = _speller(self.fusion, tokens)
+        speller = speller_for(self.fusion, tokens)
         found = []
         for own, length in zip(frames, lengths.tolist(), strict=True):
             prefixes = Prefixes(speller)
             finished = self._search(model, own[: max(length, 1)], prefixes)
-            found.append(_hypotheses(finished, prefixes, tokens))
+            found.append(hypotheses(finished, prefixes, tokens))
         return found
 
     def _search(self, model: Transducer, frames: Tensor, prefixes: Prefixes) -> dict[int, float]:
@@ -111,7 +110,7 @@ class ExactTransducerBeam:
             ended = (alpha[:, -1] + log_probs[:, -1, BOUNDARY]).tolist()
             for place, acoustic in zip(places, ended, strict=True):
                 finished[place] = acoustic
-                scores[place] = acoustic + _final_bonus(prefixes, place)
+                scores[place] = acoustic + prefixes.final_bonus(place)
             kept = sorted(finished, key=lambda place: -scores[place])[: self.width]
             finished = {place: finished[place] for place in kept}
             worth = scores[kept[-1]] if len(kept) == self.width else -np.inf
@@ -191,39 +190,10 @@ def _bonuses(prefixes: Prefixes, places: list[int], num_tokens: int) -> np.ndarr
     return np.concatenate([own[:, None], extended], axis=1)
 
 
-def _final_bonus(prefixes: Prefixes, place: int) -> float:
-    """What all words and the end of the sentence add."""
-    if prefixes.speller is None:
-        return 0.0
-    return prefixes.speller.bonus(prefixes.speller.finish(prefixes.progress[place]))
-
-
 def _best(scores: np.ndarray, width: int) -> np.ndarray:
     """Places of the `width` highest scores [n], highest first."""
-    best = np.argpartition(-scores, width - 1)[:width] if len(scores) > width else np.arange(len(scores))
+    best = highest(scores, width)
     return best[np.argsort(-scores[best], kind="stable")]
-
-
-def _hypotheses(acoustics: Mapping[int, float], prefixes: Prefixes, tokens: Tokens) -> tuple[Hypothesis, ...]:
-    """Best first. Tokens that read the same are one hypothesis: its likeliest tokens, all its probability."""
-    spelled: dict[str, list[int]] = {}
-    for place in sorted(acoustics, key=lambda place: -acoustics[place]):
-        text = " ".join(tokens.decode(prefixes.spelled(place)).split())
-        spelled.setdefault(text, []).append(place)
-    found = []
-    for text, places in spelled.items():
-        acoustic = float(np.logaddexp.reduce([acoustics[place] for place in places]))
-        parts = {ACOUSTIC: acoustic, WORDS: float(len(text.split()))}
-        if prefixes.speller is not None:
-            over = prefixes.speller.finish(prefixes.progress[places[0]])
-            parts = {ACOUSTIC: acoustic, LM: over.lm, WORDS: float(over.num_words)}
-        score = acoustic + _final_bonus(prefixes, places[0])
-        found.append(Hypothesis(text, prefixes.spelled(places[0]), score, parts))
-    return tuple(sorted(found, key=lambda hypothesis: -hypothesis.score))
-
-
-def _speller(fusion: Fusion | None, tokens: Tokens) -> Speller | None:
-    return None if fusion is None else Speller(fusion, surfaces(tokens))
 
 
 def _check_width(width: int) -> None:

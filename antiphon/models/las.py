@@ -28,7 +28,13 @@ from torch import Tensor, nn
 
 from antiphon.data.batches import Batch
 from antiphon.models.blstm import BlstmConfig
-from antiphon.models.layers import at_least_float32, frame_mask, open_forget_gates
+from antiphon.models.layers import (
+    at_least_float32,
+    frame_mask,
+    next_token_losses,
+    next_tokens,
+    open_forget_gates,
+)
 from antiphon.models.lstm import lstm_cell
 from antiphon.models.noise import Dropout
 
@@ -77,7 +83,8 @@ class Las(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """Logits [B, U + 1, num_tokens] of every next token, given the true ones before it."""
         memory = self.listen(batch.features, batch.feature_lengths)
-        inputs = self.dropout(self.embedding(F.pad(self._targets(batch)[:, :-1], (1, 0))))
+        before = F.pad(next_tokens(batch.tokens, batch.token_lengths)[:, :-1], (1, 0))
+        inputs = self.dropout(self.embedding(before))
         decoder = self.start(memory)
         steps = []
         for embedded in inputs.unbind(dim=1):
@@ -87,20 +94,12 @@ class Las(nn.Module):
 
     def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
         """Cross entropy of each utterance in nats, summed over its tokens and its end: [B]."""
-        targets = self._targets(batch)
+        targets = next_tokens(batch.tokens, batch.token_lengths)
         smoothing = self.config.label_smoothing if self.training else 0.0
-        losses = F.cross_entropy(
-            outputs[0].flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing
-        ).view_as(targets)
-        return losses.masked_fill(~frame_mask(batch.token_lengths + 1, targets.shape[1]), 0.0).sum(dim=1)
+        return next_token_losses(outputs[0], targets, batch.token_lengths, smoothing)
 
     def losses(self, batch: Batch) -> Tensor:
         return self.score(self(batch), batch)
-
-    def _targets(self, batch: Batch) -> Tensor:
-        """Tokens and the end after them: [B, U + 1]."""
-        real = frame_mask(batch.token_lengths, batch.tokens.shape[1] + 1)
-        return F.pad(batch.tokens, (0, 1)).masked_fill(~real, 0)
 
     @torch.no_grad()
     def greedy(self, batch: Batch) -> list[list[int]]:

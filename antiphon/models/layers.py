@@ -68,6 +68,20 @@ class Reversed(torch.autograd.Function):
         return reversed_frames(upstream[0], *ctx.saved_tensors), None
 
 
+def next_tokens(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """What a decoder predicts, tokens and the end (0) after them: [B, U] and lengths [B] -> [B, U + 1]."""
+    real = frame_mask(lengths, tokens.shape[1] + 1)
+    return F.pad(tokens, (0, 1)).masked_fill(~real, 0)
+
+
+def next_token_losses(logits: Tensor, targets: Tensor, lengths: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Cross entropy of `next_tokens` [B, U + 1], summed over each text and its end: [B]."""
+    losses = F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing
+    ).view_as(targets)
+    return losses.masked_fill(~frame_mask(lengths + 1, targets.shape[1]), 0.0).sum(dim=1)
+
+
 def at_least_float32(values: Tensor) -> Tensor:
     """Leaves float64 alone and lifts what autocast made smaller: losses are not computed in 16 bits."""
     return values if values.dtype == torch.float64 else values.float()

@@ -20,7 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.data.batches import Batch
-from antiphon.models.layers import at_least_float32, frame_mask, rotary_angles, rotate
+from antiphon.models.layers import (
+    at_least_float32,
+    frame_mask,
+    next_token_losses,
+    next_tokens,
+    rotary_angles,
+    rotate,
+)
 from antiphon.models.noise import Dropout
 
 
@@ -67,7 +74,7 @@ class TransformerLm(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """Logits [B, U + 1, num_tokens] of every next token, given the true ones before it."""
-        inputs = F.pad(self._targets(batch)[:, :-1], (1, 0))
+        inputs = F.pad(next_tokens(batch.tokens, batch.token_lengths)[:, :-1], (1, 0))
         values = self.dropout(self.embedding(inputs) * self.config.dim**0.5)
         rotation = rotary_angles(inputs.shape[1], self.config.dim // self.config.num_heads, like=values)
         for layer in self.layers:
@@ -76,10 +83,8 @@ class TransformerLm(nn.Module):
 
     def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
         """Negative log likelihood of each text in nats, its end included: [B]."""
-        targets = self._targets(batch)
-        losses = F.cross_entropy(outputs[0].flatten(0, 1), targets.flatten(), reduction="none")
-        real = frame_mask(batch.token_lengths + 1, targets.shape[1])
-        return losses.view_as(targets).masked_fill(~real, 0.0).sum(dim=1)
+        targets = next_tokens(batch.tokens, batch.token_lengths)
+        return next_token_losses(outputs[0], targets, batch.token_lengths)
 
     def losses(self, batch: Batch) -> Tensor:
         return self.score(self(batch), batch)
@@ -94,11 +99,6 @@ class TransformerLm(nn.Module):
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
         """Any text can be scored."""
         return len(tokens) >= 1
-
-    def _targets(self, batch: Batch) -> Tensor:
-        """Tokens and the end after them: [B, U + 1]."""
-        real = frame_mask(batch.token_lengths, batch.tokens.shape[1] + 1)
-        return F.pad(batch.tokens, (0, 1)).masked_fill(~real, 0)
 
 
 class Block(nn.Module):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.data.corpus import Corpus
-from antiphon.data.store import compute_features
+from antiphon.data.store import FeatureStore, compute_features
 from antiphon.decoding.normalisation import Normalisation
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.recipes.launch import choose_device
@@ -26,20 +26,29 @@ def evaluate_run(
 ) -> tuple[dict[str, Any], Path]:
     """The scores, and the folder they were written to."""
     recognizer = Recognizer.load(run, str(choose_device(device)))
-    source, name = data_of(run), split
-    if data is not None and data.resolve() != source:
-        source, name = data, f"{data.name}-{split}"
-    if source is None:
-        raise ValueError(f"{run} does not say which corpus it is from: give --data")
-    store = compute_features(
-        Corpus.open(source), recognizer.blueprint.frontend, os.cpu_count() or 1, progress
-    )
+    store = open_store(recognizer, run, data, progress)
+    name = split
+    if data is not None and data.resolve() != _data_of(run):
+        name = f"{data.name}-{split}"
     round = json.loads((run / "model" / "model.json").read_text())["notes"]["round"]
     folder = run / "evaluation" / name / "best"
     notes = {"split": name, "which": "best", "round": round}
     return score(recognizer, store, store.where(split=split), folder, notes, normalisation), folder
 
 
-def data_of(run: Path) -> Path | None:
+def open_store(
+    recognizer: Recognizer,
+    run: Path,
+    data: Path | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> FeatureStore:
+    """What the recogniser of a run hears of a corpus: its own, or another."""
+    source = data or _data_of(run)
+    if source is None:
+        raise ValueError(f"{run} does not say which corpus it is from: give --data")
+    return compute_features(Corpus.open(source), recognizer.blueprint.frontend, os.cpu_count() or 1, progress)
+
+
+def _data_of(run: Path) -> Path | None:
     about = run.resolve().parent / "experiment.json"
     return Path(json.loads(about.read_text())["data"]) if about.exists() else None

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from antiphon.data.corpus import Corpus
-from antiphon.data.store import compute_features
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import write_nbest
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.decoding.rescoring import Lists, tabulate
 from antiphon.decoding.search import beam_for, search
 from antiphon.models.arpa import load_ngram
-from antiphon.recipes.evaluation import data_of
+from antiphon.recipes.evaluation import open_store
 from antiphon.recipes.launch import choose_device
 
 
@@ -42,18 +39,14 @@ def list_run(
     progress: Callable[[int, int], None],
 ) -> Listing:
     """Searches through a split with the run's model, and writes the lists to `out`."""
-    recognizer = Recognizer.load(run, str(choose_device(device)))
+    chosen = choose_device(device)
+    recognizer = Recognizer.load(run, str(chosen))
     fusion = Fusion(load_ngram(lm), weight, word_bonus) if lm is not None else None
     beam = beam_for(recognizer.model, width, fusion)
-    source = data or data_of(run)
-    if source is None:
-        raise ValueError(f"{run} does not say which corpus it is from: give --data")
-    store = compute_features(Corpus.open(source), recognizer.blueprint.frontend, os.cpu_count() or 1)
+    store = open_store(recognizer, run, data)
     indices = store.where(split=split)
     began = time.perf_counter()
-    found = list(
-        search(recognizer.model, recognizer.tokens, store, indices, beam, choose_device(device), progress)
-    )
+    found = list(search(recognizer.model, recognizer.tokens, store, indices, beam, chosen, progress))
     seconds = time.perf_counter() - began
     write_nbest(out, found)
     return Listing(tabulate(found, {}), seconds, float(store.seconds[indices].sum()))

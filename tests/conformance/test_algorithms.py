@@ -26,8 +26,8 @@ from world import (
 )
 
 from antiphon import checkpoint
-from antiphon.core import Pool, Report, Task, Tensors, Update
-from antiphon.observed import Observed, size_in_bytes
+from antiphon.core import Pool, Report, Task, Tensors, Update, size_in_bytes
+from antiphon.observed import Observed
 
 MakePool = Callable[..., Pool]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from antiphon.core import Failure, Report, Stopped, Task, Update
-from antiphon.observed import Observed, size_in_bytes
+from antiphon.core import Failure, Report, Stopped, Task, Update, size_in_bytes
+from antiphon.observed import Observed
 from antiphon.pools.local import LocalPool
 from antiphon.weighting import ByExamples
 

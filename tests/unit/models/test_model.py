@@ -12,8 +12,10 @@ from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.las import LasConfig
 from antiphon.models.noise import Dropout
+from antiphon.models.transducer import TransducerConfig
 
 FRAMES = [13, 22, 9, 17]
+TINY_CONFORMER = ConformerConfig(dim=32, num_layers=1, num_heads=2, kernel_size=7)
 TOKENS = [[1, 2], [3, 3, 1, 4], [5], [6, 2, 6]]
 
 
@@ -147,11 +149,12 @@ def test_nothing_fits_without_frames_or_tokens(tiny):
 @pytest.mark.parametrize(
     ("config", "learning_rate"),
     [
-        (CtcConfig(ConformerConfig(dim=32, num_layers=1, num_heads=2, kernel_size=7)), 3e-3),
+        (CtcConfig(TINY_CONFORMER), 3e-3),
         (CtcConfig(BlstmConfig(dim=24, num_layers=1, stack=1)), 1e-2),
         (LasConfig(BlstmConfig(dim=24, num_layers=1, stack=2), decoder_dim=32, attention_dim=24), 1e-2),
+        (TransducerConfig(TINY_CONFORMER, prediction_dim=32, joint_dim=32), 1e-2),
     ],
-    ids=["conformer", "blstm", "las"],
+    ids=["conformer", "blstm", "las", "transducer"],
 )
 def test_four_utterances_are_learned_to_the_letter(config, learning_rate, batch_of):
     torch.manual_seed(0)
