@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -91,7 +91,7 @@ class Update:
         return Sum().add(self).add(other).total()
 
     def weighted(self, log_weight: float) -> Update:
-        return replace(self, log_weight=log_weight)
+        return Update(self.mean, log_weight, self.reports, self.failures)
 
     def weighed(self, weigh: Weigh) -> Update:
         """This one client's update with the weight it deserves; a failure if that is not a number."""
@@ -140,15 +140,15 @@ class Sum:
         if not self._owned:
             self.mean = {name: tensor.clone() for name, tensor in self.mean.items()}
             self._owned = True
-        for name, tensor in self.mean.items():
-            if update.mean[name].shape != tensor.shape:
-                shapes = f"{tuple(update.mean[name].shape)} and {tuple(tensor.shape)}"
+        mine, theirs = list(self.mean.values()), [update.mean[name] for name in self.mean]
+        for name, old, new in zip(self.mean, mine, theirs, strict=True):
+            if old.shape != new.shape:
+                shapes = f"{tuple(new.shape)} and {tuple(old.shape)}"
                 raise ValueError(f"updates hold {name!r} in different shapes: {shapes}")
         # The newcomer's share exp(l) / (exp(l) + exp(L)) as a sigmoid: no overflow at any loss.
         share = 1 / (1 + math.exp(min(self.log_weight - update.log_weight, 700.0)))
         with torch.no_grad():
-            mine = list(self.mean.values())
-            torch._foreach_lerp_(mine, [update.mean[name] for name in self.mean], share)
+            torch._foreach_lerp_(mine, theirs, share)
 
     def total(self) -> Update:
         self._owned = False  # what is handed out must not change if more is added

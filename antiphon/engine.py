@@ -119,9 +119,7 @@ class Engine:
             state, resumed = self._begin(fresh, resume, skip_corrupt)
             try:
                 if not resumed:
-                    if self.validate:
-                        self._record({"round": 0}, state, time.perf_counter(), interrupted)
-                    team.first(lambda: record.save(state))
+                    self._start(state, interrupted)
                 while state.round < self.rounds.total:
                     state = self._round(state, interrupted)
                 team.everyone(lambda: stop_if(interrupted))  # while the last round was being saved
@@ -139,6 +137,13 @@ class Engine:
             return state, True
         return self.team.first(lambda: record.begin(fresh), like=fresh), False
 
+    def _start(self, state: ServerState, interrupted: threading.Event) -> None:
+        """The starting model is validated and saved like a round's."""
+        if self.validate:
+            self._record({"round": 0}, state, time.perf_counter(), interrupted)
+        else:
+            self.team.first(lambda: self.record.save(state))
+
     def _round(self, state: ServerState, interrupted: threading.Event) -> ServerState:
         began = time.perf_counter()
         cohort = sample_cohort(self.clients, self.rounds.cohort, self.seed, state.round)
@@ -146,9 +151,6 @@ class Engine:
         after, metrics = self.algorithm.round(state, cohort, pool)
         entry = {"round": after.round, "cohort": cohort, **pool.entry(), "metrics": dict(metrics)}
         self._record(entry, after, began, interrupted)
-        # The best so far is always saved, and so is the end.
-        is_due = after.round % self.rounds.save_every == 0 or after.round == self.rounds.total
-        self.team.first(lambda: self.record.save_if(is_due, after))
         return after
 
     def _watch(self, cohort: Sequence[str], min_clients: int, interrupted: threading.Event) -> Observed:
@@ -157,7 +159,7 @@ class Engine:
     def _record(
         self, entry: dict[str, Any], state: ServerState, began: float, interrupted: threading.Event
     ) -> None:
-        """Validates if it is time, then writes journal and clock."""
+        """Validates if it is time, then writes journal, clock and checkpoint."""
         trained = time.perf_counter()
         last = state.round == self.rounds.total
         if self.validate and (state.round % self.rounds.valid_every == 0 or last):
@@ -174,7 +176,9 @@ class Engine:
             "rss_mib": peak_memory_mib(),
             "gpu_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0,
         }
-        self.team.first(lambda: self.record.add(entry, clock))
+        # The best so far is always saved, and so is the end.
+        is_due = last or state.round % self.rounds.save_every == 0
+        self.team.meanwhile(lambda: self.record.add(entry, clock, state, is_due))
         self.listener.finished(entry, clock)
 
 

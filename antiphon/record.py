@@ -59,25 +59,26 @@ class Record:
             return state
         raise checkpoint.CorruptCheckpoint(f"no checkpoint in {self.checkpoints} is whole")
 
-    def add(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
-        """One round, or the starting model; the best so far by validation WER is remembered."""
+    def add(
+        self, entry: Mapping[str, Any], clock: Mapping[str, Any], state: ServerState, is_due: bool
+    ) -> None:
+        """One round, or the starting model; saved if it is due, or the best so far by validation WER."""
         assert self.events is not None, "begin or restore first"
         if "valid" in entry and (self.best is None or entry["valid"]["wer"] < self.best["wer"]):
             self.best = {"round": entry["round"], "wer": entry["valid"]["wer"]}
         self.journal.append(entry)
         self.clock.append(clock)
         self.events.add(entry["round"], scalars_of(entry, clock), time.time())
+        if is_due or (self.best is not None and self.best["round"] == state.round):
+            self.save(state)
 
     def save(self, state: ServerState) -> None:
+        self.journal.sync()
+        self.clock.sync()
         notes = {"best": self.best, "journal_bytes": self.journal.size, "clock_bytes": self.clock.size}
         checkpoint.save(checkpoint.folder_of(self.checkpoints, state.round), state, notes)
         keep = {int(self.best["round"])} if self.best else set()
         checkpoint.prune(self.checkpoints, self.keep_last, keep)
-
-    def save_if(self, is_due: bool, state: ServerState) -> None:
-        """Saves a state that is due, and the best so far in any case."""
-        if is_due or (self.best is not None and self.best["round"] == state.round):
-            self.save(state)
 
     def catch_up(self, state: ServerState) -> None:
         """Saves rounds that were not due yet, when a run stops early."""

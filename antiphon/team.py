@@ -30,6 +30,9 @@ class Team(Protocol):
         dataclasses are built like those of `like`.
         """
 
+    def meanwhile(self, action: Callable[[], None]) -> None:
+        """Done by the first process while the others go on; its error is everyone's when they next agree."""
+
     def everyone(self, action: Callable[[], Any]) -> list[Any]:
         """Done by every process; all get what each returned (as JSON), or all raise if one did."""
 
@@ -45,6 +48,9 @@ class Alone:
 
     def first(self, action: Callable[[], T], like: T | None = None) -> T:
         return action()
+
+    def meanwhile(self, action: Callable[[], None]) -> None:
+        action()
 
     def everyone(self, action: Callable[[], Any]) -> list[Any]:
         return [action()]

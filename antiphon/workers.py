@@ -69,7 +69,7 @@ def _wait(workers: Sequence[subprocess.Popen[bytes]]) -> list[int]:
         if time.monotonic() > deadline:
             for worker in workers:
                 worker.kill()
-        time.sleep(0.02)
+        time.sleep(0.1)  # seldom: every look takes a core from a worker
     return [worker.wait() for worker in workers]
 
 

@@ -98,10 +98,12 @@ def commands(arguments: argparse.Namespace) -> dict[str, list[str]]:
     ours = [sys.executable, "with_antiphon.py"]
     found = {
         BARE: [sys.executable, "bare.py"],
+        "bare loop, 2 processes": [sys.executable, "bare.py", "--processes", "2"],
         "antiphon": ours,
         "antiphon, saving every round": [*ours, "--save-every", "1"],
         "antiphon, 2 processes": [*ours, "--workers", "2"],
         STACKED: [*ours, "--stacked"],
+        STACKED + ", 2 processes": [*ours, "--stacked", "--workers", "2"],
     }
     for name, script, python in (
         ("pfl-research", "with_pfl.py", arguments.pfl),
@@ -169,7 +171,7 @@ def measure(
     workload.save(folder)
     together = {name: command for name, command in frameworks.items() if name != FLOWER}
     if workload.name != "mlp":  # no batching rule for an LSTM, nothing to stack without training
-        together.pop(STACKED)
+        together = {name: command for name, command in together.items() if "--stacked" not in command}
     groups = [together]
     if FLOWER in frameworks:
         groups.append({name: frameworks[name] for name in (BARE, FLOWER)})

@@ -36,11 +36,8 @@ class SgdWorker:
             yield self._train(task, client)
 
     def _train(self, task: Task, client: str) -> Update:
-        work, start, weights = (
-            self.workload,
-            list(task.tensors.values()),
-            [self.weights[n] for n in task.tensors],
-        )
+        work, start = self.workload, list(task.tensors.values())
+        weights = [self.weights[name] for name in task.tensors]
         with torch.no_grad():
             torch._foreach_copy_(weights, start)
         loss = local_sgd(work.model, work.batches[int(client)], task.config["lr"], work.epochs)
@@ -78,18 +75,19 @@ def update_of(client: str, delta: Tensors, loss: float, workload: Workload) -> U
     return Update(delta, reports=(Report(client, {"loss": loss, "num_utterances": workload.num_samples}),))
 
 
-class Laps(Silent):
-    """Tells the gate that a round is over."""
+class Turns(Silent):
+    """After every turn the first process waits at the gate, and the others for it."""
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
+    def __init__(self, gate: Gate | None, team: Team, turn: int) -> None:
+        self.gate, self.team, self.turn = gate, team, turn
 
     def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
-        self.gate.lap()
+        if entry["round"] % self.turn == 0:
+            self.team.first(lambda: self.gate.wait() if self.gate else None)
 
 
 def train(arguments: argparse.Namespace, team: Team) -> None:
-    """In every process of the team; the first one waits at the gate, and so the others wait for it."""
+    """In every process of the team."""
     workload: Workload = load(arguments.folder)
     worker: Worker = (StackedSgdWorker if arguments.stacked else SgdWorker)(workload)
     total, cohort = len(workload.cohorts), len(workload.cohorts[0])
@@ -101,7 +99,7 @@ def train(arguments: argparse.Namespace, team: Team) -> None:
         Rounds(total, cohort, valid_every=0, save_every=arguments.save_every or total),
         arguments.out / "run",
         SEED,
-        listener=Laps(gate) if gate else None,
+        listener=Turns(gate, team, workload.turn),
         team=team,
     )
     outcome = engine.run(workload.params)

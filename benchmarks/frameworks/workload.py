@@ -168,20 +168,20 @@ class Gate:
         self.turn, self.done, self.folder = workload.turn, 0, folder
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(str(folder / "gate"))
-        self._wait()
+        self.wait()
 
     def lap(self) -> None:
         """To be called at the end of every round."""
         self.done += 1
         if self.done % self.turn == 0:
-            self._wait()
+            self.wait()
 
     def write(self, params: Parameters, **versions: str) -> None:
         """Leaves what the benchmark needs of the end: the last weights, and what made them."""
         save_params(self.folder / "params.npz", params)
         (self.folder / "versions.json").write_text(json.dumps({**versions, "torch": torch.__version__}))
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         self.socket.send(b".")
         if not self.socket.recv(1):
             raise SystemExit("the benchmark has ended")

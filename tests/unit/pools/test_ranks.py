@@ -63,6 +63,30 @@ def test_what_the_first_process_cannot_do_is_raised_in_all() -> None:
         side_by_side(lambda ranks: ranks.first(lambda: fail(ValueError("the disk is full"))))
 
 
+def test_what_fails_meanwhile_is_raised_in_all_at_the_next_agreement(tmp_path: Path) -> None:
+    def action(ranks: Ranks) -> None:
+        ranks.meanwhile((tmp_path / f"{ranks.rank}").touch)
+        ranks.everyone(lambda: None)
+        ranks.meanwhile(lambda: fail(OSError("the disk is full")))
+        where = "" if ranks.is_first else "in process 0 of 3: "
+        with pytest.raises((OSError, ValueError), match=f"^{where}the disk is full$"):
+            ranks.everyone(lambda: pytest.fail("it acts after an error") if ranks.is_first else None)
+
+    side_by_side(action, size=3)
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_processes_get_the_same_sum(size: int) -> None:
+    def action(ranks: Ranks) -> list[float]:
+        flat = torch.tensor([0.1, 2.0**ranks.rank], dtype=torch.float64)
+        ranks.all_reduce(flat)
+        assert ranks.everyone(flat.tolist) == [flat.tolist()] * size
+        return flat.tolist()
+
+    assert side_by_side(action, size=size) == pytest.approx([0.1 * size, 2.0**size - 1])
+
+
 def test_an_error_comes_before_a_stop() -> None:
     def action(ranks: Ranks) -> None:
         ranks.everyone(lambda: fail(Stopped("interrupted") if ranks.rank == 0 else ValueError("no file")))
