@@ -41,6 +41,9 @@ def import_command(
     keep_case: Annotated[bool, typer.Option(help="Do not lower-case texts.")] = False,
     min_seconds: Annotated[float, typer.Option(help="Shorter utterances are skipped.")] = 0.1,
     max_seconds: Annotated[float, typer.Option(help="Longer utterances are skipped.")] = 60.0,
+    speeds: Annotated[
+        str, typer.Option(metavar="0.9,1.1", help="Take the pool's utterances at these speeds as well.")
+    ] = "",
     audio_root: Annotated[Path | None, typer.Option(help="Another folder that audio may lie in.")] = None,
     seed: Annotated[int, typer.Option(help="Decides --split-speakers.")] = 0,
     overwrite: Annotated[bool, typer.Option(help="Replace the corpus that is there.")] = False,
@@ -60,6 +63,7 @@ def import_command(
         alphabet=None if alphabet == "any" else alphabet,
         min_seconds=min_seconds,
         max_seconds=max_seconds,
+        speeds=_speeds(speeds),
         client_key=client_key,
         session_key=session_key,
         audio_root=audio_root,
@@ -102,6 +106,13 @@ def _pairs(option: str, texts: list[str]) -> dict[str, str]:
         if not (key and equals and value):
             raise ValueError(f"{option} takes KEY=VALUE, not {text!r}")
     return {key: value for key, _, value in pairs}
+
+
+def _speeds(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",") if part)
+    except ValueError as error:
+        raise ValueError(f"--speeds takes numbers such as 0.9,1.1, not {text!r}") from error
 
 
 def _fractions(text: str) -> tuple[float, float, float] | None:

@@ -28,6 +28,7 @@ class ImportOptions:
     split_speakers: fractions of the speakers that become pool, heldout and test, whatever the source says.
     where: keep only utterances whose field (split, speaker, session or one kept in `extra`) has this value.
     alphabet: an utterance with any other character is skipped; None takes every character.
+    speeds: the pool's utterances are also taken at these (0.9: slower and lower, 1.1: faster and higher).
     client_key, session_key: the fields that name speaker and session in formats that have named fields.
     audio_root: a second folder, beside the source's own, that audio files may be in.
     """
@@ -42,6 +43,7 @@ class ImportOptions:
     alphabet: str | None = ALPHABET
     min_seconds: float = 0.1
     max_seconds: float = 60.0
+    speeds: tuple[float, ...] = ()
     client_key: str = "speaker"
     session_key: str = "session"
     audio_root: Path | None = None
@@ -57,6 +59,10 @@ class ImportOptions:
             raise ValueError(f"split_speakers takes three fractions that add up to 1, got {fractions}")
         if self.alphabet == "":
             raise ValueError("the alphabet is empty: no text could be taken (None takes every character)")
+        if bad := [speed for speed in self.speeds if not 0.5 <= speed <= 2 or speed == 1]:
+            raise ValueError(f"speeds are between 0.5 and 2, and 1 is there already: got {bad[0]:g}")
+        if len(set(self.speeds)) < len(self.speeds):
+            raise ValueError(f"a speed is given twice: {', '.join(f'{speed:g}' for speed in self.speeds)}")
         if self.num_workers is not None and self.num_workers < 1:
             raise ValueError(f"num_workers must be at least 1, got {self.num_workers}")
 
@@ -84,7 +90,7 @@ class Candidate:
 
     split: None where the source has none. start, stop: the part of the audio in seconds, None for its end.
     channel: None for the mean of all. duration: what the source claims for the whole audio. audio: where it
-    lies, or why it cannot be had.
+    lies, or why it cannot be had. speed: how fast it is to be taken, pitch and all.
     """
 
     id: str
@@ -98,6 +104,7 @@ class Candidate:
     stop: float | None = None
     channel: int | None = None
     duration: float | None = None
+    speed: float = 1.0
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

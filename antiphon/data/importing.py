@@ -100,7 +100,9 @@ def _prepare(candidate: Candidate, options: ImportOptions) -> _Prepared | Skippe
             sound = read_sound(file, candidate.start, candidate.stop, options.max_seconds)
             samples = resample(sound.mono(candidate.channel), sound.rate)
             _check_length(len(samples) / SAMPLE_RATE, candidate.duration, options.min_seconds)
-            is_copied = sound.is_whole and sound.rate == SAMPLE_RATE and sound.num_channels == 1
+            is_plain = sound.rate == SAMPLE_RATE and sound.num_channels == 1 and candidate.speed == 1
+            is_copied = sound.is_whole and is_plain
+            samples = resample(samples, round(SAMPLE_RATE * candidate.speed))
             file.seek(0)
             data = file.read() if is_copied else encode_flac(samples)
     except BadAudioError as reason:

@@ -57,8 +57,15 @@ def list_candidates(
             {candidate.speaker for candidate in kept}, options.split_speakers, options.seed
         )
         kept = [replace(candidate, split=splits[candidate.speaker]) for candidate in kept]
+    kept += [_at_speed(one, speed) for one in kept if one.split == "pool" for speed in options.speeds]
     kept.sort(key=lambda candidate: (candidate.split, candidate.speaker, candidate.session, candidate.id))
     return replace(listing, candidates=kept, num_filtered=num_filtered)
+
+
+def _at_speed(candidate: Candidate, speed: float) -> Candidate:
+    """A copy for training (T. Ko et al., "Audio Augmentation for Speech Recognition", Interspeech 2015)."""
+    extra = {**candidate.extra, "speed": speed}
+    return replace(candidate, id=f"{candidate.id}-speed{speed:g}", speed=speed, extra=extra)
 
 
 def _fields(candidate: Candidate) -> dict[str, Any]:

@@ -60,9 +60,12 @@ class Lists:
     def first(self) -> np.ndarray:
         return self.starts[:-1]
 
-    def oracle(self) -> np.ndarray:
-        """The row with the fewest errors of each list."""
-        return _first_maxima(-self.errors[:, :3].sum(axis=1), self.starts)
+    def oracle(self, depth: int | None = None) -> np.ndarray:
+        """The row with the fewest errors of each list, or of its first `depth` hypotheses."""
+        wrong = self.errors[:, :3].sum(axis=1)
+        ranks = np.arange(len(wrong)) - np.repeat(self.starts[:-1], np.diff(self.starts))
+        is_seen = ranks < (len(wrong) if depth is None else depth)
+        return _first_maxima(np.where(is_seen, -wrong, -1 - wrong.max()), self.starts)
 
     def count(self, rows: np.ndarray) -> Errors:
         """Errors of these hypotheses together."""

@@ -51,6 +51,36 @@ def librispeech(tmp_path: Path) -> Path:
     return root
 
 
+def test_the_pool_is_also_taken_at_other_speeds(librispeech: Path) -> None:
+    tone = np.sin(2 * np.pi * 400 * np.arange(16000) / 16000) / 2
+    for path in sorted(librispeech.rglob("*.flac")):
+        soundfile.write(path, tone, 16000)
+    summary, corpus, utterances = imported(librispeech, splits={"dev-clean": "pool"}, speeds=(0.8, 1.25))
+    assert list(utterances) == [
+        *("84-121123-0000", "84-121123-0000-speed0.8", "84-121123-0000-speed1.25"),
+        *("84-121123-0001", "84-121123-0001-speed0.8", "84-121123-0001-speed1.25"),
+        *("61-70968-0000", "61-70968-0001"),  # test speakers are left as they are
+    ]
+    assert (summary.num_copied, summary.num_resampled) == (4, 0)
+    for speed, seconds in ((0.8, 1.25), (1.25, 0.8)):
+        copy = utterances[f"84-121123-0001-speed{speed}"]
+        assert (copy.text, copy.speaker, copy.split, copy.extra["speed"]) == (
+            "don't stop",
+            "84",
+            "pool",
+            speed,
+        )
+        assert copy.seconds == pytest.approx(seconds, abs=1e-3)
+        spectrum = np.abs(np.fft.rfft(corpus.read_audio(copy)))
+        assert spectrum.argmax() / copy.seconds == pytest.approx(400 * speed, abs=1.0)
+
+
+@pytest.mark.parametrize("speeds", [(1.0,), (0.0,), (0.9, 0.9), (float("nan"),)])
+def test_speeds_that_make_no_sense_are_refused(speeds: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="speed"):
+        ImportOptions(speeds=speeds)
+
+
 def test_librispeech_folders(librispeech: Path) -> None:
     summary, corpus, utterances = imported(librispeech, splits={"dev-clean": "heldout"})
     assert (summary.format, summary.num_utterances, summary.num_copied) == ("librispeech", 4, 4)

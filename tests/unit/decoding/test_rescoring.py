@@ -43,6 +43,9 @@ def test_errors_of_first_pass_and_oracle_are_counted():
     assert lists.count(lists.first()) == Errors(1, 1, 0, 6)
     assert lists.count(lists.oracle()) == Errors(0, 0, 0, 6)
     assert lists.oracle().tolist() == [1, 5, 6]
+    assert lists.oracle(1).tolist() == lists.first().tolist() == [0, 3, 6]
+    assert lists.oracle(2).tolist() == [1, 3, 6]
+    assert lists.oracle(3).tolist() == [1, 5, 6]
 
 
 def test_the_best_of_each_list_has_the_highest_weighted_sum():
