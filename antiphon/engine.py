@@ -24,6 +24,7 @@ from antiphon.seeding import derive
 from antiphon.team import Alone, Team
 
 Validate = Callable[[Pool, Tensors], Mapping[str, float]]
+Expect = Callable[[Sequence[str]], None]  # told, as a round begins, who will be in the next
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class Engine:
         validate: Validate | None = None,
         listener: Listener | None = None,
         team: Team | None = None,
+        expect: Expect = lambda cohort: None,
     ) -> None:
         rounds.check(len(clients))
         self.algorithm, self.pool, self.rounds, self.seed = algorithm, pool, rounds, seed
@@ -106,6 +108,7 @@ class Engine:
         self.validate = validate if rounds.valid_every else None
         self.listener: Listener = listener or Silent()
         self.team: Team = team or Alone()
+        self.expect = expect
         self.record = Record(folder, rounds.keep_last)
 
     def run(self, params: Tensors, resume: bool = False, skip_corrupt: bool = False) -> Outcome:
@@ -146,12 +149,17 @@ class Engine:
 
     def _round(self, state: ServerState, interrupted: threading.Event) -> ServerState:
         began = time.perf_counter()
-        cohort = sample_cohort(self.clients, self.rounds.cohort, self.seed, state.round)
+        cohort = self._cohort(state.round)
+        if state.round + 1 < self.rounds.total:
+            self.expect(self._cohort(state.round + 1))
         pool = self._watch(cohort, self.rounds.min_clients, interrupted)
         after, metrics = self.algorithm.round(state, cohort, pool)
         entry = {"round": after.round, "cohort": cohort, **pool.entry(), "metrics": dict(metrics)}
         self._record(entry, after, began, interrupted)
         return after
+
+    def _cohort(self, round: int) -> list[str]:
+        return sample_cohort(self.clients, self.rounds.cohort, self.seed, round)
 
     def _watch(self, cohort: Sequence[str], min_clients: int, interrupted: threading.Event) -> Observed:
         return Observed(self.pool, cohort, min_clients, self.listener.replied, interrupted, self.team)

@@ -54,9 +54,8 @@ class FeatureStore:
         self.split_codes = index["split"]
         self.first_frame, self._id_at, self._text_at = index["frame_at"], index["id_at"], index["text_at"]
         self.num_frames = np.diff(self.first_frame).astype(np.int32)
-        self.frames = np.frombuffer(
-            mapped(folder / "frames.f16", 2 * self.dim * int(self.first_frame[-1])), dtype=np.float16
-        ).reshape(-1, self.dim)
+        self._map = mapped(folder / "frames.f16", 2 * self.dim * int(self.first_frame[-1]))
+        self.frames = np.frombuffer(self._map, dtype=np.float16).reshape(-1, self.dim)
         self._ids = mapped(folder / "ids.txt", int(self._id_at[-1]))
         self._texts = mapped(folder / "texts.txt", int(self._text_at[-1]))
 
@@ -88,6 +87,15 @@ class FeatureStore:
         """The frames of one utterance: float16 [frames, dim], a read-only view of the file."""
         assert 0 <= index < len(self), index
         return self.frames[self.first_frame[index] : self.first_frame[index + 1]]
+
+    def expect(self, indices: np.ndarray) -> None:
+        """Has the system read these utterances' frames from disk meanwhile, to be there when asked for."""
+        if not hasattr(mmap, "MADV_WILLNEED") or not isinstance(self._map, mmap.mmap):
+            return
+        for first, last in _stretches(np.unique(indices)):
+            start, stop = (2 * self.dim * int(self.first_frame[index]) for index in (first, last + 1))
+            start -= start % mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def id(self, index: int) -> str:
         return self._ids[self._id_at[index] : self._id_at[index + 1]].decode()
@@ -126,6 +134,16 @@ class FeatureStore:
         if name not in names:
             raise ValueError(f"no {what} {name!r} in {self.folder}: there are {', '.join(sorted(names))}")
         return names.index(name)
+
+
+def _stretches(indices: np.ndarray) -> list[tuple[int, int]]:
+    """First and last of every run of neighbours among increasing indices.
+
+    >>> _stretches(np.array([3, 4, 5, 8]))
+    [(3, 5), (8, 8)]
+    """
+    runs = np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1)
+    return [(int(run[0]), int(run[-1])) for run in runs if len(run)]
 
 
 def mapped(path: Path, num_bytes: int) -> mmap.mmap | bytes:

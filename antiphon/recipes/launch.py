@@ -74,6 +74,10 @@ class Prepared:
         split = self.experiment.speakers.valid
         return {f"valid/{s}": self.store.where(split, [s]) for s in self.store.speakers(split)}
 
+    def expect(self, name: str, cohort: Sequence[str]) -> None:
+        """Reads the speech of the next cohort of a run while this one trains."""
+        self.store.expect(np.concatenate([self.clients[name][client] for client in cohort]))
+
     def pool(self, name: str, bench: Bench, team: Team) -> Pool:
         """Carries tasks to the clients of a run, in all processes of the team."""
         clients, faults = self.clients[name], self.experiment.unreliability
@@ -227,6 +231,7 @@ def _carry_out(
         validate=lambda pool, params: measure(pool, params, valid),
         listener=listener,
         team=team,
+        expect=lambda cohort: prepared.expect(name, cohort),
     )
     outcome = engine.run(start, resume, skip_corrupt)
 

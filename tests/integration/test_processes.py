@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +54,19 @@ class Trial:
         (done,) = self.run_all([list(command)])
         return done
 
-    def run_all(self, commands: Sequence[list[str]]) -> list[Done]:
-        """Side by side, as on several machines."""
+    def run_all(
+        self, commands: Sequence[list[str]], environments: Sequence[Mapping[str, str]] = ()
+    ) -> list[Done]:
+        """Side by side, as on several machines, each perhaps with variables of its own."""
         started = [
             subprocess.Popen(
                 command,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env={**os.environ, "COLUMNS": "100"},
+                env={**os.environ, "COLUMNS": "100", **own},
             )
-            for command in commands
+            for command, own in zip(commands, environments or [{}] * len(commands), strict=True)
         ]
         try:
             outputs = [process.communicate(timeout=300)[0] for process in started]
@@ -232,7 +234,22 @@ def test_two_machines_lose_a_process_each_and_end_at_the_undisturbed_result(
     assert kept_files(killing.out) == expected
 
 
-# --- MPI ------------------------------------------------------------------------------------------
+# --- Slurm and MPI --------------------------------------------------------------------------------
+
+
+def test_processes_with_slurm_s_variables_find_each_other(
+    trial: Callable[..., Trial], expected: dict[str, Any]
+) -> None:
+    """What srun sets for two tasks; no address is given: the first machine's name and the job's number do."""
+    by_slurm = trial()
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost"}
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0"}
+    tasks = [{**step, **job, "SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in ("0", "1")]
+    done = by_slurm.run_all([[sys.executable, *by_slurm.command()] for _ in tasks], tasks)
+    assert [task.code for task in done] == [0, 0], done[0].output + done[1].output
+    assert [task.output.count("WER %") for task in done] == [1, 0]
+    assert kept_files(by_slurm.out) == expected
+
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 

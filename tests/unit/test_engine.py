@@ -103,6 +103,15 @@ class Counting(Engine):
         super()._record(entry, state, began, interrupted)
 
 
+def test_as_a_round_begins_the_next_cohort_is_expected(tmp_path: Path) -> None:
+    expected: list[Sequence[str]] = []
+    rounds = Rounds(total=5, cohort=3, valid_every=0)
+    engine = Engine(hierarchical(), LocalPool(Toy()), CLIENTS, rounds, tmp_path, 11, expect=expected.append)
+    engine.run({"w": torch.ones(4), "b": torch.zeros(2)})
+    cohorts = [entry["cohort"] for entry in read(tmp_path / "journal.jsonl")]
+    assert expected == cohorts[1:]
+
+
 class Interrupt(Silent):
     """Ctrl-C after a number of replies."""
 

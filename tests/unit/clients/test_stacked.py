@@ -22,10 +22,12 @@ from antiphon.local import LocalTraining
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.model import ModelConfig
+from antiphon.models.transformer_lm import TransformerLmConfig
 
 CONFIGS: dict[str, ModelConfig] = {
     **MODELS,
     "ctc on a blstm": CtcConfig(BlstmConfig(dim=5, num_layers=2, stack=2)),
+    "language model": TransformerLmConfig(8, num_layers=1, num_heads=2, feed_forward_dim=12, dropout=0.2),
 }
 LOCAL = LocalTraining(lr=0.3, epochs=2, batch_seconds=1.0)
 
@@ -77,7 +79,8 @@ def test_subspace_training_stacks_what_travels_and_shares_the_rest(
     world: World, name: str, is_encoder: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench, clients = double_bench(world, CONFIGS[name]), unequal(world)
-    part = {name: p + 0.01 for name, p in bench.base.items() if name.startswith("encoder.") == is_encoder}
+    encoder = "layers." if name == "language model" else "encoder."
+    part = {name: p + 0.01 for name, p in bench.base.items() if name.startswith(encoder) == is_encoder}
     alone = list(SpeechWorker(bench, clients).run(tasks(part), list(clients)))
     with caplog.at_level(logging.WARNING, "antiphon"):
         stacked = list(StackedWorker(bench, clients).run(tasks(part), list(clients)))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import mmap
 import pickle
 import wave
 from collections.abc import Callable
@@ -89,6 +90,27 @@ def test_features_are_read_only_views_of_the_file(tmp_path: Path) -> None:
     assert features.dtype == np.float16
     assert not features.flags.owndata
     assert not features.flags.writeable
+
+
+def test_expected_utterances_are_asked_of_the_system_in_whole_pages_and_few_stretches(tmp_path: Path) -> None:
+    class Mapping(mmap.mmap):
+        def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
+            super().madvise(option, start, length)
+            asked.append((option, start, start + length))
+
+    asked: list[tuple[int, int, int]] = []
+    store = compute_features(write_corpus(tmp_path, num_utterances=60), Filterbank())
+    with (store.folder / "frames.f16").open("rb") as file:
+        store._map = Mapping(file.fileno(), 0, access=mmap.ACCESS_READ)
+    store.expect(np.array([40, 3, 4, 5, 41]))
+    assert [option for option, _, _ in asked] == [mmap.MADV_WILLNEED] * 2
+    for (_, start, stop), (first, last) in zip(asked, [(3, 5), (40, 41)], strict=True):
+        begin, end = 160 * int(store.first_frame[first]), 160 * int(store.first_frame[last + 1])
+        assert start % mmap.PAGESIZE == 0
+        assert start <= begin < start + mmap.PAGESIZE
+        assert stop == end
+    store.expect(np.array([], dtype=np.int64))
+    assert len(asked) == 2
 
 
 def test_utterances_are_found_by_split_and_speaker(tmp_path: Path) -> None:
