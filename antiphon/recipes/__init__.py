@@ -27,6 +27,7 @@ from antiphon.recipes.single import (
     norm_weighting,
     server_rehearsal,
 )
+from antiphon.recipes.speech import speech_ctc, speech_las, speech_transducer
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
     "demo": demo,
@@ -40,6 +41,9 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "rehearsal": server_rehearsal,
     "subspace": encoder_only,
     "librispeech": librispeech,
+    "speech-ctc": speech_ctc,
+    "speech-las": speech_las,
+    "speech-transducer": speech_transducer,
 }
 
 

@@ -53,8 +53,9 @@ class Speakers:
             "valid": store.where(split=self.valid),
             "test": store.where(split=self.test),
         }
-        for name in ("federated", "valid", "test") if count == 0 else groups:
-            if len(groups[name]) == 0:
+        unasked = {"seed": count == 0, "federated": count == len(speakers)}
+        for name, indices in groups.items():
+            if len(indices) == 0 and not unasked.get(name):
                 raise ValueError(
                     f"no utterance for {name!r}: the corpus has the splits {', '.join(store.split_names)}; "
                     f"set speakers.pool, .valid and .test (now {self.pool}, {self.valid}, {self.test})"

@@ -192,6 +192,8 @@ def prepare(
     for name, run in experiment.runs.items():
         try:
             run.algorithm.init(fresh)
+            if len(groups[run.data]) == 0:
+                raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
             clients[name] = run.clients(store, groups[run.data], experiment.seed)
             run.rounds.check(len(clients[name]))
         except ValueError as error:

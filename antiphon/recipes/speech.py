@@ -1,0 +1,60 @@
+"""One recogniser of each kind on all of a corpus's pool speakers, trained in one place, over subwords.
+
+The table of docs/decoding.md: what a model hears alone, by a beam, and with language models. The front end is
+a frozen encoder (an ONNX file); `--set frontend=filterbank` hears for itself instead. Any corpus will do:
+tokens come from its own text.
+"""
+
+from __future__ import annotations
+
+from antiphon.algorithms.central import Central
+from antiphon.data.frontends import OnnxEncoder
+from antiphon.data.partition import Iid
+from antiphon.data.tokens import UnigramConfig
+from antiphon.engine import Rounds
+from antiphon.local import LocalTraining
+from antiphon.models.blstm import BlstmConfig
+from antiphon.models.conformer import ConformerConfig
+from antiphon.models.ctc import CtcConfig
+from antiphon.models.las import LasConfig
+from antiphon.models.specaugment import SpecAugment
+from antiphon.models.transducer import TransducerConfig
+from antiphon.recipes.experiment import Experiment, Run, Speakers
+from antiphon.schedule import Cosine
+
+# At 41.7 frames a second: a time mask hides up to 0.3 s, a frequency mask some of the encoder's values.
+AUGMENT = SpecAugment(num_time_masks=4, time_width=12, num_frequency_masks=2, frequency_width=40)
+ROUNDS = 100  # of 50 steps each; the round that is best on the held-out speakers is kept
+
+
+def _central(name: str, model: CtcConfig | LasConfig | TransducerConfig, lr: float) -> Experiment:
+    training = LocalTraining(lr=lr, steps=50, batch_seconds=240.0)
+    algorithm = Central(training, schedule=Cosine(ROUNDS, final=0.02, warmup=4))
+    run = Run(algorithm, "both", Iid(1), "", Rounds(total=ROUNDS, cohort=1, valid_every=5, save_every=5))
+    return Experiment(
+        name,
+        frontend=OnnxEncoder("encoder_model.onnx"),
+        tokens=UnigramConfig(256),
+        model=model,
+        augment=AUGMENT,
+        speakers=Speakers(seed_fraction=1.0),
+        runs={"central": run},
+    )
+
+
+def speech_ctc() -> Experiment:
+    """Central training of a Conformer with CTC over subwords."""
+    return _central("speech-ctc", CtcConfig(ConformerConfig(num_layers=3, dropout=0.2)), lr=1e-3)
+
+
+def speech_las() -> Experiment:
+    """Central training of listen, attend and spell over subwords, with CTC beside it."""
+    encoder = BlstmConfig(dim=256, num_layers=3, stack=2, dropout=0.3)
+    model = LasConfig(encoder, dropout=0.3, label_smoothing=0.1, ctc_weight=0.3)
+    return _central("speech-las", model, lr=1e-3)
+
+
+def speech_transducer() -> Experiment:
+    """Central training of a Conformer-Transducer over subwords."""
+    model = TransducerConfig(ConformerConfig(num_layers=3, stack=2, dropout=0.2), dropout=0.2)
+    return _central("speech-transducer", model, lr=1e-3)

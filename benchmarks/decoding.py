@@ -1,0 +1,175 @@
+"""What decoding is worth: a model alone, a beam, an n-gram model in the search, a Transformer in a second pass.
+
+    antiphon run speech-ctc --data CORPUS --out out/ctc --set frontend.path=ENCODER.onnx
+    antiphon lm ngram TEXT --out books
+    antiphon lm train TEXT --out transformer
+    python benchmarks/decoding.py out/ctc/central … --lm books --neural transformer
+
+Every row is one run's model on the test speakers. Weights of the language models are found on the held-out
+speakers: those in the search by searching some of their speech again and again with a narrow beam, those of
+the second pass on the lists of all of it. Oracles are of the lists that the second pass was given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import argument_parser, print_table, write_result
+from rich.progress import track
+
+from antiphon.cli_decoding import load_sentence_model
+from antiphon.data.store import FeatureStore
+from antiphon.decoding.error_rate import Errors, word_errors
+from antiphon.decoding.fusion import Fusion
+from antiphon.decoding.greedy import recognise
+from antiphon.decoding.hypothesis import WORDS
+from antiphon.decoding.recognizer import Recognizer
+from antiphon.decoding.rescoring import SCORE, Column, Lists, tabulate, tune
+from antiphon.decoding.search import beam_for, search
+from antiphon.decoding.tuning import FusionSearch
+from antiphon.models.arpa import load_ngram
+from antiphon.models.ngram import SentenceModel
+from antiphon.recipes.evaluation import open_store
+from antiphon.recipes.launch import choose_device
+
+DEPTHS = (5, 20, 100)
+NEURAL = "neural"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How wide to search, and in how much held-out speech for weights."""
+
+    width: int = 100
+    tuning_width: int = 16
+    tuning_seconds: float = 600.0
+
+
+@dataclass(frozen=True)
+class Hearer:
+    """One run's model, and the speech it is to hear."""
+
+    recognizer: Recognizer
+    store: FeatureStore
+    device: torch.device
+
+    def greedy(self, indices: np.ndarray) -> Errors:
+        heard = recognise(self.recognizer.model, self.recognizer.tokens, self.store, indices, self.device)
+        return sum((word_errors(self.store.text(i), text) for i, text in heard.items()), Errors())
+
+    def lists(
+        self,
+        indices: np.ndarray,
+        width: int,
+        fusion: Fusion | None = None,
+        neural: SentenceModel | None = None,
+    ) -> Lists:
+        model, tokens = self.recognizer.model, self.recognizer.tokens
+        found = search(model, tokens, self.store, indices, beam_for(model, width, fusion), self.device)
+        return tabulate(found, {NEURAL: neural} if neural is not None else {})
+
+    def tuned(self, fusion: Fusion, indices: np.ndarray, width: int) -> Fusion:
+        def count_errors(tried: Fusion) -> int:
+            lists = self.lists(indices, width, tried)
+            return lists.count(lists.first()).total
+
+        return FusionSearch().run(fusion, count_errors)
+
+
+def some_of(store: FeatureStore, indices: np.ndarray, seconds: float) -> np.ndarray:
+    """Every n-th of the utterances, so that they last about so long."""
+    every = max(1, round(float(store.seconds[indices].sum()) / seconds))
+    return indices[::every]
+
+
+def measure(
+    hearer: Hearer,
+    ngram: Fusion | None,
+    neural: SentenceModel | None,
+    splits: tuple[str, str],
+    budget: Budget,
+) -> dict[str, Any]:
+    heldout, test = (hearer.store.where(split=split) for split in splits)
+    found: dict[str, Any] = {"greedy": rate(hearer.greedy(test))}
+    plain = hearer.lists(test, budget.width)
+    found["beam"] = rate(plain.count(plain.first()))
+    if ngram is None:
+        return found | oracles(plain)
+    some = some_of(hearer.store, heldout, budget.tuning_seconds)
+    fusion = hearer.tuned(ngram, some, budget.tuning_width)
+    began = time.perf_counter()
+    fused = hearer.lists(test, budget.width, fusion, neural)
+    factor = (time.perf_counter() - began) / float(hearer.store.seconds[test].sum())
+    found |= {"weight": fusion.weight, "word_bonus": fusion.word_bonus, "real_time_factor": factor}
+    found["ngram"] = rate(fused.count(fused.first()))
+    if neural is not None:
+        columns = [Column(SCORE, 1.0, 0.0), Column(NEURAL, lowest=0.0), Column(WORDS)]
+        weights = tune(hearer.lists(heldout, budget.width, fusion, neural), columns)
+        found["rescored"] = rate(fused.count(fused.best(weights)))
+        found["rescoring_weights"] = weights
+    return found | oracles(fused)
+
+
+def rate(errors: Errors) -> dict[str, Any]:
+    counts = {kind: getattr(errors, kind) for kind in ("substitutions", "deletions", "insertions", "length")}
+    return {"wer": errors.rate, **counts}
+
+
+def oracles(lists: Lists) -> dict[str, Any]:
+    return {f"oracle_{depth}": rate(lists.count(lists.oracle(depth))) for depth in DEPTHS}
+
+
+def main() -> None:
+    parser = argument_parser(__doc__, "decoding")
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    parser.add_argument("--lm", type=Path, help="an n-gram model for the search")
+    parser.add_argument("--neural", type=Path, help="a model for the second pass")
+    parser.add_argument("--data", type=Path, help="another corpus than the runs' own")
+    parser.add_argument("--splits", nargs=2, default=("heldout", "test"), help="for weights, and for results")
+    parser.add_argument("--width", type=int, default=Budget.width, help="of the last beam")
+    parser.add_argument("--device", default="auto")
+    arguments = parser.parse_args()
+    ngram = Fusion(load_ngram(arguments.lm)) if arguments.lm else None
+    neural = load_sentence_model(arguments.neural) if arguments.neural else None
+    budget = Budget(4, 2, 10.0) if arguments.quick else Budget(arguments.width)
+    device, results = choose_device(arguments.device), {}
+    for run in track(arguments.runs, "decoding"):
+        recognizer = Recognizer.load(run, str(device))
+        hearer = Hearer(recognizer, open_store(recognizer, run, arguments.data), device)
+        results[name_of(run)] = measure(hearer, ngram, neural, tuple(arguments.splits), budget)
+    tell(results)
+    write_result(arguments, {"width": budget.width, "runs": results}, *options(arguments))
+
+
+def name_of(run: Path) -> str:
+    """The folders of an experiment and its run: out/ctc/central is ctc/central."""
+    return "/".join(run.resolve().parts[-2:])
+
+
+def options(arguments: argparse.Namespace) -> Sequence[str]:
+    models = {"--lm": arguments.lm, "--neural": arguments.neural}
+    given = [f"{option} {path.name}" for option, path in models.items() if path]
+    return [*(name_of(run) for run in arguments.runs), *given, f"--width {arguments.width}"]
+
+
+def tell(results: dict[str, dict[str, Any]]) -> None:
+    ways = ["greedy", "beam", "ngram", "rescored", *(f"oracle_{depth}" for depth in DEPTHS)]
+    header = ["test WER %", "greedy", "beam", "+ n-gram", "+ second pass", *(f"oracle {d}" for d in DEPTHS)]
+    print_table(
+        header,
+        [
+            [name, *(f"{100 * found[way]['wer']:.2f}" if way in found else "–" for way in ways)]
+            for name, found in results.items()
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()
