@@ -26,6 +26,7 @@ from antiphon.models.model import ModelConfig
 CONFIGS: dict[str, ModelConfig] = {
     **MODELS,
     "ctc on a blstm": CtcConfig(BlstmConfig(dim=5, num_layers=2, stack=2)),
+    "joint las": replace(MODELS["las"], ctc_weight=0.3, label_smoothing=0.1),  # type: ignore[type-var]
 }
 LOCAL = LocalTraining(lr=0.3, epochs=2, batch_seconds=1.0)
 
