@@ -83,7 +83,7 @@ class Sentences:
         spelled = []
         for row, best in enumerate(offers.indices.tolist()):
             likely, hopeless = best[: possible[row]], best[possible[row] :]
-            own = [self._spelled(row, *divmod(offer, num_tokens), may_go_on[row]) for offer in likely]
+            own = [self._spelled(row, divmod(offer, num_tokens), may_go_on[row]) for offer in likely]
             spelled.append(own + [IMPOSSIBLE] * len(hopeless))
         given = scores.flatten(1).gather(1, offers.indices)
         kept = self._best(given, [[one.bonus for one in own] for own in spelled])
@@ -106,8 +106,9 @@ class Sentences:
     def _best(self, given: Tensor, bonuses: Sequence[Sequence[float]]) -> Tensor:
         return (given + given.new_tensor(bonuses)).topk(self.width, dim=1).indices
 
-    def _spelled(self, row: int, number: int, token: int, may_go_on: Sequence[bool]) -> Spelled:
-        """A hypothesis of the beam with one token more."""
+    def _spelled(self, row: int, offer: tuple[int, int], may_go_on: Sequence[bool]) -> Spelled:
+        """A hypothesis of the beam, by its number, with one token more."""
+        number, token = offer
         prefixes, place = self.tries[row], self.places[row][number]
         if token != BOUNDARY:
             place = prefixes.child(place, token)

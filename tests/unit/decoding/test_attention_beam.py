@@ -234,7 +234,7 @@ def test_a_good_sentence_that_ended_is_not_lost_to_others_that_have_not_paid_for
             (a, a): {end: 1.0},
         }
     )
-    fusion = fused(1.0, 0.0, ["a"] * 3 + ["ab", "aa", "b", "b a"])
+    fusion = fused(1.0, 0.0, ["a"] * 12 + ["ab", "aa", "a b"])
     costs = {text: fusion.model.score_sentences([text])[0] for text in ("a", "ab", "aa")}
     # "a" pays at once and falls behind "aa", which looks better until it pays too.
     assert math.log(0.33) + costs["a"] < math.log(0.31)
