@@ -69,33 +69,19 @@ class Sentences:
         All are ranked by the words that are over before their last token; a token may show that the word in
         hand is no word, so the best of them are spelled, and ranked again.
         """
-        num_tokens = scores.shape[-1]
-        known = [
-            prefixes.bonuses(places, np.arange(num_tokens))[1]
-            for prefixes, places in zip(self.tries, self.places, strict=True)
-        ]
-        offers = (
-            (scores + torch.from_numpy(np.stack(known)).to(scores))
-            .flatten(1)
-            .topk(LOOKED_AT * self.width, dim=1)
-        )
-        may_go_on, possible = room.tolist(), offers.values.isfinite().sum(dim=1).tolist()
-        spelled = []
-        for row, best in enumerate(offers.indices.tolist()):
-            likely, hopeless = best[: possible[row]], best[possible[row] :]
-            own = [self._spelled(row, divmod(offer, num_tokens), may_go_on[row]) for offer in likely]
-            spelled.append(own + [IMPOSSIBLE] * len(hopeless))
+        offers = self._foreseen(scores).topk(LOOKED_AT * self.width, dim=1)
+        possible = offers.values.isfinite().sum(dim=1).tolist()
+        spelled = self._spell(offers.indices.tolist(), possible, scores.shape[-1], room)
         given = scores.flatten(1).gather(1, offers.indices)
         kept = self._best(given, [[one.bonus for one in own] for own in spelled])
         noted = self._best(given, [[one.unpaid for one in own] for own in spelled])
+        chosen = kept.tolist()
+        self.places = [[own[k].place for k in mine] for own, mine in zip(spelled, chosen, strict=True)]
         ended = [
             (row, int(offers.indices[row, k]), spelled[row][k].place)
-            for row, (first, second) in enumerate(zip(kept.tolist(), noted.tolist(), strict=True))
+            for row, (first, second) in enumerate(zip(chosen, noted.tolist(), strict=True))
             for k in dict.fromkeys(first + second)
             if spelled[row][k].has_ended
-        ]
-        self.places = [
-            [own[k].place for k in chosen] for own, chosen in zip(spelled, kept.tolist(), strict=True)
         ]
         return Choice(offers.indices.gather(1, kept), ended)
 
@@ -103,8 +89,27 @@ class Sentences:
         """All words of a hypothesis that has ended, and the end of the sentence."""
         return self.speller.finish(self.tries[row].progress[place])
 
+    def _foreseen(self, scores: Tensor) -> Tensor:
+        """Scores with the words that are over before the last token: [B, K · num_tokens]."""
+        tokens = np.arange(scores.shape[-1])
+        known = [
+            prefixes.bonuses(places, tokens)[1]
+            for prefixes, places in zip(self.tries, self.places, strict=True)
+        ]
+        return (scores + torch.from_numpy(np.stack(known)).to(scores)).flatten(1)
+
     def _best(self, given: Tensor, bonuses: Sequence[Sequence[float]]) -> Tensor:
         return (given + given.new_tensor(bonuses)).topk(self.width, dim=1).indices
+
+    def _spell(
+        self, offers: Sequence[Sequence[int]], possible: Sequence[int], num_tokens: int, room: Tensor
+    ) -> list[list[Spelled]]:
+        """All offers to each utterance; only the first `possible` of them have a finite score."""
+        found = []
+        for row, (best, number, may_go_on) in enumerate(zip(offers, possible, room.tolist(), strict=True)):
+            own = [self._spelled(row, divmod(offer, num_tokens), may_go_on) for offer in best[:number]]
+            found.append(own + [IMPOSSIBLE] * (len(best) - number))
+        return found
 
     def _spelled(self, row: int, offer: tuple[int, int], may_go_on: Sequence[bool]) -> Spelled:
         """A hypothesis of the beam, by its number, with one token more."""
