@@ -34,8 +34,7 @@ def attention_maps(examples: Sequence[Example]) -> Figure:
 def _draw(axes: Axes, example: Example) -> None:
     num_tokens, num_frames = example.weights.shape
     extent = (0.0, example.seconds, num_tokens + 0.5, 0.5)
-    axes.imshow(example.weights, cmap=COLOURS, vmin=0, vmax=1, aspect="auto", extent=extent,
-                interpolation="none")  # fmt: skip
+    axes.imshow(example.weights, cmap=COLOURS, vmin=0, aspect="auto", extent=extent, interpolation="none")
     seconds = (centres(example.weights) + 0.5) * example.seconds / num_frames
     axes.plot(seconds, np.arange(1, num_tokens + 1), color=PALETTE[1], linewidth=1.0)
     axes.grid(visible=False)

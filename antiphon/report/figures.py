@@ -96,7 +96,7 @@ def of_speakers(run: RunFolder, split: str) -> list[Figure]:
 def of_attention(row: Row) -> list[Figure]:
     """What the best model of a run looks at in a few utterances."""
     caption = (
-        "An utterance each of some speakers; dark: all attention on one frame; line: its centre. "
+        "An utterance each of some speakers; dark: the most attention in it; line: the centre of attention. "
         "Tokens are those the model recognised, without their texts."
     )
     return [Figure(Markup(attention_plots.attention_maps(row.after.examples)), caption, wide=True)]
