@@ -265,14 +265,23 @@ def nbest_command(
     beam: Annotated[int, typer.Option(min=1, help="Hypotheses kept at any time, and listed.")] = 20,
     lm: Annotated[Path | None, typer.Option(help="An n-gram model that takes part in the search.")] = None,
     lm_weight: Annotated[float, typer.Option(help="What its ln p(words) weighs.")] = 0.5,
-    word_bonus: Annotated[float, typer.Option(help="What every word adds to the score.")] = 0.0,
+    word_bonus: Annotated[float, typer.Option(help="What every word adds to the score, with --lm.")] = 0.0,
+    length_normalisation: Annotated[
+        float, typer.Option(help="LAS: divide ln p(tokens) by ((5 + tokens) / 6) to this power.")
+    ] = 0.0,
+    token_bonus: Annotated[float, typer.Option(help="LAS: what every token adds to the score.")] = 0.0,
+    coverage: Annotated[
+        float, typer.Option(help="LAS: what ln(attention a frame has had, at most 1) weighs.")
+    ] = 0.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or cuda:1 and so on.")] = "auto",
 ) -> None:
     """Beam search with a run's model: N-best lists, their word error rate, and that of the oracle."""
-    from antiphon.recipes.listing import list_run
+    from antiphon.decoding.attention_beam import Penalties
+    from antiphon.recipes.listing import Search, list_run
 
+    how = Search(beam, lm, lm_weight, word_bonus, Penalties(length_normalisation, token_bonus, coverage))
     with screen.bar("search") as progress:
-        found = list_run(run, out, data, split, beam, lm, lm_weight, word_bonus, device, progress)
+        found = list_run(run, out, data, split, how, device, progress)
     lists = found.lists
     screen.console.print(_table(lists, {"best": lists.first(), "oracle": lists.oracle()}))
     factor = found.seconds / found.seconds_of_speech

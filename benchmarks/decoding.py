@@ -1,4 +1,4 @@
-"""What decoding is worth: a model alone, a beam, an n-gram model in the search, a Transformer in a second pass.
+"""What decoding is worth: a model alone, a beam, n-grams in the search, a Transformer in a second pass.
 
     antiphon run speech-ctc --data CORPUS --out out/ctc --set frontend.path=ENCODER.onnx
     antiphon lm ngram TEXT --out books
@@ -33,7 +33,7 @@ from antiphon.decoding.hypothesis import WORDS
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.decoding.rescoring import SCORE, Column, Lists, tabulate, tune
 from antiphon.decoding.search import beam_for, search
-from antiphon.decoding.tuning import FusionSearch
+from antiphon.decoding.tuning import Ranking, RankingSearch
 from antiphon.models.arpa import load_ngram
 from antiphon.models.ngram import SentenceModel
 from antiphon.recipes.evaluation import open_store
@@ -68,19 +68,20 @@ class Hearer:
         self,
         indices: np.ndarray,
         width: int,
-        fusion: Fusion | None = None,
+        ranking: Ranking,
         neural: SentenceModel | None = None,
     ) -> Lists:
         model, tokens = self.recognizer.model, self.recognizer.tokens
-        found = search(model, tokens, self.store, indices, beam_for(model, width, fusion), self.device)
+        beam = beam_for(model, width, ranking.fusion, ranking.penalties)
+        found = search(model, tokens, self.store, indices, beam, self.device)
         return tabulate(found, {NEURAL: neural} if neural is not None else {})
 
-    def tuned(self, fusion: Fusion, indices: np.ndarray, width: int) -> Fusion:
-        def count_errors(tried: Fusion) -> int:
+    def tuned(self, fusion: Fusion | None, indices: np.ndarray, width: int) -> Ranking:
+        def count_errors(tried: Ranking) -> int:
             lists = self.lists(indices, width, tried)
             return lists.count(lists.first()).total
 
-        return FusionSearch().run(fusion, count_errors)
+        return RankingSearch().run(self.recognizer.model, fusion, count_errors)
 
 
 def some_of(store: FeatureStore, indices: np.ndarray, seconds: float) -> np.ndarray:
@@ -93,28 +94,33 @@ def measure(
     hearer: Hearer,
     ngram: Fusion | None,
     neural: SentenceModel | None,
-    splits: tuple[str, str],
+    splits: Sequence[str],
     budget: Budget,
 ) -> dict[str, Any]:
     heldout, test = (hearer.store.where(split=split) for split in splits)
-    found: dict[str, Any] = {"greedy": rate(hearer.greedy(test))}
-    plain = hearer.lists(test, budget.width)
-    found["beam"] = rate(plain.count(plain.first()))
+    some = some_of(hearer.store, heldout, budget.tuning_seconds)
+    plain = hearer.lists(test, budget.width, hearer.tuned(None, some, budget.tuning_width))
+    found = {"greedy": rate(hearer.greedy(test)), "beam": rate(plain.count(plain.first()))}
     if ngram is None:
         return found | oracles(plain)
-    some = some_of(hearer.store, heldout, budget.tuning_seconds)
-    fusion = hearer.tuned(ngram, some, budget.tuning_width)
+    ranking = hearer.tuned(ngram, some, budget.tuning_width)
     began = time.perf_counter()
-    fused = hearer.lists(test, budget.width, fusion, neural)
-    factor = (time.perf_counter() - began) / float(hearer.store.seconds[test].sum())
-    found |= {"weight": fusion.weight, "word_bonus": fusion.word_bonus, "real_time_factor": factor}
+    fused = hearer.lists(test, budget.width, ranking, neural)
+    found["real_time_factor"] = (time.perf_counter() - began) / float(hearer.store.seconds[test].sum())
+    found["weights"] = described(ranking)
     found["ngram"] = rate(fused.count(fused.first()))
     if neural is not None:
         columns = [Column(SCORE, 1.0, 0.0), Column(NEURAL, lowest=0.0), Column(WORDS)]
-        weights = tune(hearer.lists(heldout, budget.width, fusion, neural), columns)
+        weights = tune(hearer.lists(heldout, budget.width, ranking, neural), columns)
         found["rescored"] = rate(fused.count(fused.best(weights)))
         found["rescoring_weights"] = weights
     return found | oracles(fused)
+
+
+def described(ranking: Ranking) -> dict[str, float]:
+    assert ranking.fusion is not None
+    weights = {"lm": ranking.fusion.weight, "word_bonus": ranking.fusion.word_bonus}
+    return {**weights, "coverage": ranking.penalties.coverage_weight}
 
 
 def rate(errors: Errors) -> dict[str, Any]:
@@ -143,7 +149,7 @@ def main() -> None:
     for run in track(arguments.runs, "decoding"):
         recognizer = Recognizer.load(run, str(device))
         hearer = Hearer(recognizer, open_store(recognizer, run, arguments.data), device)
-        results[name_of(run)] = measure(hearer, ngram, neural, tuple(arguments.splits), budget)
+        results[name_of(run)] = measure(hearer, ngram, neural, arguments.splits, budget)
     tell(results)
     write_result(arguments, {"width": budget.width, "runs": results}, *options(arguments))
 

@@ -138,8 +138,11 @@ class Stack:
         local: LocalTraining,
     ) -> None:
         """Each client's gradient, its proximal term and clipping, and the step itself."""
-        real = [tensor for tensor in outputs if tensor.requires_grad]
-        grads = torch.autograd.grad(real, list(trained.values()), upstream)
+        real = [tensor for tensor in outputs if tensor.is_floating_point()]
+        # In subspace training an output may depend on nothing that is trained.
+        pairs = [(own, above) for own, above in zip(real, upstream, strict=True) if own.requires_grad]
+        reached, gradients = zip(*pairs, strict=True)
+        grads = torch.autograd.grad(reached, list(trained.values()), gradients)
         with torch.no_grad():
             if local.proximal > 0:
                 drifts = [p - self.start[name] for name, p in trained.items()]

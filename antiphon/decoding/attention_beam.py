@@ -7,16 +7,20 @@ Length normalisation and coverage penalty: Y. Wu et al., "Google's Neural Machin
     lp = ((5 + length) / 6) ^ normalisation        cp = Σ_frames ln min(1, attention the frame has had)
 
 with length the number of tokens, the end among them. Attention that stops early leaves frames unheard (cp far
-below 0); one that loops adds tokens.
+below 0); one that loops adds tokens. A language model adds what `fusion` says, which is not normalised.
 
 A hypothesis that has ended keeps its place in the beam and competes with those that go on. At one token a
 frame of the encoder it is cut off without an end, as in `Las.greedy`. All tokens that may follow a hypothesis
-have the same length and coverage, so that with a width of 1 the likeliest is taken: a beam of 1 is greedy,
-whatever the penalties are.
+have the same length and coverage, so that with a width of 1 the likeliest is taken: without a language model
+a beam of 1 is greedy, whatever the penalties are.
+
+With a language model the list is made of the best sentences that have ended anywhere on the way, as in
+`sentences`; without one, of what the beam holds when all have ended.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +28,9 @@ from torch import Tensor
 
 from antiphon.data.batches import Batch
 from antiphon.data.tokens import BOUNDARY, Tokens
-from antiphon.decoding.hypothesis import ACOUSTIC, COVERAGE, LENGTH, WORDS, Hypothesis
+from antiphon.decoding.fusion import Fusion, Speller, surfaces
+from antiphon.decoding.hypothesis import ACOUSTIC, COVERAGE, LENGTH, LM, WORDS, Hypothesis
+from antiphon.decoding.sentences import Sentences
 from antiphon.models.las import Decoder, Las, Memory
 from antiphon.models.layers import at_least_float32
 
@@ -32,13 +38,27 @@ UNHEARD = 1e-4  # a frame is never less covered than this: its logarithm stays f
 
 
 @dataclass(frozen=True)
+class Penalties:
+    """What keeps hypotheses from ending early, from leaving speech out and from going round in circles."""
+
+    normalisation: float = 0.0
+    bonus: float = 0.0
+    coverage_weight: float = 0.0
+
+    def scores(self, acoustic: Tensor, lengths: Tensor, coverage: Tensor) -> Tensor:
+        """What hypotheses are ranked by."""
+        lengths = lengths.to(acoustic.dtype)
+        penalty = ((5 + lengths) / 6) ** self.normalisation
+        return acoustic / penalty + self.bonus * lengths + self.coverage_weight * coverage
+
+
+@dataclass(frozen=True)
 class AttentionBeam:
     """`nbest` gives up to `width` hypotheses an utterance, best first."""
 
     width: int = 8
-    normalisation: float = 0.0
-    bonus: float = 0.0
-    coverage_weight: float = 0.0
+    penalties: Penalties = Penalties()
+    fusion: Fusion | None = None
 
     def __post_init__(self) -> None:
         if self.width < 1:
@@ -49,46 +69,47 @@ class AttentionBeam:
         """Hypotheses of each utterance of the batch. Call `model.eval()` first."""
         memory = _repeated(model.listen(batch.features, batch.feature_lengths), self.width)
         beam = Beam.first(model.start(memory), memory, self.width)
+        if self.fusion is not None:
+            return self._nbest_with_words(self.fusion, model, tokens, beam, memory)
         while beam.running.any():
-            beam = self._advance(model, beam, memory)
-        scores = self.scores(beam.acoustic, beam.lengths, beam.coverage)
-        return [_listed(beam, scores, row, tokens) for row in range(len(scores))]
+            offers = _offers(model, beam, memory, self.penalties)
+            beam = offers.kept(offers.scores.flatten(1).topk(self.width, dim=1).indices)
+        scores = self.penalties.scores(beam.acoustic, beam.lengths, beam.coverage)
+        return [
+            _listed([_hypothesis(beam, row, number, own[number], tokens) for number in range(self.width)])
+            for row, own in enumerate(scores.tolist())
+        ]
 
-    def scores(self, acoustic: Tensor, lengths: Tensor, coverage: Tensor) -> Tensor:
-        """What hypotheses are ranked by."""
-        lengths = lengths.to(acoustic.dtype)
-        penalty = ((5 + lengths) / 6) ** self.normalisation
-        return acoustic / penalty + self.bonus * lengths + self.coverage_weight * coverage
+    def _nbest_with_words(
+        self, fusion: Fusion, model: Las, tokens: Tokens, beam: Beam, memory: Memory
+    ) -> list[tuple[Hypothesis, ...]]:
+        sentences = Sentences(Speller(fusion, surfaces(tokens)), len(beam.running), self.width)
+        ended: list[dict[int, Hypothesis]] = [{} for _ in sentences.tries]
+        while beam.running.any():
+            offers = _offers(model, beam, memory, self.penalties)
+            choice = sentences.choose(offers.scores, offers.room)
+            for row, offer, place in choice.ended:
+                if place not in ended[row]:  # it stays in the beam, and ends again at every step
+                    ended[row][place] = _ended(offers, sentences, row, offer, place, tokens)
+            beam = offers.kept(choice.best)
+        return [_listed(list(own.values()))[: self.width] for own in ended]
 
-    def _advance(self, model: Las, beam: Beam, memory: Memory) -> Beam:
-        """One token further."""
-        decoder = model.step(model.embedding(beam.last.flatten()), beam.decoder, memory)
-        log_probs = (
-            at_least_float32(model.classify(decoder.seen)).log_softmax(dim=-1).unflatten(0, beam.last.shape)
-        )
-        attention = beam.attention + decoder.weights.unflatten(0, beam.last.shape)
-        running = beam.running
-        coverage = torch.where(running, _coverage(attention, beam.mask), beam.coverage)
-        lengths = beam.lengths + running
-        ended = torch.full_like(log_probs, -torch.inf)
-        ended[:, :, BOUNDARY] = 0.0  # what has ended goes on as it is
-        acoustic = beam.acoustic[:, :, None] + torch.where(running[:, :, None], log_probs, ended)
-        scores = self.scores(acoustic, lengths[:, :, None], coverage[:, :, None]).flatten(1)
-        best = scores.topk(self.width, dim=1).indices
-        parents, last = best // log_probs.shape[-1], best % log_probs.shape[-1]
-        spelled = torch.cat((_of(beam.spelled, parents), last[:, :, None]), dim=2)
-        lengths = lengths.gather(1, parents)
-        room = lengths < beam.mask.sum(dim=-1, keepdim=True)
-        return Beam(
-            _reordered(decoder, parents),
-            spelled,
-            acoustic.flatten(1).gather(1, best),
-            lengths,
-            coverage.gather(1, parents),
-            _of(attention, parents),
-            running.gather(1, parents) & (last != BOUNDARY) & room,
-            beam.mask,
-        )
+
+def _offers(model: Las, beam: Beam, memory: Memory, penalties: Penalties) -> Offers:
+    """All that hypotheses may become with one token more."""
+    decoder = model.step(model.embedding(beam.last.flatten()), beam.decoder, memory)
+    log_probs = (
+        at_least_float32(model.classify(decoder.seen)).log_softmax(dim=-1).unflatten(0, beam.last.shape)
+    )
+    attention = beam.attention + decoder.weights.unflatten(0, beam.last.shape)
+    running = beam.running
+    coverage = torch.where(running, _coverage(attention, beam.mask), beam.coverage)
+    lengths = beam.lengths + running
+    ended = torch.full_like(log_probs, -torch.inf)
+    ended[:, :, BOUNDARY] = 0.0  # what has ended goes on as it is
+    acoustic = beam.acoustic[:, :, None] + torch.where(running[:, :, None], log_probs, ended)
+    scores = penalties.scores(acoustic, lengths[:, :, None], coverage[:, :, None])
+    return Offers(beam, decoder, acoustic, lengths, coverage, attention, scores)
 
 
 @dataclass(frozen=True)
@@ -132,6 +153,44 @@ class Beam:
         )
 
 
+@dataclass(frozen=True)
+class Offers:
+    """Every hypothesis of a beam with every token after it: acoustic and scores [B, K, num_tokens].
+
+    Of the token's choice only they depend: decoder, lengths, coverage and attention are those of the `Beam`
+    one step further.
+    """
+
+    beam: Beam
+    decoder: Decoder
+    acoustic: Tensor
+    lengths: Tensor
+    coverage: Tensor
+    attention: Tensor
+    scores: Tensor
+
+    @property
+    def room(self) -> Tensor:
+        """Whether another token may follow this one: [B, K]."""
+        return self.lengths < self.beam.mask.sum(dim=-1, keepdim=True)
+
+    def kept(self, best: Tensor) -> Beam:
+        """The beam of those at [B, K] places among the K · num_tokens of an utterance."""
+        num_tokens = self.scores.shape[-1]
+        parents, last = best // num_tokens, best % num_tokens
+        goes_on = self.beam.running & self.room
+        return Beam(
+            _reordered(self.decoder, parents),
+            torch.cat((_of(self.beam.spelled, parents), last[:, :, None]), dim=2),
+            self.acoustic.flatten(1).gather(1, best),
+            self.lengths.gather(1, parents),
+            self.coverage.gather(1, parents),
+            _of(self.attention, parents),
+            goes_on.gather(1, parents) & (last != BOUNDARY),
+            self.beam.mask,
+        )
+
+
 def _coverage(attention: Tensor, mask: Tensor) -> Tensor:
     """cp of attention so far [B, K, T] over real frames [B, T]: [B, K]."""
     return attention.clamp(UNHEARD, 1.0).log().masked_fill(~mask[:, None], 0.0).sum(dim=-1)
@@ -157,20 +216,40 @@ def _reordered(decoder: Decoder, parents: Tensor) -> Decoder:
     return Decoder(states, decoder.context[rows], decoder.weights[rows], decoder.seen[rows])
 
 
-def _listed(beam: Beam, scores: Tensor, row: int, tokens: Tokens) -> tuple[Hypothesis, ...]:
-    """Hypotheses of one utterance; of those that read the same, the best."""
+def _hypothesis(beam: Beam, row: int, number: int, score: float, tokens: Tokens) -> Hypothesis:
+    """One of a beam."""
+    spelled = tuple(token for token in beam.spelled[row, number].tolist() if token != BOUNDARY)
+    text = " ".join(tokens.decode(spelled).split())
+    parts = {
+        ACOUSTIC: beam.acoustic[row, number].item(),
+        LENGTH: float(beam.lengths[row, number]),
+        COVERAGE: beam.coverage[row, number].item(),
+        WORDS: float(len(text.split())),
+    }
+    return Hypothesis(text, spelled, score, parts)
+
+
+def _ended(
+    offers: Offers, sentences: Sentences, row: int, offer: int, place: int, tokens: Tokens
+) -> Hypothesis:
+    """A candidate that ends, with all its words."""
+    number, token = divmod(offer, offers.scores.shape[-1])
+    spelled, words = sentences.tries[row].spelled(place), sentences.finished(row, place)
+    parts = {
+        ACOUSTIC: offers.acoustic[row, number, token].item(),
+        LM: words.lm,
+        WORDS: float(words.num_words),
+        LENGTH: float(offers.lengths[row, number]),
+        COVERAGE: offers.coverage[row, number].item(),
+    }
+    score = offers.scores[row, number, token].item() + sentences.speller.bonus(words)
+    return Hypothesis(" ".join(tokens.decode(spelled).split()), spelled, score, parts)
+
+
+def _listed(hypotheses: list[Hypothesis]) -> tuple[Hypothesis, ...]:
+    """Best first; of those that read the same, the best; nothing that cannot be."""
     found: dict[str, Hypothesis] = {}
-    for place in scores[row].argsort(descending=True).tolist():
-        acoustic = beam.acoustic[row, place].item()
-        if acoustic == -torch.inf:
-            continue
-        spelled = tuple(token for token in beam.spelled[row, place].tolist() if token != BOUNDARY)
-        text = " ".join(tokens.decode(spelled).split())
-        parts = {
-            ACOUSTIC: acoustic,
-            LENGTH: float(beam.lengths[row, place]),
-            COVERAGE: beam.coverage[row, place].item(),
-            WORDS: float(len(text.split())),
-        }
-        found.setdefault(text, Hypothesis(text, spelled, scores[row, place].item(), parts))
+    for hypothesis in sorted(hypotheses, key=lambda hypothesis: -hypothesis.score):
+        if hypothesis.parts[ACOUSTIC] > -math.inf:
+            found.setdefault(hypothesis.text, hypothesis)
     return tuple(found.values())

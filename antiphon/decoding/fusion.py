@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from antiphon.data.tokens import Tokens
-from antiphon.models.ngram import UNKNOWN_ID, NgramModel, State
+from antiphon.models.ngram import END_ID, UNKNOWN_ID, NgramModel, State
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,16 @@ class Speller:
     def finish(self, progress: Progress) -> Progress:
         """The sentence is over."""
         over = self.finish_word(progress)
-        end = self.fusion.model.score_end(over.state)
+        _, end = self._score_id(over.state, END_ID)
         return Progress(over.state, "", over.lm + end, over.num_words)
 
     def _score(self, state: State, word: str) -> tuple[State, float]:
-        model = self.fusion.model
-        key = state, model.ids.get(word, UNKNOWN_ID)
+        return self._score_id(state, self.fusion.model.ids.get(word, UNKNOWN_ID))
+
+    def _score_id(self, state: State, id: int) -> tuple[State, float]:
+        key = state, id
         if key not in self._scored:
-            self._scored[key] = model.score_id(*key)
+            self._scored[key] = self.fusion.model.score_id(state, id)
         return self._scored[key]
 
     def bonus(self, progress: Progress) -> float:

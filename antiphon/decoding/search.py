@@ -11,7 +11,7 @@ import torch
 from antiphon.data.batches import unlabelled_batches
 from antiphon.data.store import FeatureStore
 from antiphon.data.tokens import Tokens
-from antiphon.decoding.attention_beam import AttentionBeam
+from antiphon.decoding.attention_beam import AttentionBeam, Penalties
 from antiphon.decoding.ctc_beam import CtcBeam
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import Hypothesis, NBest
@@ -30,18 +30,21 @@ class Beam(Protocol):
     def nbest(self, model: Any, tokens: Tokens, batch: Any) -> list[tuple[Hypothesis, ...]]: ...
 
 
-def beam_for(model: Model, width: int, fusion: Fusion | None = None) -> Beam:
+def beam_for(
+    model: Model, width: int, fusion: Fusion | None = None, penalties: Penalties = Penalties()
+) -> Beam:
     """The search that fits a model; `fusion` brings a language model into it."""
+    if isinstance(model, Las):
+        return AttentionBeam(width, penalties, fusion)
+    if penalties != Penalties():
+        raise ValueError(
+            "length normalisation, token bonus and coverage are for attention models: "
+            f"a {type(model).__name__} has no use for them; leave them at 0"
+        )
     if isinstance(model, Ctc):
         return CtcBeam(width, fusion=fusion)
     if isinstance(model, Transducer):
         return TransducerBeam(width, fusion=fusion)
-    if isinstance(model, Las):
-        if fusion is not None:
-            raise ValueError(
-                "the attention beam takes no language model: rank its lists with `antiphon rescore`"
-            )
-        return AttentionBeam(width)
     raise ValueError(f"there is no beam search for a {type(model).__name__}")
 
 

@@ -1,4 +1,4 @@
-"""Weights of a language model in the search, found by searching: a trial is a beam search of held-out speech.
+"""Weights beside the model's own score, found by searching: a trial is a beam search of held-out speech.
 
 R. Hooke and T. Jeeves, "'Direct Search' Solution of Numerical and Statistical Problems", 1961: one weight
 after another is moved up or down by its step if that leaves fewer errors, and when no move helps, steps are
@@ -8,38 +8,53 @@ weights has left, and says nothing of what it threw away.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from antiphon.decoding.attention_beam import Penalties
 from antiphon.decoding.fusion import Fusion
+from antiphon.models.las import Las
+from antiphon.models.model import Model
 
 Point = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class FusionSearch:
-    """Where a search for fusion weights begins, and how far it looks."""
+class Ranking:
+    """What hypotheses are ranked by beside the model's own score."""
 
-    weight: float = 0.75
-    word_bonus: float = 1.0
-    weight_step: float = 0.5
-    bonus_step: float = 1.0
+    fusion: Fusion | None = None
+    penalties: Penalties = Penalties()
+
+
+@dataclass(frozen=True)
+class RankingSearch:
+    """Where a search for weights begins, and its first steps: a language model's, a word's, coverage's."""
+
+    starts: tuple[float, float, float] = (0.75, 1.0, 0.1)
+    steps: tuple[float, float, float] = (0.5, 1.0, 0.1)
     halvings: int = 2
 
-    def run(self, fusion: Fusion, count_errors: Callable[[Fusion], int]) -> Fusion:
-        """The fusion whose weights make the fewest errors; a language model never counts negatively."""
+    def run(self, model: Model, fusion: Fusion | None, count_errors: Callable[[Ranking], int]) -> Ranking:
+        """The weights with the fewest errors: of the language model if there is one, of coverage for LAS.
 
-        def errors(point: Point) -> float:
-            weight, word_bonus = point
-            return (
-                count_errors(replace(fusion, weight=weight, word_bonus=word_bonus))
-                if weight >= 0
-                else float("inf")
-            )
+        Neither is ever negative.
+        """
+        used = [fusion is not None, fusion is not None, isinstance(model, Las)]
+        places = [place for place in range(3) if used[place]]
 
-        start, steps = (self.weight, self.word_bonus), (self.weight_step, self.bonus_step)
-        weight, word_bonus = pattern_search(errors, start, steps, self.halvings)
-        return replace(fusion, weight=weight, word_bonus=word_bonus)
+        def ranking(point: Point) -> Ranking:
+            weights = dict(zip(places, point, strict=True))
+            mixed = fusion and replace(fusion, weight=weights[0], word_bonus=weights[1])
+            return Ranking(mixed, Penalties(coverage_weight=weights.get(2, 0.0)))
+
+        def cost(point: Point) -> float:
+            allowed = all(value >= 0 or place == 1 for place, value in zip(places, point, strict=True))
+            return count_errors(ranking(point)) if allowed else math.inf
+
+        start, steps = ([values[place] for place in places] for values in (self.starts, self.steps))
+        return ranking(pattern_search(cost, tuple(start), steps, self.halvings) if places else ())
 
 
 def pattern_search(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from antiphon.data.batches import Batch
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
-from antiphon.models.ctc_loss import ctc_losses
+from antiphon.models.ctc_loss import ctc_fits, ctc_losses
 from antiphon.models.layers import at_least_float32, frame_mask
 
 
@@ -60,9 +59,7 @@ class Ctc(nn.Module):
         return collapse(log_probs.argmax(dim=-1), lengths)
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
-        """Every token takes a frame, and a blank must part two equal neighbours."""
-        repeats = sum(left == right for left, right in pairwise(tokens))
-        return len(tokens) >= 1 and len(tokens) + repeats <= self.encoder.num_output_frames(num_frames)
+        return ctc_fits(self.encoder.num_output_frames(num_frames), tokens)
 
 
 def collapse(path: Tensor, lengths: Tensor) -> list[list[int]]:

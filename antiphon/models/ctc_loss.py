@@ -7,6 +7,8 @@ utterance and collects by token with a matrix product: no atomic additions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +22,16 @@ def ctc_losses(log_probs: Tensor, lengths: Tensor, tokens: Tensor, token_lengths
         losses: Tensor = ExactCtc.apply(log_probs, lengths, tokens, token_lengths)
         return losses
     return F.ctc_loss(log_probs.transpose(0, 1), tokens, lengths, token_lengths, blank=0, reduction="none")
+
+
+def ctc_fits(num_frames: int, tokens: Sequence[int]) -> bool:
+    """Whether tokens have an alignment: each takes a frame, and a blank must part two equal neighbours.
+
+    >>> ctc_fits(3, [7, 7]), ctc_fits(2, [7, 7])
+    (True, False)
+    """
+    repeats = sum(left == right for left, right in pairwise(tokens))
+    return 1 <= len(tokens) <= num_frames - repeats
 
 
 class ExactCtc(torch.autograd.Function):

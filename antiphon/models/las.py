@@ -4,7 +4,9 @@ W. Chan et al., "Listen, Attend and Spell", 2015 (the model); J. Chorowski et al
 Models for Speech Recognition", NIPS 2015 (location-aware attention); the configuration is that of
 D. Dimitriadis et al., "Dynamic Gradient Aggregation for Federated Domain Adaptation", 2021, §4:
 bLSTM encoder of 6 layers with LayerNorm and dropout on 3 stacked frames, one attention head, 2 LSTM
-layers in the decoder.
+layers in the decoder. With a `ctc_weight`, training is that of S. Kim, T. Hori, S. Watanabe, "Joint
+CTC-Attention based End-to-End Speech Recognition using Multi-Task Learning", ICASSP 2017: a CTC layer on the
+same encoder, which can only align from left to right, makes frames that attention soon finds its way in.
 
 | symbol | name here |
 | --- | --- |
@@ -12,14 +14,18 @@ layers in the decoder.
 | s_i | `state`, the decoder's top layer after token i |
 | α_i, c_i | `weights`, `context` |
 | W s + V h + U f_i + b | `query`, `key` and `location` (F and U in one) inside `Attention` |
+| λ | `ctc_weight`: the loss is λ L_CTC + (1 − λ) L_attention |
 
 Deviation: no pyramid in the encoder; stacked frames do its work, as in the 2021 paper.
-Token 0 both starts and ends an utterance.
+Token 0 both starts and ends an utterance; for CTC it is the blank.
+
+Joint CTC and label smoothing act while training only. In `eval()` a loss is −ln p(tokens | speech) of the
+decoder, the model that is searched with, so losses of all settings can be compared; the CTC layer is idle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +34,7 @@ from torch import Tensor, nn
 
 from antiphon.data.batches import Batch
 from antiphon.models.blstm import BlstmConfig
+from antiphon.models.ctc_loss import ctc_fits, ctc_losses
 from antiphon.models.layers import (
     at_least_float32,
     frame_mask,
@@ -41,7 +48,13 @@ from antiphon.models.noise import Dropout
 
 @dataclass(frozen=True)
 class LasConfig:
-    """Label smoothing acts while training only: in `eval()` losses are the true negative log likelihood."""
+    """Sizes, and what the loss of training is made of.
+
+    >>> config = LasConfig(BlstmConfig(dim=4, num_layers=1, stack=3), decoder_dim=4, ctc_weight=0.3)
+    >>> joint = config.build(input_dim=80, num_tokens=29)
+    >>> joint.fits(9, [7, 8, 7]), joint.fits(9, [7, 7, 8])  # CTC needs a blank between equal tokens
+    (True, False)
+    """
 
     encoder: BlstmConfig = field(default_factory=lambda: BlstmConfig(num_layers=6))
     decoder_dim: int = 256
@@ -51,15 +64,33 @@ class LasConfig:
     location_width: int = 31  # frames of the last attention seen around each frame
     dropout: float = 0.1
     label_smoothing: float = 0.0
+    ctc_weight: float = 0.0  # of the CTC loss; 0: there is no CTC layer
 
     def __post_init__(self) -> None:
         if min(self.decoder_dim, self.decoder_layers, self.attention_dim, self.location_channels) < 1:
             raise ValueError(f"las sizes must be at least 1: {self}")
         if self.location_width % 2 == 0:
             raise ValueError(f"location_width {self.location_width} must be odd, to have a centre")
+        if not 0.0 <= self.ctc_weight < 1.0:
+            raise ValueError(
+                f"ctc_weight {self.ctc_weight} must be at least 0 and below 1: at 1 the decoder would learn "
+                "nothing; for CTC alone, take the ctc model"
+            )
 
     def build(self, input_dim: int, num_tokens: int) -> Las:
         return Las(self, input_dim, num_tokens)
+
+
+# On 80 log-mel filters every 10 ms. An hour or two of speech, characters, from nothing: 1.7 M parameters.
+SMALL = LasConfig(
+    BlstmConfig(dim=128, num_layers=3), decoder_dim=128, attention_dim=64, label_smoothing=0.1, ctc_weight=0.3
+)
+MEDIUM = LasConfig()  # 11.0 M with 500 subwords
+# Layers, frames and heads as published. Widths are not: these give 87.5 M parameters with 1000 subwords, the
+# 350 MB of the smaller model of §4.3.
+PUBLISHED = LasConfig(
+    BlstmConfig(dim=768, num_layers=6, stack=3), decoder_dim=512, attention_dim=512, label_smoothing=0.1
+)
 
 
 class Las(nn.Module):
@@ -79,24 +110,36 @@ class Las(nn.Module):
         self.combine = nn.Linear(config.decoder_dim + self.encoder.dim, config.decoder_dim)
         self.dropout = Dropout(config.dropout)
         self.output = nn.Linear(config.decoder_dim, num_tokens)
+        # The last to be drawn: the others are the same with it and without.
+        self.ctc = nn.Linear(self.encoder.dim, num_tokens) if config.ctc_weight > 0 else None
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Logits [B, U + 1, num_tokens] of every next token, given the true ones before it."""
+        """Logits [B, U + 1, num_tokens] of every next token, given the true ones before it.
+
+        While training jointly also log probabilities of CTC [B, T', num_tokens] and numbers of frames [B].
+        """
         memory = self.listen(batch.features, batch.feature_lengths)
-        before = F.pad(next_tokens(batch.tokens, batch.token_lengths)[:, :-1], (1, 0))
-        inputs = self.dropout(self.embedding(before))
-        decoder = self.start(memory)
-        steps = []
-        for embedded in inputs.unbind(dim=1):
-            decoder = self.step(embedded, decoder, memory)
-            steps.append(decoder.seen)
-        return (at_least_float32(self.classify(torch.stack(steps, dim=1))),)
+        steps = [decoder.seen for decoder in self.spell(batch, memory)]
+        logits = at_least_float32(self.classify(torch.stack(steps, dim=1)))
+        if self.ctc is None or not self.training:
+            return (logits,)
+        log_probs = F.log_softmax(at_least_float32(self.ctc(memory.frames)), dim=-1)
+        return logits, log_probs, memory.mask.sum(dim=1)
 
     def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
-        """Cross entropy of each utterance in nats, summed over its tokens and its end: [B]."""
+        """Loss of each utterance in nats, summed over its tokens and its end: [B].
+
+        In `eval()` it is the decoder's cross entropy; while training, smoothed and joined with that of CTC.
+        """
+        logits, *from_ctc = outputs
         targets = next_tokens(batch.tokens, batch.token_lengths)
         smoothing = self.config.label_smoothing if self.training else 0.0
-        return next_token_losses(outputs[0], targets, batch.token_lengths, smoothing)
+        losses = next_token_losses(logits, targets, batch.token_lengths, smoothing)
+        if not from_ctc:
+            return losses
+        log_probs, lengths = from_ctc
+        aligned = ctc_losses(log_probs, lengths, batch.tokens, batch.token_lengths)
+        return self.config.ctc_weight * aligned + (1 - self.config.ctc_weight) * losses
 
     def losses(self, batch: Batch) -> Tensor:
         return self.score(self(batch), batch)
@@ -122,14 +165,36 @@ class Las(nn.Module):
         return [[token for token in row if token != 0] for row in rows]
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
-        """Any tokens can be spelled from any frames, but greedy decoding stops at one token a frame."""
+        """Any tokens can be spelled from any frames, but greedy decoding stops at one token a frame.
+
+        With CTC in the loss, they must have an alignment too.
+        """
+        if self.ctc is not None:
+            return ctc_fits(self.encoder.num_output_frames(num_frames), tokens)
         return num_frames >= 1 and len(tokens) >= 1
+
+    @torch.no_grad()
+    def alignments(self, batch: Batch) -> list[Tensor]:
+        """How each token of each utterance attends to the frames: [U, T'] each, rows that add up to 1."""
+        memory = self.listen(batch.features, batch.feature_lengths)
+        weights = torch.stack([decoder.weights for decoder in self.spell(batch, memory)], dim=1)
+        sizes = zip(batch.token_lengths.tolist(), memory.mask.sum(dim=1).tolist(), strict=True)
+        return [weights[row, :num_tokens, :num_frames] for row, (num_tokens, num_frames) in enumerate(sizes)]
 
     def listen(self, features: Tensor, lengths: Tensor) -> Memory:
         frames, lengths = self.encoder(features, lengths)
         # An empty row attends to its first, zero frame: no 0/0 in its softmax.
         mask = frame_mask(lengths.clamp(min=1), frames.shape[1])
         return Memory(frames, self.attention.key(frames), self.attention.location_filters(), mask)
+
+    def spell(self, batch: Batch, memory: Memory) -> Iterator[Decoder]:
+        """The decoder at every token of the batch and at the end, given those before: U + 1 steps."""
+        before = F.pad(next_tokens(batch.tokens, batch.token_lengths)[:, :-1], (1, 0))
+        inputs = self.dropout(self.embedding(before))
+        decoder = self.start(memory)
+        for embedded in inputs.unbind(dim=1):
+            decoder = self.step(embedded, decoder, memory)
+            yield decoder
 
     def start(self, memory: Memory) -> Decoder:
         """Zero states, and attention spread evenly over the real frames."""

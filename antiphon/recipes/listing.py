@@ -7,14 +7,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from antiphon.decoding.attention_beam import Penalties
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import write_nbest
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.decoding.rescoring import Lists, tabulate
-from antiphon.decoding.search import beam_for, search
+from antiphon.decoding.search import Beam, beam_for, search
 from antiphon.models.arpa import load_ngram
+from antiphon.models.model import Model
 from antiphon.recipes.evaluation import open_store
 from antiphon.recipes.launch import choose_device
+
+
+@dataclass(frozen=True)
+class Search:
+    """How wide to search, with which n-gram model, and by what else hypotheses are ranked."""
+
+    width: int = 20
+    lm: Path | None = None
+    lm_weight: float = 0.5
+    word_bonus: float = 0.0
+    penalties: Penalties = Penalties()
+
+    def beam(self, model: Model) -> Beam:
+        fusion = None
+        if self.lm is not None:
+            fusion = Fusion(load_ngram(self.lm), self.lm_weight, self.word_bonus)
+        return beam_for(model, self.width, fusion, self.penalties)
 
 
 @dataclass(frozen=True)
@@ -31,18 +50,14 @@ def list_run(
     out: Path,
     data: Path | None,
     split: str,
-    width: int,
-    lm: Path | None,
-    weight: float,
-    word_bonus: float,
+    how: Search,
     device: str,
     progress: Callable[[int, int], None],
 ) -> Listing:
     """Searches through a split with the run's model, and writes the lists to `out`."""
     chosen = choose_device(device)
     recognizer = Recognizer.load(run, str(chosen))
-    fusion = Fusion(load_ngram(lm), weight, word_bonus) if lm is not None else None
-    beam = beam_for(recognizer.model, width, fusion)
+    beam = how.beam(recognizer.model)
     store = open_store(recognizer, run, data)
     indices = store.where(split=split)
     began = time.perf_counter()

@@ -17,6 +17,9 @@ from antiphon.decoding.error_rate import Errors, character_errors, word_errors
 from antiphon.decoding.greedy import recognise
 from antiphon.decoding.normalisation import Normalisation
 from antiphon.decoding.recognizer import Recognizer
+from antiphon.models.las import Las
+from antiphon.recipes.attention import attention_of
+from antiphon.report.attention import FILE
 from antiphon.report.trn import write_trn
 
 
@@ -51,6 +54,8 @@ def score(
 ) -> dict[str, Any]:
     """Recognises the utterances; writes scores.json, ref.trn and hyp.trn; returns the scores.
 
+    What an attention model looked at goes to attention.json.
+
     Errors are counted after `normalisation`; the texts are written as they are, to be scored otherwise too.
     """
     began = time.perf_counter()
@@ -81,12 +86,20 @@ def score(
     rows = [(i, store.speaker(i), store.id(i)) for i in heard]
     write_trn(folder / "ref.trn", [(store.text(i), speaker, id) for i, speaker, id in rows])
     write_trn(folder / "hyp.trn", [(heard[i], speaker, id) for i, speaker, id in rows])
+    if isinstance(recognizer.model, Las):
+        attention = attention_of(recognizer.model, store, indices)
+        if attention is not None:
+            _write_whole(folder / FILE, json.dumps(attention) + "\n")
     write_json(folder / "scores.json", scores)
     return scores
 
 
 def write_json(path: Path, body: dict[str, Any]) -> None:
+    _write_whole(path, json.dumps(body, indent=1) + "\n")
+
+
+def _write_whole(path: Path, text: str) -> None:
     """Whole under its name, or not there: a run may be killed at any time, and is resumed from its files."""
     unfinished = path.with_name(f".{path.name}.part")
-    unfinished.write_text(json.dumps(body, indent=1) + "\n")
+    unfinished.write_text(text)
     os.replace(unfinished, path)

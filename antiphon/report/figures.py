@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from antiphon.report import plots, speaker_plots, tables, weight_plots
+from antiphon.report import attention_plots, plots, speaker_plots, tables, weight_plots
+from antiphon.report.attention import Row
 from antiphon.report.drawing import Look, look
 from antiphon.report.formatting import plural
 from antiphon.report.run import RunFolder
@@ -90,6 +91,15 @@ def of_speakers(run: RunFolder, split: str) -> list[Figure]:
         ),
         Figure(Markup(svg), "Ring: before. Dot: after."),
     ]
+
+
+def of_attention(row: Row) -> list[Figure]:
+    """What the best model of a run looks at in a few utterances."""
+    caption = (
+        "An utterance each of some speakers; dark: the most attention in it; line: the centre of attention. "
+        "Tokens are those the model recognised, without their texts."
+    )
+    return [Figure(Markup(attention_plots.attention_maps(row.after.examples)), caption, wide=True)]
 
 
 def of_weights(run: RunFolder) -> list[Figure]:

@@ -12,6 +12,7 @@ import yaml
 from markupsafe import Markup
 
 from antiphon.report import figures, tables
+from antiphon.report.attention import attention_rows
 from antiphon.report.drawing import Look, look
 from antiphon.report.formatting import NONE, bounds, duration, percent, plural, ranges, signed, size
 from antiphon.report.run import RunFolder
@@ -49,6 +50,7 @@ def _context(runs: Sequence[RunFolder]) -> dict[str, Any]:
     main = results[splits[0]] if splits else []
     trained = [run for run in runs if run.trained]
     failures = tables.failures(runs)
+    attention = attention_rows(runs, splits[0]) if splits else []
     return {
         "runs": runs,
         "several": len(runs) > 1,
@@ -67,6 +69,8 @@ def _context(runs: Sequence[RunFolder]) -> dict[str, Any]:
         "worst": tables.worst_deciles(runs, splits[0]) if splits else [],
         "speakers": [(run.label, figures.of_speakers(run, splits[0])) for run in runs] if splits else [],
         "people": tables.people(main),
+        "attention_rows": attention,
+        "attention": [(row.label, figures.of_attention(row)) for row in attention],
         "columns": [row.label for row in main],
         "weights": [(run.label, figures.of_weights(run)) for run in trained if run.num_clients > 1],
         "updates": figures.of_updates(runs) if trained else [],

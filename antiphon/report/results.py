@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from antiphon.report import tables
+from antiphon.report.attention import Row, attention_rows
 from antiphon.report.formatting import NONE, bounds, percent, plural, ranges, signed, size
 from antiphon.report.run import Counts, RunFolder
 from antiphon.report.statistics import NUM_RESAMPLES
@@ -23,6 +24,9 @@ def results_markdown(runs: Sequence[RunFolder]) -> str:
         parts.append("No evaluation yet: `antiphon evaluate RUN` makes one.")
     for split, rows in results.items():
         parts += [f"## Speakers of {_plain(split)}", _worst(runs, split), _speaker_table(rows)]
+        attention = attention_rows(runs, split)
+        if attention:
+            parts += [f"## Attention on {_plain(split)}", _attention_table(attention)]
     parts += ["## Clients left out", _failure_table(runs), "## What was run", _provenance(runs)]
     if len(runs) > 1:
         cells = [[key, *(_or_none(value) for value in values)] for key, values in tables.differences(runs)]
@@ -115,6 +119,22 @@ def _speaker_table(rows: Sequence[tables.Result]) -> str:
     ]
     last = rows[-1].label if rows else ""
     return _table(head, cells) + f"\n\n\\* the worst decile of {_plain(last)}"
+
+
+def _attention_table(rows: Sequence[Row]) -> str:
+    head = ["run", "utterances", "monotonic before, %", "after, %", "span before, %", "after, %"]
+    cells = [
+        [
+            row.label,
+            str(row.after.num_utterances),
+            percent(row.before.monotonic, 1) if row.before else NONE,
+            percent(row.after.monotonic, 1),
+            percent(row.before.span, 1) if row.before else NONE,
+            percent(row.after.span, 1),
+        ]
+        for row in rows
+    ]
+    return _table(head, cells)
 
 
 def _failure_table(runs: Sequence[RunFolder]) -> str:

@@ -79,7 +79,7 @@ class RunFolder:
             raise ValueError(
                 f"{path} is not a run folder: it has no run.json (give a folder `antiphon run` made)"
             )
-        about = _read_json(path / "run.json")
+        about = read_json(path / "run.json")
         if about.get("format") != FORMAT:
             raise ValueError(
                 f"{path / 'run.json'}: format is {about.get('format')!r}, this antiphon reads {FORMAT!r}"
@@ -177,7 +177,7 @@ def runs_of(path: Path) -> list[Path]:
     """The run folders of an experiment that have begun, in its order; a run folder is its own."""
     if not (path / "experiment.json").is_file():
         return [path]
-    about = _read_json(path / "experiment.json")
+    about = read_json(path / "experiment.json")
     names = about.get("runs")
     if about.get("format") != EXPERIMENT_FORMAT or not isinstance(names, list):
         raise ValueError(
@@ -191,7 +191,8 @@ def runs_of(path: Path) -> list[Path]:
     return begun
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """An object of a file; a ValueError names one that is damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -215,7 +216,7 @@ def _read_rounds(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 def _read_evaluations(folder: Path) -> dict[str, dict[str, Evaluation]]:
     evaluations: dict[str, dict[str, Evaluation]] = {}
     for path in sorted(folder.glob("*/*/scores.json")):
-        value = _read_json(path)
+        value = read_json(path)
         try:
             evaluation = Evaluation(
                 split=str(value["split"]),

@@ -1,13 +1,16 @@
-"""`antiphon lm` and `antiphon rescore`, from files to tables."""
+"""`antiphon lm`, `antiphon nbest` and `antiphon rescore`, from files to tables."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
+from world import FRONTEND, MODELS
 
-from antiphon.cli_decoding import lm_commands, load_sentence_model, rescore_command
+from antiphon.cli_decoding import lm_commands, load_sentence_model, nbest_command, rescore_command
 from antiphon.decoding.hypothesis import Hypothesis, NBest, read_nbest, write_nbest
+from antiphon.decoding.recognizer import Blueprint, Recognizer
 
 TEXT = "the cat sat\nthe dog sat\na dog sat on the mat\nthe cat ran\n" * 5
 
@@ -18,6 +21,7 @@ def command(monkeypatch):
     app = typer.Typer()
     app.add_typer(lm_commands, name="lm")
     app.command("rescore")(rescore_command)
+    app.command("nbest")(nbest_command)
 
     def run(*arguments):
         return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
@@ -98,3 +102,50 @@ def test_mistakes_are_named(command, lists, arguments, message):
 def test_counts_that_are_none_are_refused(command, text, tmp_path):
     with pytest.raises(ValueError, match="--min-counts"):
         command("lm", "ngram", text, "--out", tmp_path / "x", "--min-counts", "few")
+
+
+@pytest.fixture
+def run_of(world, tmp_path):
+    """The folder of a run, as far as a search needs it."""
+
+    def make(name):
+        recognizer = Recognizer(Blueprint(FRONTEND, MODELS[name]), world.tokens, world.bench(name).model)
+        recognizer.save(tmp_path / name / "model")
+        return tmp_path / name
+
+    yield make
+    torch.use_deterministic_algorithms(False)  # a search asks for them in the whole process
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_any_model_is_searched_with_a_language_model(command, world, run_of, tmp_path, name):
+    (tmp_path / "letters.txt").write_text("ab cd\nabc d\nde a\n" * 3)
+    command("lm", "ngram", tmp_path / "letters.txt", "--out", tmp_path / "letters", "--order", 2)
+    out = tmp_path / "lists.jsonl"
+    result = command("nbest", run_of(name), "--out", out, "--data", world.corpus, "--beam", 3,
+                     "--lm", tmp_path / "letters", "--lm-weight", 0.5, "--word-bonus", 0.25)  # fmt: skip
+    assert result.exit_code == 0
+    lists = list(read_nbest(out))
+    assert len(lists) == len(world.store.where("test"))
+    for hypothesis in (hypothesis for entry in lists for hypothesis in entry.hypotheses):
+        total = hypothesis.total({"acoustic": 1.0, "lm": 0.5, "words": 0.25})
+        assert hypothesis.score == pytest.approx(total, abs=1e-4)
+
+
+def test_penalties_of_an_attention_model_are_options(command, world, run_of, tmp_path):
+    out, run = tmp_path / "lists.jsonl", run_of("las")
+    arguments = ["nbest", run, "--out", out, "--data", world.corpus, "--beam", 3]
+    result = command(*arguments, "--length-normalisation", 0.5, "--token-bonus", 0.25, "--coverage", 0.125)
+    assert result.exit_code == 0
+    for entry in read_nbest(out):
+        for hypothesis in entry.hypotheses:
+            parts = hypothesis.parts
+            normalised = parts["acoustic"] / ((5 + parts["length"]) / 6) ** 0.5
+            expected = normalised + 0.25 * parts["length"] + 0.125 * parts["coverage"]
+            assert hypothesis.score == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("option", ["--length-normalisation", "--token-bonus", "--coverage"])
+def test_penalties_are_refused_where_the_model_has_no_use_for_them(command, world, run_of, tmp_path, option):
+    with pytest.raises(ValueError, match="a Ctc has no use for them"):
+        command("nbest", run_of("ctc"), "--out", tmp_path / "x", "--data", world.corpus, option, 0.5)

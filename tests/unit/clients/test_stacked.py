@@ -28,6 +28,7 @@ CONFIGS: dict[str, ModelConfig] = {
     **MODELS,
     "ctc on a blstm": CtcConfig(BlstmConfig(dim=5, num_layers=2, stack=2)),
     "language model": TransformerLmConfig(8, num_layers=1, num_heads=2, feed_forward_dim=12, dropout=0.2),
+    "joint las": replace(MODELS["las"], ctc_weight=0.3, label_smoothing=0.1),  # type: ignore[type-var]
 }
 LOCAL = LocalTraining(lr=0.3, epochs=2, batch_seconds=1.0)
 
@@ -87,6 +88,18 @@ def test_subspace_training_stacks_what_travels_and_shares_the_rest(
     assert stacked[0].mean.keys() == part.keys()
     assert_same(stacked, alone, 1e-10)
     assert not caplog.text  # nothing fell back to one after another
+
+
+@pytest.mark.parametrize("part", ["output.", "ctc."])
+def test_outputs_that_nothing_trained_leads_to_are_no_hindrance(
+    world: World, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, clients = double_bench(world, CONFIGS["joint las"]), unequal(world)
+    task = tasks({name: p for name, p in bench.base.items() if name.startswith(part)})
+    alone = list(SpeechWorker(bench, clients).run(task, list(clients)))
+    with caplog.at_level(logging.WARNING, "antiphon"):
+        assert_same(StackedWorker(bench, clients).run(task, list(clients)), alone, 1e-10)
+    assert not caplog.text
 
 
 def test_a_client_s_noise_does_not_depend_on_who_it_is_stacked_with(world: World) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from world import MODELS, World
 
-from antiphon.decoding.fusion import Fusion
+from antiphon.decoding.attention_beam import AttentionBeam, Penalties
 from antiphon.decoding.greedy import recognise
 from antiphon.decoding.hypothesis import read_nbest, write_nbest
 from antiphon.decoding.search import beam_for, search
@@ -45,9 +45,12 @@ def test_lists_know_whose_they_are_and_what_was_said(world: World, tmp_path) -> 
     assert list(read_nbest(tmp_path / "lists.jsonl")) == lists
 
 
-def test_a_language_model_in_an_attention_beam_is_refused(world: World) -> None:
-    with pytest.raises(ValueError, match="antiphon rescore"):
-        beam_for(world.bench("las").model, 4, Fusion(model=None))  # type: ignore[arg-type]
+def test_penalties_are_for_attention_models(world: World) -> None:
+    penalties = Penalties(bonus=0.5)
+    assert beam_for(world.bench("las").model, 4, None, penalties) == AttentionBeam(4, penalties)
+    for name in ("ctc", "transducer"):
+        with pytest.raises(ValueError, match="has no use for them"):
+            beam_for(world.bench(name).model, 4, None, penalties)
 
 
 def test_a_model_without_a_beam_is_refused_by_name() -> None:

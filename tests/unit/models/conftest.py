@@ -13,6 +13,7 @@ from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.las import LasConfig
+from antiphon.models.noise import Dropout
 from antiphon.models.transducer import TransducerConfig
 
 DIM, NUM_TOKENS = 5, 7
@@ -27,6 +28,14 @@ TINY = {
         attention_dim=5,
         location_channels=2,
         location_width=3,
+    ),
+    "joint las": LasConfig(
+        BlstmConfig(dim=4, num_layers=2, stack=2),
+        decoder_dim=6,
+        attention_dim=5,
+        location_channels=2,
+        location_width=3,
+        ctc_weight=0.3,
     ),
     "transducer": TransducerConfig(
         ConformerConfig(dim=8, num_layers=1, num_heads=2, kernel_size=3, stack=2),
@@ -62,6 +71,10 @@ def batch_of() -> Callable[..., Batch]:
 
 @pytest.fixture(params=TINY)
 def tiny(request: pytest.FixtureRequest) -> nn.Module:
-    """Every kind of model in turn, tiny, in float64, without dropout."""
+    """Every kind of model in turn, tiny, in float64, without dropout; training: its whole loss acts."""
     torch.manual_seed(0)
-    return TINY[request.param].build(DIM, NUM_TOKENS).double().eval()
+    model = TINY[request.param].build(DIM, NUM_TOKENS).double().train()
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.rate = 0.0
+    return model
