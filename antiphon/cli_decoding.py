@@ -17,6 +17,7 @@ from antiphon import screen
 from antiphon.data.sentences import read_sentences
 from antiphon.data.tokens import UnigramConfig
 from antiphon.data.words import WordsConfig
+from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import WORDS, read_nbest, write_nbest
 from antiphon.decoding.rescoring import (
     SCORE,
@@ -28,6 +29,7 @@ from antiphon.decoding.rescoring import (
     tune,
     tune_leaving_out,
 )
+from antiphon.decoding.tuning import Ranking
 from antiphon.models.ngram import Perplexity, SentenceModel
 from antiphon.report.statistics import Interval, difference_interval, rate_interval
 
@@ -273,17 +275,49 @@ def nbest_command(
     coverage: Annotated[
         float, typer.Option(help="LAS: what ln(attention a frame has had, at most 1) weighs.")
     ] = 0.0,
+    tune_on: Annotated[
+        str,
+        typer.Option(
+            "--tune", metavar="SPLIT", help="Search for --lm-weight, --word-bonus, --coverage here."
+        ),
+    ] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or cuda:1 and so on.")] = "auto",
 ) -> None:
     """Beam search with a run's model: N-best lists, their word error rate, and that of the oracle."""
     from antiphon.decoding.attention_beam import Penalties
-    from antiphon.recipes.listing import Search, list_run
+    from antiphon.decoding.search import beam_for
+    from antiphon.models.arpa import load_ngram
+    from antiphon.recipes.listing import Hearer
 
-    how = Search(beam, lm, lm_weight, word_bonus, Penalties(length_normalisation, token_bonus, coverage))
+    with screen.bar("features") as progress:
+        hearer = Hearer.open(run, data, device, progress)
+    fusion = Fusion(load_ngram(lm), lm_weight, word_bonus) if lm is not None else None
+    ranking = Ranking(fusion, Penalties(length_normalisation, token_bonus, coverage))
+    beam_for(hearer.recognizer.model, beam, ranking.fusion, ranking.penalties)  # refuses before any work
+    indices = hearer.store.where(split=split)
+    if tune_on:
+        ranking = hearer.tuned(ranking, hearer.store.where(split=tune_on), told=_tell_trial)
+        screen.console.print(_listed(f"weights, found on {tune_on}", _weights(ranking)))
+    began = time.perf_counter()
     with screen.bar("search") as progress:
-        found = list_run(run, out, data, split, how, device, progress)
-    lists = found.lists
-    screen.console.print(_table(lists, {"best": lists.first(), "oracle": lists.oracle()}))
-    factor = found.seconds / found.seconds_of_speech
-    screen.console.print(f"{found.seconds_of_speech / 60:.1f} min of speech, real-time factor {factor:.3f}")
+        found = list(hearer.nbest(indices, beam, ranking, progress))
+    factor = (time.perf_counter() - began) / float(hearer.store.seconds[indices].sum())
+    write_nbest(out, found)
+    lists = tabulate(found, {})
+    oracles = {f"oracle of {depth}": lists.oracle(depth) for depth in (5, 20, 100) if depth < beam}
+    rows = {"best": lists.first(), **oracles, f"oracle of {beam}": lists.oracle()}
+    screen.console.print(_table(lists, rows))
+    minutes = float(hearer.store.seconds[indices].sum()) / 60
+    screen.console.print(f"{minutes:.1f} min of speech, real-time factor {factor:.3f}")
     screen.console.print(f"wrote {out}")
+
+
+def _tell_trial(tried: Ranking, errors: int) -> None:
+    screen.console.print(_listed(f"{errors:,} errors", _weights(tried)))
+
+
+def _weights(ranking: Ranking) -> dict[str, float]:
+    weights = {"coverage": ranking.penalties.coverage_weight} if ranking.penalties.coverage_weight else {}
+    if ranking.fusion is not None:
+        weights = {"lm": ranking.fusion.weight, "word bonus": ranking.fusion.word_bonus, **weights}
+    return weights

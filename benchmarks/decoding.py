@@ -15,79 +15,26 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from common import argument_parser, print_table, write_result
 from rich.progress import track
 
 from antiphon.cli_decoding import load_sentence_model
-from antiphon.data.store import FeatureStore
 from antiphon.decoding.error_rate import Errors, word_errors
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.greedy import recognise
 from antiphon.decoding.hypothesis import WORDS
-from antiphon.decoding.recognizer import Recognizer
 from antiphon.decoding.rescoring import SCORE, Column, Lists, tabulate, tune
-from antiphon.decoding.search import beam_for, search
-from antiphon.decoding.tuning import Ranking, RankingSearch
+from antiphon.decoding.tuning import Ranking
 from antiphon.models.arpa import load_ngram
 from antiphon.models.ngram import SentenceModel
-from antiphon.recipes.evaluation import open_store
-from antiphon.recipes.launch import choose_device
+from antiphon.recipes.listing import Hearer, Trials
 
 DEPTHS = (5, 20, 100)
 NEURAL = "neural"
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How wide to search, and in how much held-out speech for weights."""
-
-    width: int = 100
-    tuning_width: int = 16
-    tuning_seconds: float = 600.0
-
-
-@dataclass(frozen=True)
-class Hearer:
-    """One run's model, and the speech it is to hear."""
-
-    recognizer: Recognizer
-    store: FeatureStore
-    device: torch.device
-
-    def greedy(self, indices: np.ndarray) -> Errors:
-        heard = recognise(self.recognizer.model, self.recognizer.tokens, self.store, indices, self.device)
-        return sum((word_errors(self.store.text(i), text) for i, text in heard.items()), Errors())
-
-    def lists(
-        self,
-        indices: np.ndarray,
-        width: int,
-        ranking: Ranking,
-        neural: SentenceModel | None = None,
-    ) -> Lists:
-        model, tokens = self.recognizer.model, self.recognizer.tokens
-        beam = beam_for(model, width, ranking.fusion, ranking.penalties)
-        found = search(model, tokens, self.store, indices, beam, self.device)
-        return tabulate(found, {NEURAL: neural} if neural is not None else {})
-
-    def tuned(self, fusion: Fusion | None, indices: np.ndarray, width: int) -> Ranking:
-        def count_errors(tried: Ranking) -> int:
-            lists = self.lists(indices, width, tried)
-            return lists.count(lists.first()).total
-
-        return RankingSearch().run(self.recognizer.model, fusion, count_errors)
-
-
-def some_of(store: FeatureStore, indices: np.ndarray, seconds: float) -> np.ndarray:
-    """Every n-th of the utterances, so that they last about so long."""
-    every = max(1, round(float(store.seconds[indices].sum()) / seconds))
-    return indices[::every]
 
 
 def measure(
@@ -95,26 +42,34 @@ def measure(
     ngram: Fusion | None,
     neural: SentenceModel | None,
     splits: Sequence[str],
-    budget: Budget,
+    width: int,
+    trials: Trials,
 ) -> dict[str, Any]:
     heldout, test = (hearer.store.where(split=split) for split in splits)
-    some = some_of(hearer.store, heldout, budget.tuning_seconds)
-    plain = hearer.lists(test, budget.width, hearer.tuned(None, some, budget.tuning_width))
-    found = {"greedy": rate(hearer.greedy(test)), "beam": rate(plain.count(plain.first()))}
+    models = {NEURAL: neural} if neural is not None else {}
+    plain = tabulate(hearer.nbest(test, width, hearer.tuned(Ranking(), heldout, trials)), {})
+    found = {"greedy": rate(greedy(hearer, test)), "beam": rate(plain.count(plain.first()))}
     if ngram is None:
         return found | oracles(plain)
-    ranking = hearer.tuned(ngram, some, budget.tuning_width)
+    ranking = hearer.tuned(Ranking(ngram), heldout, trials)
     began = time.perf_counter()
-    fused = hearer.lists(test, budget.width, ranking, neural)
+    lists = list(hearer.nbest(test, width, ranking))
     found["real_time_factor"] = (time.perf_counter() - began) / float(hearer.store.seconds[test].sum())
     found["weights"] = described(ranking)
+    fused = tabulate(lists, models)
     found["ngram"] = rate(fused.count(fused.first()))
-    if neural is not None:
+    if models:
         columns = [Column(SCORE, 1.0, 0.0), Column(NEURAL, lowest=0.0), Column(WORDS)]
-        weights = tune(hearer.lists(heldout, budget.width, ranking, neural), columns)
+        weights = tune(tabulate(hearer.nbest(heldout, width, ranking), models), columns)
         found["rescored"] = rate(fused.count(fused.best(weights)))
         found["rescoring_weights"] = weights
     return found | oracles(fused)
+
+
+def greedy(hearer: Hearer, indices: np.ndarray) -> Errors:
+    recognizer, store = hearer.recognizer, hearer.store
+    heard = recognise(recognizer.model, recognizer.tokens, store, indices, hearer.device)
+    return sum((word_errors(store.text(index), text) for index, text in heard.items()), Errors())
 
 
 def described(ranking: Ranking) -> dict[str, float]:
@@ -139,19 +94,19 @@ def main() -> None:
     parser.add_argument("--neural", type=Path, help="a model for the second pass")
     parser.add_argument("--data", type=Path, help="another corpus than the runs' own")
     parser.add_argument("--splits", nargs=2, default=("heldout", "test"), help="for weights, and for results")
-    parser.add_argument("--width", type=int, default=Budget.width, help="of the last beam")
+    parser.add_argument("--width", type=int, default=100, help="of the last beam")
     parser.add_argument("--device", default="auto")
     arguments = parser.parse_args()
     ngram = Fusion(load_ngram(arguments.lm)) if arguments.lm else None
     neural = load_sentence_model(arguments.neural) if arguments.neural else None
-    budget = Budget(4, 2, 10.0) if arguments.quick else Budget(arguments.width)
-    device, results = choose_device(arguments.device), {}
+    trials = Trials(2, 10.0) if arguments.quick else Trials()
+    results = {}
     for run in track(arguments.runs, "decoding"):
-        recognizer = Recognizer.load(run, str(device))
-        hearer = Hearer(recognizer, open_store(recognizer, run, arguments.data), device)
-        results[name_of(run)] = measure(hearer, ngram, neural, arguments.splits, budget)
+        hearer = Hearer.open(run, arguments.data, arguments.device)
+        found = measure(hearer, ngram, neural, arguments.splits, arguments.width, trials)
+        results[name_of(run)] = found
     tell(results)
-    write_result(arguments, {"width": budget.width, "runs": results}, *options(arguments))
+    write_result(arguments, {"width": arguments.width, "runs": results}, *options(arguments))
 
 
 def name_of(run: Path) -> str:

@@ -36,25 +36,26 @@ class RankingSearch:
     steps: tuple[float, float, float] = (0.5, 1.0, 0.1)
     halvings: int = 2
 
-    def run(self, model: Model, fusion: Fusion | None, count_errors: Callable[[Ranking], int]) -> Ranking:
+    def run(self, model: Model, ranking: Ranking, count_errors: Callable[[Ranking], int]) -> Ranking:
         """The weights with the fewest errors: of the language model if there is one, of coverage for LAS.
 
-        Neither is ever negative.
+        Neither is ever negative; penalties that are not searched for stay as they are.
         """
+        fusion = ranking.fusion
         used = [fusion is not None, fusion is not None, isinstance(model, Las)]
         places = [place for place in range(3) if used[place]]
 
-        def ranking(point: Point) -> Ranking:
+        def weighed(point: Point) -> Ranking:
             weights = dict(zip(places, point, strict=True))
             mixed = fusion and replace(fusion, weight=weights[0], word_bonus=weights[1])
-            return Ranking(mixed, Penalties(coverage_weight=weights.get(2, 0.0)))
+            return Ranking(mixed, replace(ranking.penalties, coverage_weight=weights.get(2, 0.0)))
 
         def cost(point: Point) -> float:
             allowed = all(value >= 0 or place == 1 for place, value in zip(places, point, strict=True))
-            return count_errors(ranking(point)) if allowed else math.inf
+            return count_errors(weighed(point)) if allowed else math.inf
 
         start, steps = ([values[place] for place in places] for values in (self.starts, self.steps))
-        return ranking(pattern_search(cost, tuple(start), steps, self.halvings) if places else ())
+        return weighed(pattern_search(cost, tuple(start), steps, self.halvings) if places else ())
 
 
 def pattern_search(

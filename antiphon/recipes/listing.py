@@ -1,67 +1,75 @@
-"""N-best lists of a finished run's model, for a second pass or for personalisation."""
+"""Beam search with a finished run's model: N-best lists, and weights that suit its speech."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from antiphon.decoding.attention_beam import Penalties
-from antiphon.decoding.fusion import Fusion
-from antiphon.decoding.hypothesis import write_nbest
+import numpy as np
+import torch
+
+from antiphon.data.store import FeatureStore
+from antiphon.decoding.hypothesis import NBest
 from antiphon.decoding.recognizer import Recognizer
-from antiphon.decoding.rescoring import Lists, tabulate
-from antiphon.decoding.search import Beam, beam_for, search
-from antiphon.models.arpa import load_ngram
-from antiphon.models.model import Model
+from antiphon.decoding.rescoring import tabulate
+from antiphon.decoding.search import beam_for, search
+from antiphon.decoding.tuning import Ranking, RankingSearch
 from antiphon.recipes.evaluation import open_store
 from antiphon.recipes.launch import choose_device
 
-
-@dataclass(frozen=True)
-class Search:
-    """How wide to search, with which n-gram model, and by what else hypotheses are ranked."""
-
-    width: int = 20
-    lm: Path | None = None
-    lm_weight: float = 0.5
-    word_bonus: float = 0.0
-    penalties: Penalties = Penalties()
-
-    def beam(self, model: Model) -> Beam:
-        fusion = None
-        if self.lm is not None:
-            fusion = Fusion(load_ngram(self.lm), self.lm_weight, self.word_bonus)
-        return beam_for(model, self.width, fusion, self.penalties)
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Listing:
-    """Lists as they were written, and how long the search took for how much speech."""
+class Trials:
+    """How much is searched for weights: a narrow beam, and part of the speech."""
 
-    lists: Lists
-    seconds: float
-    seconds_of_speech: float
+    width: int = 16
+    seconds: float = 600.0
 
 
-def list_run(
-    run: Path,
-    out: Path,
-    data: Path | None,
-    split: str,
-    how: Search,
-    device: str,
-    progress: Callable[[int, int], None],
-) -> Listing:
-    """Searches through a split with the run's model, and writes the lists to `out`."""
-    chosen = choose_device(device)
-    recognizer = Recognizer.load(run, str(chosen))
-    beam = how.beam(recognizer.model)
-    store = open_store(recognizer, run, data)
-    indices = store.where(split=split)
-    began = time.perf_counter()
-    found = list(search(recognizer.model, recognizer.tokens, store, indices, beam, chosen, progress))
-    seconds = time.perf_counter() - began
-    write_nbest(out, found)
-    return Listing(tabulate(found, {}), seconds, float(store.seconds[indices].sum()))
+@dataclass(frozen=True)
+class Hearer:
+    """A run's model, and the speech it is to hear."""
+
+    recognizer: Recognizer
+    store: FeatureStore
+    device: torch.device
+
+    @classmethod
+    def open(cls, run: Path, data: Path | None, device: str, progress: Progress | None = None) -> Hearer:
+        """With the corpus of the run, or another; `progress` is of its features, where they are missing."""
+        chosen = choose_device(device)
+        recognizer = Recognizer.load(run, str(chosen))
+        return cls(recognizer, open_store(recognizer, run, data, progress), chosen)
+
+    def nbest(
+        self,
+        indices: np.ndarray,
+        width: int,
+        ranking: Ranking = Ranking(),
+        progress: Progress = lambda done, total: None,
+    ) -> Iterator[NBest]:
+        """The N-best list of each of these utterances."""
+        model, tokens = self.recognizer.model, self.recognizer.tokens
+        beam = beam_for(model, width, ranking.fusion, ranking.penalties)
+        return search(model, tokens, self.store, indices, beam, self.device, progress)
+
+    def tuned(
+        self,
+        ranking: Ranking,
+        indices: np.ndarray,
+        trials: Trials = Trials(),
+        told: Callable[[Ranking, int], None] = lambda tried, errors: None,
+    ) -> Ranking:
+        """The weights with the fewest errors in some of these utterances; each trial is `told`."""
+        every = max(1, round(float(self.store.seconds[indices].sum()) / trials.seconds))
+
+        def count_errors(tried: Ranking) -> int:
+            lists = tabulate(self.nbest(indices[::every], trials.width, tried), {})
+            errors = lists.count(lists.first()).total
+            told(tried, errors)
+            return errors
+
+        return RankingSearch().run(self.recognizer.model, ranking, count_errors)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.decoding.attention_beam import Penalties
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.tuning import Ranking, RankingSearch, pattern_search
 from antiphon.models.blstm import BlstmConfig
@@ -45,16 +46,16 @@ def test_weights_with_the_fewest_errors_are_found_and_none_that_must_not_be_is_n
         errors = 100 * abs(tried.fusion.weight + 1.0) + 10 * abs(tried.fusion.word_bonus + 2.5)
         return round(errors + 100 * abs(tried.penalties.coverage_weight - 0.5))
 
-    found = SEARCH.run(model, WORDS, count_errors)
+    found = SEARCH.run(model, Ranking(WORDS, Penalties(bonus=0.5)), count_errors)
     assert found.fusion.model is WORDS.model
     assert (found.fusion.weight, found.fusion.word_bonus) == (0.0, -2.5)
-    assert found.penalties.coverage_weight == (0.5 if model is LAS else 0.0)
+    assert found.penalties == Penalties(bonus=0.5, coverage_weight=0.5 if model is LAS else 0.0)
     assert min(min(pair) for pair in seen) >= 0
 
 
 def test_what_there_is_no_use_for_is_not_searched_for():
     tried = []
-    assert SEARCH.run(CTC, None, lambda ranking: tried.append(ranking) or 1) == Ranking()
+    assert SEARCH.run(CTC, Ranking(), lambda ranking: tried.append(ranking) or 1) == Ranking()
     assert not tried
-    found = SEARCH.run(LAS, None, lambda ranking: round(100 * ranking.penalties.coverage_weight))
+    found = SEARCH.run(LAS, Ranking(), lambda ranking: round(100 * ranking.penalties.coverage_weight))
     assert found == Ranking()
