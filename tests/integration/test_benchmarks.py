@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from world import FRONTEND, MODELS, World
+
+from antiphon.decoding.recognizer import Blueprint, Recognizer
+from antiphon.models.arpa import save_ngram
+from antiphon.models.kneser_ney import estimate
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROVENANCE = {"benchmark", "command", "date", "versions", "commit", "cores"}
@@ -74,6 +79,29 @@ def test_antiphon_ends_where_the_bare_loop_does_in_one_process_in_two_and_stacke
     losses = [each["loss"] for each in found["frameworks"].values()]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-4)
     assert losses[0] < found["start_loss"] - 0.01
+
+
+def test_decoding_gives_every_way_its_error_rate(tmp_path: Path, world: World) -> None:
+    run, lm = tmp_path / "out" / "run", tmp_path / "books"
+    recognizer = Recognizer(Blueprint(FRONTEND, MODELS["ctc"]), world.tokens, world.bench("ctc").model)
+    recognizer.save(run / "model")
+    save_ngram(estimate(["ab cd", "abc d", "de a"] * 3, order=2), lm)
+    options = [str(run), "--lm", str(lm), "--neural", str(lm), "--data", str(world.corpus), "--width", "4"]
+    command = [sys.executable, str(BENCHMARKS / "decoding.py"), *options, "--quick", "--out", str(tmp_path)]
+    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    found = json.loads((tmp_path / "decoding.json").read_text())
+    assert (
+        found["command"]
+        == "python benchmarks/decoding.py out/run --lm books --neural books --width 4 --quick"
+    )
+    (ways,) = found["runs"].values()
+    words = [ways[way]["length"] for way in ("greedy", "beam", "ngram", "rescored", "oracle_5")]
+    assert len(set(words)) == 1
+    assert (
+        ways["oracle_20"]["wer"]
+        <= ways["oracle_5"]["wer"]
+        <= min(ways["ngram"]["wer"], ways["rescored"]["wer"])
+    )
 
 
 def test_stacked_clients_come_to_what_they_come_to_alone(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import typer
@@ -130,6 +132,25 @@ def test_any_model_is_searched_with_a_language_model(command, world, run_of, tmp
     for hypothesis in (hypothesis for entry in lists for hypothesis in entry.hypotheses):
         total = hypothesis.total({"acoustic": 1.0, "lm": 0.5, "words": 0.25})
         assert hypothesis.score == pytest.approx(total, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ctc", "las"])
+def test_weights_of_a_search_are_found_on_another_split(command, world, run_of, tmp_path, name):
+    (tmp_path / "letters.txt").write_text("ab cd\nabc d\nde a\n" * 3)
+    command("lm", "ngram", tmp_path / "letters.txt", "--out", tmp_path / "letters", "--order", 2)
+    out = tmp_path / "lists.jsonl"
+    result = command("nbest", run_of(name), "--out", out, "--data", world.corpus, "--beam", 2,
+                     "--lm", tmp_path / "letters", "--tune", "heldout")  # fmt: skip
+    trials = re.findall(r"(\d+) errors: lm (\S+), word bonus ([^\s,]+)(?:, coverage (\S+))?\n", result.output)
+    found = re.search(r"heldout: lm (\S+), word bonus ([^\s,]+)(?:, coverage (\S+))?\n", result.output)
+    assert found is not None
+    assert len(trials) > 4
+    fewest = min(int(errors) for errors, *_ in trials)
+    assert found.groups("") in [tuple(weights) for errors, *weights in trials if int(errors) == fewest]
+    weights = dict(zip(("lm", "words", "coverage"), (float(w or 0) for w in found.groups()), strict=True))
+    for hypothesis in (hypothesis for entry in read_nbest(out) for hypothesis in entry.hypotheses):
+        used = {name: weight for name, weight in weights.items() if weight}
+        assert hypothesis.score == pytest.approx(hypothesis.total({"acoustic": 1.0, **used}), abs=1e-4)
 
 
 def test_penalties_of_an_attention_model_are_options(command, world, run_of, tmp_path):
