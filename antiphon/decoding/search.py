@@ -17,6 +17,7 @@ from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import Hypothesis, NBest
 from antiphon.decoding.transducer_beam import TransducerBeam
 from antiphon.models.ctc import Ctc
+from antiphon.models.huggingface import HuggingFaceCtc
 from antiphon.models.las import Las
 from antiphon.models.model import Model
 from antiphon.models.transducer import Transducer
@@ -32,7 +33,7 @@ class Beam(Protocol):
 
 def beam_for(model: Model, width: int, fusion: Fusion | None = None) -> Beam:
     """The search that fits a model; `fusion` brings a language model into it."""
-    if isinstance(model, Ctc):
+    if isinstance(model, Ctc | HuggingFaceCtc):
         return CtcBeam(width, fusion=fusion)
     if isinstance(model, Transducer):
         return TransducerBeam(width, fusion=fusion)
