@@ -80,9 +80,10 @@ class HuggingFaceConfig:
         if self.fresh_output:
             raise ValueError("model.fresh_output is for CTC models: a decoder is used with its own tokens")
         network = open_network(library().AutoModelForSpeechSeq2Seq, self.folder, config)
+        encoder, spectral = network.get_encoder(), hasattr(config, "num_mel_bins")
+        if spectral:  # Whisper's sinusoids, which are not trained: transformers forgets it with weights
+            encoder.embed_positions.requires_grad_(False)
         self._finish(network, fresh=None)
-        encoder = network.get_encoder()
-        spectral = hasattr(config, "num_mel_bins")
         inputs = LogMel.of(encoder, config, input_dim) if spectral else Waveform.of(encoder, input_dim)
         return HuggingFaceSeq2Seq(network, inputs, self._prompt_ids(config), boundary_of(config))
 
@@ -252,8 +253,8 @@ class HuggingFaceSeq2Seq(nn.Module):
         return self
 
     def _prompts(self, tokens: Tensor) -> Tensor:
-        """The prompt for every row of the batch: [B, prompt]."""
-        return torch.tensor(self.prompt, device=tokens.device).expand(len(tokens), -1)
+        """The prompt for every row of the batch: [B, prompt]; nothing is copied to a GPU for it."""
+        return torch.cat([tokens.new_full((len(tokens), 1), id) for id in self.prompt], dim=1)
 
     def _exchanged(self, tokens: Tensor) -> Tensor:
         """Ours to the folder's, and back: 0 and the boundary change places."""

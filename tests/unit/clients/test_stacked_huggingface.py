@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_folders import ALL, write_folder
+from tiny_folders import ALL, SEQ2SEQ, write_folder
 from world import MASKS, Doubled, World
 
 from antiphon.clients.client import Bench
@@ -26,16 +27,16 @@ from antiphon.models.lora import LoraAdapter
 LOCAL = LocalTraining(lr=0.3, epochs=2, batch_seconds=1.0)
 
 
-def double_bench(world: World, folder: str, name: str, lora: LoraAdapter | None) -> Bench:
-    """In float64, with dropout and masks in time; frozen parameters are no part of the base."""
-    store = compute_features(Corpus.open(world.corpus), HuggingFaceFeatures(folder))
-    tokens = HuggingFaceTokensConfig(folder, capitals=name not in ("whisper", "moonshine")).fit([], None)
+def make_bench(
+    world: World, folder: Path, name: str, lora: LoraAdapter | None, dtype: torch.dtype, device: str = "cpu"
+) -> Bench:
+    """With dropout and masks in time; frozen parameters are no part of the base."""
+    store = compute_features(Corpus.open(world.corpus), HuggingFaceFeatures(str(folder)))
+    tokens = HuggingFaceTokensConfig(str(folder), capitals=name not in SEQ2SEQ).fit([], None)
     torch.manual_seed(3)
-    model: Any = HuggingFaceConfig(folder, lora).build(store.dim, tokens.size).double()
+    model: Any = HuggingFaceConfig(str(folder), lora).build(store.dim, tokens.size).to(device, dtype)
     base = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
-    bench = Bench(store, tokens, model, base, replace(MASKS, num_frequency_masks=0))
-    bench.feed = Doubled(bench.feed)
-    return bench
+    return Bench(store, tokens, model, base, replace(MASKS, num_frequency_masks=0), device)
 
 
 def unequal(bench: Bench) -> dict[str, np.ndarray]:
@@ -54,7 +55,8 @@ def test_each_client_s_delta_is_what_it_gets_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = write_folder(tmp_path_factory.mktemp("folder"), name)
-    bench = double_bench(world, str(folder), name, lora)
+    bench = make_bench(world, folder, name, lora, torch.float64)
+    bench.feed = Doubled(bench.feed)
     clients = unequal(bench)
     task = Task("train", bench.base, {**vars(LOCAL), "round": 0, "seed": 11})
     alone = list(SpeechWorker(bench, clients).run(task, list(clients)))
@@ -67,3 +69,31 @@ def test_each_client_s_delta_is_what_it_gets_alone(
         assert left.mean.keys() == right.mean.keys() == bench.base.keys()
         for tensor, expected in zip(left.mean.values(), right.mean.values(), strict=True):
             torch.testing.assert_close(tensor, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("lora", [None, LoraAdapter(rank=2)], ids=["full", "lora"])
+def test_on_a_gpu_in_float32_with_graphs_each_client_s_delta_is_what_it_gets_alone(
+    world: World,
+    name: str,
+    lora: LoraAdapter | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    bench = make_bench(world, write_folder(tmp_path, name), name, lora, torch.float32, "cuda")
+    clients = unequal(bench)
+    worker = StackedWorker(bench, clients)
+    for seed in range(4):  # shapes repeat, graphs are captured and replayed
+        config = {**vars(LOCAL), "lr": 0.02 * (1 + seed), "round": 0, "seed": 11}
+        task = Task("train", {n: tensor + 0.01 * seed for n, tensor in bench.base.items()}, config)
+        alone = SpeechWorker(bench, clients).run(task, list(clients))
+        with caplog.at_level(logging.WARNING, "antiphon"):
+            for stacked, update in zip(worker.run(task, list(clients)), alone, strict=True):
+                off = sum(float((stacked.mean[n] - t).square().sum()) for n, t in update.mean.items())
+                assert off**0.5 <= 1e-3 * update.reports[0].stats["norm"]
+    assert not caplog.text
+    assert worker._stack is not None
+    assert worker._stack._graphs
