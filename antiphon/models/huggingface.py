@@ -72,9 +72,10 @@ class HuggingFaceConfig:
             )
         if self.fresh_output:
             network.lm_head = nn.Linear(network.lm_head.in_features, num_tokens)
+            network.config.vocab_size, network.config.pad_token_id = num_tokens, 0
         self._finish(network, fresh="lm_head." if self.fresh_output else None)
         inputs = Waveform.of(network.base_model.feature_extractor, input_dim)
-        return HuggingFaceCtc(network, inputs, 0 if self.fresh_output else boundary_of(config))
+        return HuggingFaceCtc(network, inputs, boundary_of(network.config))
 
     def _seq2seq(self, config: Any, input_dim: int) -> HuggingFaceSeq2Seq:
         if self.fresh_output:

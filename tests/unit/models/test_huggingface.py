@@ -269,10 +269,13 @@ def test_running_statistics_are_refused(tmp_path: Path) -> None:
         HuggingFaceConfig(str(tmp_path)).build(WAVE_FRAME, 10)
 
 
-def test_an_architecture_that_is_not_known_to_keep_the_promises_is_refused(tmp_path: Path) -> None:
-    transformers.WavLMConfig(**ALL["wav2vec2"]().to_dict()).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="wavlm"):
-        HuggingFaceConfig(str(tmp_path)).build(WAVE_FRAME, 10)
+def test_other_architectures_are_tried_out_and_refused_if_padding_changes_a_score(tmp_path: Path) -> None:
+    settings = {key: value for key, value in ALL["wav2vec2"]().to_dict().items() if key != "model_type"}
+    transformers.UniSpeechConfig(**settings).save_pretrained(tmp_path / "good")
+    assert HuggingFaceConfig(str(tmp_path / "good")).build(WAVE_FRAME, 10).training
+    transformers.WavLMConfig(**settings).save_pretrained(tmp_path / "bad")
+    with pytest.raises(ValueError, match=r"\(wavlm\) scores an utterance differently in a padded batch"):
+        HuggingFaceConfig(str(tmp_path / "bad")).build(WAVE_FRAME, 10)
 
 
 # --- LoRA -----------------------------------------------------------------------------------------
@@ -305,6 +308,22 @@ def test_with_a_fresh_output_layer_that_one_is_trained_too(folders: dict[str, st
     model: Any = config.build(WAVE_FRAME, 6)
     others = {n for n, p in model.named_parameters() if p.requires_grad and ".lora_" not in n}
     assert others == {"network.lm_head.weight", "network.lm_head.bias"}
+
+
+def test_a_merged_network_is_saved_as_a_folder_for_transformers(
+    folders: dict[str, str], tmp_path: Path, batch_of: BatchOf
+) -> None:
+    config = HuggingFaceConfig(folders["wav2vec2"], LoraAdapter(rank=2), fresh_output=True)
+    model: Any = config.build(WAVE_FRAME, 6).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 if parameter.requires_grad else 0.0)
+    exported: Any = merged(model.network)
+    exported.save_pretrained(tmp_path)
+    batch = batch_of([15], [[1]], dim=WAVE_FRAME)
+    logits = stock(str(tmp_path))(batch.features.flatten(1)).logits
+    torch.testing.assert_close(model(batch)[0], F.log_softmax(logits, dim=-1), rtol=0, atol=1e-6)
+    assert transformers.AutoConfig.from_pretrained(tmp_path).vocab_size == 6
 
 
 # --- What goes in and comes out -------------------------------------------------------------------
