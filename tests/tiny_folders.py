@@ -66,7 +66,7 @@ def whisper() -> Any:
         max_source_positions=100,
         max_target_positions=40,
         decoder_start_token_id=4,
-        pad_token_id=3,
+        pad_token_id=1,
         bos_token_id=0,
         eos_token_id=1,
         dropout=0.1,

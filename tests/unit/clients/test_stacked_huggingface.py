@@ -27,6 +27,11 @@ from antiphon.models.lora import LoraAdapter
 LOCAL = LocalTraining(lr=0.3, epochs=2, batch_seconds=1.0)
 
 
+FULL = [pytest.param(name, None, id=name) for name in ALL]
+ADAPTED = [pytest.param(name, LoraAdapter(rank=2), id=f"{name} by lora") for name in ("wav2vec2", "whisper")]
+each_model = pytest.mark.parametrize(("name", "lora"), FULL + ADAPTED)
+
+
 def make_bench(
     world: World, folder: Path, name: str, lora: LoraAdapter | None, dtype: torch.dtype, device: str = "cpu"
 ) -> Bench:
@@ -45,8 +50,7 @@ def unequal(bench: Bench) -> dict[str, np.ndarray]:
     return {name: bench.store.where("pool", [name])[: 1 + n] for n, name in enumerate(speakers)}
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("lora", [None, LoraAdapter(rank=2)], ids=["full", "lora"])
+@each_model
 def test_each_client_s_delta_is_what_it_gets_alone(
     world: World,
     name: str,
@@ -72,8 +76,7 @@ def test_each_client_s_delta_is_what_it_gets_alone(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("lora", [None, LoraAdapter(rank=2)], ids=["full", "lora"])
+@each_model
 def test_on_a_gpu_in_float32_with_graphs_each_client_s_delta_is_what_it_gets_alone(
     world: World,
     name: str,

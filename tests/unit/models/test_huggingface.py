@@ -99,22 +99,26 @@ def test_greedy_spelling_is_that_of_transformers(
     name: str, prompt: tuple[str, ...], folders: dict[str, str], utterances: BatchOf
 ) -> None:
     model, theirs = build(folders[name], name, prompt=prompt), stock(folders[name])
-    seen = set()
-    for seed in range(6):
-        batch = utterances([23], [[1]], seed=seed)
+    seen: set[int] = set()
+    for seed in range(5):
+        torch.manual_seed(seed)
+        with torch.no_grad():  # larger weights: or it would spell one token over and over
+            for mine, other in zip(model.network.parameters(), theirs.parameters(), strict=True):
+                other.copy_(mine.add_(0.5 * torch.randn_like(mine)))
+        batch = utterances([13], [[1]], seed=seed)
         found = theirs.generate(
             model.inputs(batch)[0],
             decoder_input_ids=torch.tensor([model.prompt]),
             do_sample=False,
             num_beams=1,
-            max_new_tokens=min(model.inputs.num_output_frames(23), model.most_tokens),
+            max_new_tokens=min(model.inputs.num_output_frames(13), model.most_tokens),
         )
         row = found[0].tolist()
         row = row[len(model.prompt) :] if row[: len(model.prompt)] == list(model.prompt) else row
         spelled = row[: row.index(1)] if 1 in row else row
         assert model.greedy(batch) == [[exchanged(id, boundary=1) for id in spelled]]
-        seen.add(tuple(spelled))
-    assert len(seen) > 1
+        seen |= set(spelled)
+    assert len(seen) > 3
 
 
 # --- The promises ---------------------------------------------------------------------------------
