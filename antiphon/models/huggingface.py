@@ -64,7 +64,8 @@ class HuggingFaceConfig:
     def _ctc(self, config: Any, input_dim: int, num_tokens: int) -> HuggingFaceCtc:
         if self.prompt:
             raise ValueError("a CTC model has no decoder to be told a prompt: leave model.prompt empty")
-        network = open_network(library().AutoModelForCTC, self.folder, without_masks(config))
+        fresh = "lm_head." if self.fresh_output else None
+        network = open_network(library().AutoModelForCTC, self.folder, without_masks(config), fresh)
         if not hasattr(network.base_model, "feature_extractor") or getattr(config, "add_adapter", False):
             raise ValueError(
                 f"the model in {self.folder} ({config.model_type}) is not built like wav2vec2 or HuBERT: "
@@ -73,7 +74,7 @@ class HuggingFaceConfig:
         if self.fresh_output:
             network.lm_head = nn.Linear(network.lm_head.in_features, num_tokens)
             network.config.vocab_size, network.config.pad_token_id = num_tokens, 0
-        self._finish(network, fresh="lm_head." if self.fresh_output else None)
+        self._finish(network, fresh)
         inputs = Waveform.of(network.base_model.feature_extractor, input_dim)
         return HuggingFaceCtc(network, inputs, boundary_of(network.config))
 

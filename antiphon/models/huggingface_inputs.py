@@ -90,7 +90,8 @@ class Waveform:
 class LogMel:
     """Log-mel frames [B, T, D] with silence after them, as many as the network was made for: [B, D, size].
 
-    The silence is that of Whisper's extractor. The network hears it: all its frames are real.
+    The silence is that of Whisper's extractor, which follows from the loudest value (under SpecAugment, from
+    the loudest that is left). The network hears it: all its frames are real.
     """
 
     size: int

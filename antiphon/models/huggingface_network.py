@@ -124,13 +124,17 @@ def _zeros_after_the_end(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple
 # --- Networks -------------------------------------------------------------------------------------
 
 
-def open_network(kind: Any, folder: str, config: Any) -> Any:
-    """The folder's weights, or drawn ones if it has none, in float32; only safetensors are read."""
+def open_network(kind: Any, folder: str, config: Any, fresh: str | None = None) -> Any:
+    """The folder's weights, or drawn ones if it has none, in float32; only safetensors are read.
+
+    Where there are weights, only parameters whose names begin with `fresh` may be missing among them.
+    """
     library().AttentionInterface.register(ATTENTION, attention)
     if any(Path(folder).glob("*.safetensors")):
         try:
-            return kind.from_pretrained(
+            network, found = kind.from_pretrained(
                 folder,
+                output_loading_info=True,
                 config=config,
                 attn_implementation=ATTENTION,
                 dtype=torch.float32,
@@ -140,6 +144,12 @@ def open_network(kind: Any, folder: str, config: Any) -> Any:
             )
         except Exception as error:  # of many kinds: damaged files, classes without such a head
             raise ValueError(f"cannot open the weights in {folder}: {error}") from error
+        if missing := sorted(n for n in found["missing_keys"] if fresh is None or not n.startswith(fresh)):
+            raise ValueError(
+                f"the weights in {folder} lack {missing[0]} ({len(missing)} missing): where it is the output "
+                "layer of a CTC model that is missing, set model.fresh_output=true"
+            )
+        return network
     if any(Path(folder).glob("*.bin")):
         raise ValueError(
             f"the weights in {folder} are pickled (.bin), and nothing here runs code from files: save them "

@@ -121,6 +121,13 @@ def test_greedy_spelling_is_that_of_transformers(
     assert len(seen) > 3
 
 
+def test_tokens_that_the_folder_suppresses_are_never_chosen(folders: dict[str, str]) -> None:
+    model = build(folders["whisper"], "whisper")
+    for first, never in ((True, {8, 9}), (False, {9})):
+        allowed = model._allowed(torch.zeros(1, NUM_TOKENS), first)[0]
+        assert set(torch.nonzero(allowed == -torch.inf).flatten().tolist()) == never
+
+
 # --- The promises ---------------------------------------------------------------------------------
 
 
@@ -263,6 +270,13 @@ def test_a_missing_folder_and_pickled_weights_are_refused(folders: dict[str, str
     (tmp_path / "config.json").write_bytes((Path(folders["wav2vec2"]) / "config.json").read_bytes())
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ValueError, match="pickled"):
+        HuggingFaceConfig(str(tmp_path)).build(WAVE_FRAME, 10)
+
+
+def test_weights_without_an_output_layer_take_a_fresh_one(tmp_path: Path) -> None:
+    transformers.Wav2Vec2Model(ALL["wav2vec2"]()).save_pretrained(tmp_path)
+    assert HuggingFaceConfig(str(tmp_path), fresh_output=True).build(WAVE_FRAME, 7)
+    with pytest.raises(ValueError, match=r"lack lm_head\.bias \(2 missing\)"):
         HuggingFaceConfig(str(tmp_path)).build(WAVE_FRAME, 10)
 
 
