@@ -28,12 +28,8 @@ from antiphon.models.huggingface_network import open_network, padded, tame, trai
 from antiphon.models.layers import at_least_float32, next_token_losses, next_tokens
 from antiphon.models.lora import LoraAdapter
 
-TESTED = {
-    "wav2vec2",
-    "hubert",
-    "whisper",
-    "moonshine",
-}  # model types; others are tried out when they are built
+# Types of models whose padding is tested here; others are tried out when they are built.
+TESTED = {"wav2vec2", "hubert", "whisper", "moonshine"}
 
 
 @dataclass(frozen=True)

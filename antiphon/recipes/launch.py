@@ -253,7 +253,8 @@ def _load_start(prepared: Prepared, name: str, out: Path) -> Tensors:
     if not model.exists():
         raise ValueError(f"run {name!r} starts from {source!r}, which has not finished in {out}")
     found = load_file(model, device=str(prepared.device))
-    return {name: found[name] for name in prepared.fresh}
+    # In the order of the file, as every process has it: sums over parameters depend on their order.
+    return {name: tensor for name, tensor in found.items() if name in prepared.fresh}
 
 
 def _score_start(prepared: Prepared, recognizer: Recognizer, run: Run, out: Path, folder: Path) -> None:
