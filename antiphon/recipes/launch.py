@@ -253,7 +253,7 @@ def _load_start(prepared: Prepared, name: str, out: Path) -> Tensors:
     if not model.exists():
         raise ValueError(f"run {name!r} starts from {source!r}, which has not finished in {out}")
     found = load_file(model, device=str(prepared.device))
-    # In the order of the file, as every process has it: sums over parameters depend on their order.
+    # In the order of the file: the last bit of a sum over parameters depends on their order.
     return {name: tensor for name, tensor in found.items() if name in prepared.fresh}
 
 
