@@ -36,7 +36,8 @@ class Bench:
     """What the clients of one process share: features, tokens, and one model whose weights are swapped.
 
     `base` are the parameters a run starts from. Those that do not travel in subspace training stay as
-    they are there; a task's tensors are laid over them. `bfloat16` trains with products of 16 bits.
+    they are there; a task's tensors are laid over them. A parameter of the model that `base` does not hold is
+    frozen, a constant as much as the code. `bfloat16` trains with products of 16 bits.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Bench:
         self._fits = np.full(len(store), -1, dtype=np.int8)
         self.feed: Feeder = feeder(store, tokens.encode, self.device)
         self.model = model.to(self.device)
-        self.parameters = dict(self.model.named_parameters())
+        self.parameters = {name: p for name, p in self.model.named_parameters() if name in base}
         self.base = base
         self.load(base)
 

@@ -58,7 +58,7 @@ class Characters:
         return "".join(UNKNOWN_TEXT if id == UNKNOWN else self.characters[id - 2] for id in ids if id != 0)
 
     def save(self, folder: str | Path) -> None:
-        _save(Path(folder), {"kind": "characters", "characters": self.characters})
+        write_tokens(Path(folder), {"kind": "characters", "characters": self.characters})
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Unigram:
         return self._processor.decode([int(id) for id in ids if id != BOUNDARY])
 
     def save(self, folder: str | Path) -> None:
-        _save(Path(folder), {"kind": "unigram"})
+        write_tokens(Path(folder), {"kind": "unigram"})
         (Path(folder) / "unigram.model").write_bytes(self.model)
 
 
@@ -141,9 +141,6 @@ class UnigramConfig:
         return Unigram(model.getvalue())
 
 
-TokensConfig = CharactersConfig | UnigramConfig
-
-
 def _explain(size: int, message: str) -> str:
     """SentencePiece's complaint about the vocabulary size in words that say what to do."""
     if found := re.search(r"<= (\d+)", message):
@@ -153,15 +150,23 @@ def _explain(size: int, message: str) -> str:
     return f"SentencePiece cannot learn size={size} tokens from these texts: {message}"
 
 
-def _save(folder: Path, about: dict[str, str]) -> None:
+def write_tokens(folder: Path, about: dict[str, Any]) -> None:
+    """Writes tokens.json: of which kind the tokens are, and what that kind needs to know."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"format": FORMAT, **about}, ensure_ascii=False)
     (folder / "tokens.json").write_text(text, encoding="utf-8")
 
 
+def _load_tokenizer(folder: Path, about: dict[str, Any]) -> Tokens:
+    from antiphon.data.huggingface import load_tokenizer  # which itself needs what is above
+
+    return load_tokenizer(folder, about)
+
+
 _LOADERS: dict[str, Callable[[Path, dict[str, Any]], Tokens]] = {
     "characters": lambda folder, about: Characters(about["characters"]),
     "unigram": lambda folder, about: Unigram((folder / "unigram.model").read_bytes()),
+    "hugging_face": _load_tokenizer,
 }
 
 

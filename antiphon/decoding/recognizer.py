@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from antiphon import config
 from antiphon.data.audio import SAMPLE_RATE, decode, resample
 from antiphon.data.batches import Batch
 from antiphon.data.frontends import Filterbank, OnnxEncoder
+from antiphon.data.huggingface import HuggingFaceFeatures, copy_descriptions
 from antiphon.data.tokens import Tokens, load_tokens
 from antiphon.models.ctc import CtcConfig
+from antiphon.models.huggingface import HuggingFaceConfig
 from antiphon.models.las import LasConfig
 from antiphon.models.model import Model
 from antiphon.models.transducer import TransducerConfig
@@ -29,11 +31,31 @@ FORMAT = "antiphon-model/1"
 class Blueprint:
     """What a model is made of; with parameters and tokens it is a recogniser."""
 
-    frontend: Filterbank | OnnxEncoder = Filterbank()
-    model: CtcConfig | LasConfig | TransducerConfig = CtcConfig()
+    frontend: Filterbank | OnnxEncoder | HuggingFaceFeatures = Filterbank()
+    model: CtcConfig | LasConfig | TransducerConfig | HuggingFaceConfig = CtcConfig()
 
     def build(self, num_tokens: int) -> Model:
         return self.model.build(self.frontend.dim, num_tokens)
+
+    def packed(self, folder: Path) -> Blueprint:
+        """Copies what Hugging Face folders say, all but weights, into a model's folder: it can be moved."""
+        packed = self
+        if isinstance(self.frontend, HuggingFaceFeatures):
+            copy_descriptions(self.frontend.folder, folder / "frontend")
+            packed = replace(packed, frontend=replace(self.frontend, folder="frontend"))
+        if isinstance(self.model, HuggingFaceConfig):
+            copy_descriptions(self.model.folder, folder / "network")
+            packed = replace(packed, model=replace(self.model, folder="network"))
+        return packed
+
+    def unpacked(self, folder: Path) -> Blueprint:
+        """The blueprint of a model in `folder`, where `packed` has put what it needs."""
+        found = self
+        if isinstance(self.frontend, HuggingFaceFeatures):
+            found = replace(found, frontend=replace(self.frontend, folder=str(folder / self.frontend.folder)))
+        if isinstance(self.model, HuggingFaceConfig):
+            found = replace(found, model=replace(self.model, folder=str(folder / self.model.folder)))
+        return found
 
 
 @dataclass(frozen=True)
@@ -53,7 +75,8 @@ class Recognizer:
         tensors = {name: p.detach().cpu().contiguous() for name, p in self.model.named_parameters()}
         save_file(tensors, folder / "model.safetensors")
         self.tokens.save(folder)
-        body = {"format": FORMAT, "blueprint": config.to_dict(self.blueprint), "notes": dict(notes or {})}
+        blueprint = config.to_dict(self.blueprint.packed(folder))
+        body = {"format": FORMAT, "blueprint": blueprint, "notes": dict(notes or {})}
         (folder / "model.json").write_text(json.dumps(body, indent=2) + "\n")
 
     @classmethod
@@ -69,7 +92,7 @@ class Recognizer:
             ) from error
         if body.get("format") != FORMAT:
             raise ValueError(f"{folder / 'model.json'} has format {body.get('format')!r}, not {FORMAT!r}")
-        blueprint = config.from_dict(Blueprint, body["blueprint"])
+        blueprint = config.from_dict(Blueprint, body["blueprint"]).unpacked(folder)
         tokens = load_tokens(folder)
         model = blueprint.build(tokens.size)
         parameters = dict(model.named_parameters())

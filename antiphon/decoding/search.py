@@ -17,6 +17,7 @@ from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import Hypothesis, NBest
 from antiphon.decoding.transducer_beam import TransducerBeam
 from antiphon.models.ctc import Ctc
+from antiphon.models.huggingface import HuggingFaceCtc
 from antiphon.models.las import Las
 from antiphon.models.model import Model
 from antiphon.models.transducer import Transducer
@@ -41,7 +42,7 @@ def beam_for(
             "length normalisation, token bonus and coverage are for attention models: "
             f"a {type(model).__name__} has no use for them; leave them at 0"
         )
-    if isinstance(model, Ctc):
+    if isinstance(model, Ctc | HuggingFaceCtc):
         return CtcBeam(width, fusion=fusion)
     if isinstance(model, Transducer):
         return TransducerBeam(width, fusion=fusion)

@@ -13,6 +13,7 @@ from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.clients.worker import Unreliability
 from antiphon.data.frontends import Filterbank, OnnxEncoder
+from antiphon.data.huggingface import HuggingFaceFeatures, HuggingFaceTokensConfig
 from antiphon.data.partition import BySession, BySpeaker, Dirichlet, Iid
 from antiphon.data.store import FeatureStore
 from antiphon.data.tokens import CharactersConfig, UnigramConfig
@@ -20,6 +21,7 @@ from antiphon.decoding.recognizer import Blueprint
 from antiphon.engine import Rounds
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
+from antiphon.models.huggingface import HuggingFaceConfig
 from antiphon.models.las import LasConfig
 from antiphon.models.specaugment import SpecAugment
 from antiphon.models.transducer import TransducerConfig
@@ -80,9 +82,9 @@ class Experiment:
 
     recipe: str = ""
     seed: int = 0
-    frontend: Filterbank | OnnxEncoder = Filterbank()
-    tokens: CharactersConfig | UnigramConfig = CharactersConfig()
-    model: CtcConfig | LasConfig | TransducerConfig = CtcConfig(ConformerConfig(stack=4))
+    frontend: Filterbank | OnnxEncoder | HuggingFaceFeatures = Filterbank()
+    tokens: CharactersConfig | UnigramConfig | HuggingFaceTokensConfig = CharactersConfig()
+    model: CtcConfig | LasConfig | TransducerConfig | HuggingFaceConfig = CtcConfig(ConformerConfig(stack=4))
     augment: SpecAugment = SpecAugment()
     speakers: Speakers = Speakers()
     unreliability: Unreliability = Unreliability()
@@ -91,6 +93,7 @@ class Experiment:
     runs: dict[str, Run] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._check_tokens()
         known: set[str] = set()
         for name, run in self.runs.items():
             if run.start and run.start not in known:
@@ -105,6 +108,25 @@ class Experiment:
                     f"run {name!r}: central training has one client, clients must be iid, parts 1"
                 )
             known.add(name)
+
+    def _check_tokens(self) -> None:
+        """Numbers of tokens can agree by chance: the output layer of a folder is for the folder's tokens."""
+        if not isinstance(self.model, HuggingFaceConfig):
+            return
+        if self.model.fresh_output == isinstance(self.tokens, HuggingFaceTokensConfig):
+            raise ValueError(
+                "the output layer of a Hugging Face model and the tokens must fit: either tokens are "
+                "hugging_face_tokens and model.fresh_output is false, or tokens are others and it is true"
+            )
+
+    def check_masks(self) -> None:
+        """Refuses to mask bands of frequency where frames are samples; looks at the front end's files."""
+        if not isinstance(self.frontend, HuggingFaceFeatures) or not self.augment.num_frequency_masks:
+            return
+        if self.frontend.is_waveform:
+            raise ValueError(
+                "a waveform has no bands of frequency to mask: set augment.num_frequency_masks=0"
+            )
 
     def chosen(self, names: Sequence[str]) -> dict[str, Run]:
         """The runs with these names, in the experiment's order; all of them if no name is given."""

@@ -26,6 +26,7 @@ from antiphon.data.tokens import Tokens
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.engine import Engine, Listener, Silent
 from antiphon.measure import measure
+from antiphon.models.model import Model
 from antiphon.recipes.experiment import Experiment, Run
 from antiphon.recipes.folder import check_folder, claim_folder
 from antiphon.recipes.provenance import commit, versions
@@ -62,12 +63,11 @@ class Prepared:
     groups: dict[str, np.ndarray]  # seed, federated, both, valid, test -> utterances
     clients: dict[str, dict[str, np.ndarray]]  # run -> client -> utterances
     tokens: Tokens
-    fresh: Tensors  # parameters of a model that has learnt nothing
+    fresh: Tensors  # parameters to be trained, of a model that has learnt nothing here
     device: torch.device
 
     def recognizer(self) -> Recognizer:
-        blueprint = self.experiment.blueprint
-        return Recognizer(blueprint, self.tokens, blueprint.build(self.tokens.size))
+        return Recognizer(self.experiment.blueprint, self.tokens, draw(self.experiment, self.tokens))
 
     def valid_clients(self) -> dict[str, np.ndarray]:
         """Validation speakers are clients that live with the server."""
@@ -177,6 +177,7 @@ def prepare(
     corpus = Corpus.open(data)
     chosen = choose_device(device)
     check_precision(chosen, experiment.bfloat16)
+    experiment.check_masks()
 
     def compute() -> None:
         compute_features(corpus, experiment.frontend, num_workers, progress)
@@ -185,9 +186,8 @@ def prepare(
     store = compute_features(corpus, experiment.frontend)
     groups = experiment.speakers.groups(store)
     tokens = experiment.tokens.fit([store.text(int(i)) for i in groups["seed"]], corpus.alphabet)
-    torch.manual_seed(derive(experiment.seed, "init"))
-    model = experiment.blueprint.build(tokens.size)
-    fresh = {name: p.detach().to(chosen) for name, p in model.named_parameters()}
+    model = draw(experiment, tokens)
+    fresh = {name: p.detach().to(chosen) for name, p in model.named_parameters() if p.requires_grad}
     clients = {}
     for name, run in experiment.runs.items():
         try:
@@ -199,6 +199,12 @@ def prepare(
         except ValueError as error:
             raise ValueError(f"run {name!r}: {error}") from error
     return Prepared(experiment, store, groups, clients, tokens, fresh, chosen)
+
+
+def draw(experiment: Experiment, tokens: Tokens) -> Model:
+    """The experiment's model, the same every time: parameters that are frozen stay as they are drawn."""
+    torch.manual_seed(derive(experiment.seed, "init"))
+    return experiment.blueprint.build(tokens.size)
 
 
 def _carry_out(
@@ -253,8 +259,9 @@ def _load_start(prepared: Prepared, name: str, out: Path) -> Tensors:
     model = out / source / "model" / "model.safetensors"
     if not model.exists():
         raise ValueError(f"run {name!r} starts from {source!r}, which has not finished in {out}")
-    found: Tensors = load_file(model, device=str(prepared.device))
-    return found
+    found = load_file(model, device=str(prepared.device))
+    # In the order of the file: the last bit of a sum over parameters depends on their order.
+    return {name: tensor for name, tensor in found.items() if name in prepared.fresh}
 
 
 def _score_start(prepared: Prepared, recognizer: Recognizer, run: Run, out: Path, folder: Path) -> None:

@@ -7,7 +7,17 @@ import platform
 import subprocess
 from pathlib import Path
 
-PACKAGES = ("antiphon", "torch", "numpy", "safetensors", "sentencepiece", "onnxruntime", "rapidfuzz")
+PACKAGES = (
+    "antiphon",
+    "torch",
+    "numpy",
+    "safetensors",
+    "sentencepiece",
+    "onnxruntime",
+    "rapidfuzz",
+    "transformers",
+    "peft",
+)
 
 
 def versions() -> dict[str, str]:

@@ -37,7 +37,17 @@ MAY_SEE = {
     "engine": {"core", "seeding", "observed", "record", "team"},
 }
 # What must be importable without its extra: these are imported where they are used.
-EXTRAS = {"soundfile", "soxr", "onnxruntime", "lhotse", "espeakng_loader", "scipy", "mpi4py"}
+EXTRAS = {
+    "soundfile",
+    "soxr",
+    "onnxruntime",
+    "lhotse",
+    "espeakng_loader",
+    "scipy",
+    "mpi4py",
+    "transformers",
+    "peft",
+}
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
 MODULES = {
