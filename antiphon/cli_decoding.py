@@ -206,9 +206,11 @@ def _of_split(lists: Lists, split: str) -> Lists:
 def _table(lists: Lists, choices: Mapping[str, np.ndarray]) -> Table:
     """Error rates of these choices of a hypothesis each, and how they differ from the first of them."""
     sessions = [entry.session or entry.id for entry in lists.entries]
-    title = f"{len(sessions):,} lists of {len(set(sessions)):,} sessions, with 95 % intervals over sessions"
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for column in ("", "WER %", "change", "S/D/I", "words"):
+    num_words = lists.count(lists.first()).length
+    num_sessions = len(set(sessions))
+    title = f"{len(sessions):,} lists, {num_words:,} words; 95 % intervals over {num_sessions:,} sessions"
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("", "WER %", "change", "S/D/I"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     beginning = next(iter(choices))
     first = _per_session(lists, choices[beginning], sessions)
@@ -217,7 +219,7 @@ def _table(lists: Lists, choices: Mapping[str, np.ndarray]) -> Table:
         kinds = f"{errors.substitutions}/{errors.deletions}/{errors.insertions}"
         change = "" if name == beginning else _percent(difference_interval(counts[0], first[0], counts[1]))
         rate = _percent(rate_interval(*counts)) or f"{100 * errors.rate:.2f}"
-        table.add_row(name, rate, change, kinds, f"{errors.length:,}")
+        table.add_row(name, rate, change, kinds)
     return table
 
 

@@ -13,11 +13,12 @@ from antiphon.data.store import FeatureStore
 from antiphon.data.tokens import Tokens
 from antiphon.decoding.attention_beam import AttentionBeam, Penalties
 from antiphon.decoding.ctc_beam import CtcBeam
+from antiphon.decoding.decoder_beam import DecoderBeam
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import Hypothesis, NBest
 from antiphon.decoding.transducer_beam import TransducerBeam
 from antiphon.models.ctc import Ctc
-from antiphon.models.huggingface import HuggingFaceCtc
+from antiphon.models.huggingface import HuggingFaceCtc, HuggingFaceSeq2Seq
 from antiphon.models.las import Las
 from antiphon.models.model import Model
 from antiphon.models.transducer import Transducer
@@ -46,6 +47,13 @@ def beam_for(
         return CtcBeam(width, fusion=fusion)
     if isinstance(model, Transducer):
         return TransducerBeam(width, fusion=fusion)
+    if isinstance(model, HuggingFaceSeq2Seq):
+        if fusion is not None:
+            raise ValueError(
+                "the tokens of a Hugging Face decoder are not parted into words: rank its lists with "
+                "`antiphon rescore` instead of giving a language model to the search"
+            )
+        return DecoderBeam(width)
     raise ValueError(f"there is no beam search for a {type(model).__name__}")
 
 

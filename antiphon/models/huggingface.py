@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Self
 
 import torch
@@ -22,9 +21,9 @@ from torch import Tensor, nn
 from antiphon.data.batches import Batch
 from antiphon.data.huggingface import architecture, boundary_of, library, opened
 from antiphon.models.ctc import collapse
-from antiphon.models.ctc_loss import ctc_losses
+from antiphon.models.ctc_loss import ctc_fits, ctc_losses
 from antiphon.models.huggingface_inputs import Inputs, LogMel, Waveform
-from antiphon.models.huggingface_network import open_network, padded, tame, train_dropout
+from antiphon.models.huggingface_network import Lengths, open_network, padded, tame, train_dropout
 from antiphon.models.layers import at_least_float32, next_token_losses, next_tokens
 from antiphon.models.lora import LoraAdapter
 
@@ -160,9 +159,7 @@ class HuggingFaceCtc(nn.Module):
         return collapse(log_probs.argmax(dim=-1), lengths)
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
-        """Every token takes a frame, and a blank must part two equal neighbours."""
-        repeats = sum(left == right for left, right in pairwise(tokens))
-        return len(tokens) >= 1 and len(tokens) + repeats <= self.inputs.num_output_frames(num_frames)
+        return ctc_fits(self.inputs.num_output_frames(num_frames), tokens)
 
     def train(self, mode: bool = True) -> Self:
         self.training = mode
@@ -183,6 +180,29 @@ def exchanged_columns(logits: Tensor, boundary: int) -> Tensor:
 
 
 # --- Encoder and decoder --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What the encoder gives, where utterances end, and how many tokens may be spelled from them [B]."""
+
+    memory: Any  # of the library's: last_hidden_state [B, T', dim]
+    lengths: Lengths
+    limits: Tensor
+
+    def repeated(self, times: int) -> Heard:
+        """Every utterance so many times, one copy after another."""
+        hidden, convolved, real, limits = (
+            tensor.repeat_interleave(times, dim=0)
+            for tensor in (
+                self.memory.last_hidden_state,
+                self.lengths.convolved,
+                self.lengths.frames,
+                self.limits,
+            )
+        )
+        memory = type(self.memory)(last_hidden_state=hidden)
+        return Heard(memory, Lengths(convolved, real), limits)
 
 
 class HuggingFaceSeq2Seq(nn.Module):
@@ -215,31 +235,45 @@ class HuggingFaceSeq2Seq(nn.Module):
 
     @torch.no_grad()
     def greedy(self, batch: Batch) -> list[list[int]]:
-        """The best token after the best tokens so far; at most one a frame, and what the decoder holds.
-
-        Tokens that the folder's generation_config.json suppresses are never chosen.
-        """
-        values, lengths = self.inputs(batch)
-        limits = [self.inputs.num_output_frames(int(n)) for n in batch.feature_lengths]
-        limit = torch.tensor(limits, device=values.device).clamp(max=self.most_tokens)
-        given, cache = self._prompts(batch.tokens), None
-        running = limit > 0
-        spelled = [torch.zeros_like(limit)]
-        with padded(lengths):
-            memory = self.network.get_encoder()(values)
-            while running.any():
-                step = self.network(
-                    encoder_outputs=memory, decoder_input_ids=given, past_key_values=cache, use_cache=True
-                )
-                cache, logits = step.past_key_values, step.logits[:, -1]
-                best = self._allowed(logits, first=len(spelled) == 1).argmax(dim=-1)
-                # A finished utterance goes on with the end, which is left out below.
-                best = best.masked_fill(~running, self.boundary)
-                spelled.append(self._exchanged(best))
-                running = running & (best != self.boundary) & (len(spelled) - 1 < limit)
-                given = best[:, None]
+        """The best token after the best tokens so far; at most one a frame, and what the decoder holds."""
+        heard, cache = self.listen(batch), None
+        given, running = None, heard.limits > 0
+        spelled = [torch.zeros_like(heard.limits)]
+        while running.any():
+            log_probs, cache = self.spell(heard, given, cache)
+            # A finished utterance goes on with the end, which is left out below.
+            best = log_probs.argmax(dim=-1).masked_fill(~running, 0)
+            spelled.append(best)
+            running = running & (best != 0) & (len(spelled) - 1 < heard.limits)
+            given = best
         rows: list[list[int]] = torch.stack(spelled, dim=1).tolist()
         return [[token for token in row if token != 0] for row in rows]
+
+    # What greedy decoding and beams are made of; tokens are ours.
+
+    def listen(self, batch: Batch) -> Heard:
+        values, lengths = self.inputs(batch)
+        limits = [self.inputs.num_output_frames(int(n)) for n in batch.feature_lengths]
+        with padded(lengths):
+            memory = self.network.get_encoder()(values)
+        return Heard(memory, lengths, torch.tensor(limits, device=values.device).clamp(max=self.most_tokens))
+
+    def spell(self, heard: Heard, given: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
+        """ln p of the next token [B, num_tokens] after the last, [B] (None: after the prompt), and a cache.
+
+        Tokens that the folder's generation_config.json suppresses are at −∞.
+        """
+        before = self._prompts(heard.limits) if given is None else self._exchanged(given)[:, None]
+        with padded(heard.lengths):
+            step = self.network(
+                encoder_outputs=heard.memory,
+                decoder_input_ids=before,
+                past_key_values=cache,
+                use_cache=True,
+            )
+        log_probs = at_least_float32(step.logits[:, -1]).log_softmax(dim=-1)
+        allowed = self._allowed(log_probs, first=given is None)
+        return exchanged_columns(allowed, self.boundary), step.past_key_values
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
         """Any tokens can be spelled from any frames, as far as the decoder's positions reach."""
@@ -259,12 +293,12 @@ class HuggingFaceSeq2Seq(nn.Module):
         zero, boundary = tokens == 0, tokens == self.boundary
         return tokens.masked_fill(zero, self.boundary).masked_fill(boundary, 0)
 
-    def _allowed(self, logits: Tensor, first: bool) -> Tensor:
-        """Logits [B, num_tokens] with those that are never chosen, or not as the first token, at −∞."""
+    def _allowed(self, log_probs: Tensor, first: bool) -> Tensor:
+        """ln p [B, num_tokens], the folder's order; tokens never chosen, or not as the first, are at −∞."""
         settings = self.network.generation_config
         never = list(settings.suppress_tokens or ())
         if first:
             never += list(settings.begin_suppress_tokens or ())
-        forbidden = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+        forbidden = torch.zeros(log_probs.shape[-1], dtype=torch.bool, device=log_probs.device)
         forbidden[never] = True
-        return logits.masked_fill(forbidden, -torch.inf)
+        return log_probs.masked_fill(forbidden, -torch.inf)
