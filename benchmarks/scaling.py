@@ -160,7 +160,7 @@ def compare(key: str) -> dict[str, Any]:
 # --- On paper -------------------------------------------------------------------------------------
 
 GPUS_PER_MACHINE = 8
-EXCHANGES = 3  # a round: the reports, the journal, the checkpoint
+EXCHANGES = 1  # a round: the reports; journal and checkpoint are written while the others go on
 REPORT_BYTES = 250  # of one client, as JSON
 # Bytes a second, one way. Between machines: for all GPUs of a machine together.
 NVLINK = 450e9
