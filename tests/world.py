@@ -164,8 +164,9 @@ ALGORITHMS: dict[str, Case] = {
     "by norm": Case(FedAvg(LOCAL, weighting=ByNorm(), server=Adam())),
     # Its memory holds losses over their spread in the cohort.
     "dga rl": Case(DgaRl(dga(LOCAL, beta=2.0), validation=("valid/s08", "valid/s09")), magnifies=10.0),
-    "geometric median": Case(GeometricMedian(hierarchical(LOCAL), iterations=2)),
-    "clipped by layer": Case(FedAvg(LOCAL, clipping=ClipLayersRelative(0.001))),
+    "geometric median, clipped": Case(
+        GeometricMedian(FedAvg(LOCAL, clipping=ClipLayersRelative(0.001)), iterations=1)
+    ),
     "rehearsed": Case(Rehearsed(dga(LOCAL), LocalTraining(lr=0.02, steps=2, batch_seconds=1.5))),
     "subspace": Case(FedAvg(LOCAL, server=Adam(), trainable=("encoder.*",))),
     "rehearsed subspace": Case(Rehearsed(FedAvg(LOCAL, trainable=("output.*",)), LocalTraining(steps=1))),

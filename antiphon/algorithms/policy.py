@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -83,10 +84,10 @@ class Policy:
         generator = torch.Generator().manual_seed(seed)
         sizes = [num_features, *[self.hidden] * (NUM_LAYERS - 2), self.bottleneck, 1]
         network: Tensors = {}
-        for layer, (fan_in, fan_out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             normal = torch.randn(fan_out, fan_in, generator=generator, dtype=torch.float64)
-            is_last = layer == NUM_LAYERS - 1
-            network[f"{layer}.weight"] = normal * (0.0 if is_last else math.sqrt(2 / fan_in))  # He et al. 2015
+            gain = math.sqrt(2 / fan_in) if layer < NUM_LAYERS - 1 else 0.0  # He et al. 2015
+            network[f"{layer}.weight"] = gain * normal
             network[f"{layer}.bias"] = torch.zeros(fan_out, dtype=torch.float64)
         return {"network": network, "opt": None, "duels": empty_memory(num_features)}
 
