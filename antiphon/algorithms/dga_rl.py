@@ -120,16 +120,16 @@ class DgaRl:
         if not self.validation:
             raise ValueError("DGA-RL has nobody to measure its models on: name clients with with_validation")
         held = pool.collect(self.inner.task(state), cohort)
-        learnt = self._learnt(state)
-        rival = torch.tensor([self.inner.weighting(report) for report in held.reports], dtype=torch.float64)
-        features = describe(held.reports)
-        played = rival + self.policy.score(learnt, features) + self._noise(state, held.reports)
 
         def error_rate(log_weights: Tensor) -> float:
             candidate, _ = self.inner.step(state, held.combine(log_weights.tolist()).mean)
             return measure(pool, candidate.params, self.validation)["cer"]
 
-        rival_cer, policy_cer = error_rate(rival), error_rate(played)
+        rival = torch.tensor([self.inner.weighting(report) for report in held.reports], dtype=torch.float64)
+        rival_cer = error_rate(rival)
+        learnt, features = self._learnt(state), describe(held.reports)
+        played = rival + self.policy.score(learnt, features) + self._noise(state, held.reports)
+        policy_cer = error_rate(played)
         is_won = policy_cer <= rival_cer
         reward = self.rewards(policy_cer, rival_cer)
         contrast = torch.softmax(played, 0) - torch.softmax(rival, 0)
@@ -176,7 +176,7 @@ def describe(reports: Sequence[Report]) -> Tensor:
         rows.append(
             [report.stats["loss"], *(math.log(max(SMALLEST, report.stats[key])) for key in MAGNITUDES)]
         )
-    own = torch.tensor(rows, dtype=torch.float64).view(-1, 1 + len(MAGNITUDES))
+    own = torch.tensor(rows, dtype=torch.float64)
     return torch.cat([own, standardise(own, own)], dim=1)
 
 

@@ -17,8 +17,10 @@ updates is what each iteration needs, and distances to it, which are measured wh
 (`Collected.distances`): no client's update has to leave its process.
 
 Deviations. The median is of Δ_k, not of w_k: the same, as all clients start from w. It then goes through
-the server's optimiser like any aggregate. The first v is the weighted mean; three iterations are the
-paper's, and more cost little here, where updates do not travel for them.
+the server's optimiser like any aggregate. Each iteration leaves about f / (1 − f) of the error when bad
+clients hold the share f of the weight, so the first v matters: not the mean, which a client with a huge
+update takes anywhere, but the mean of updates cut to their median norm (β_k with Δ = 0 for v and the
+median distance for ν). Three iterations are the paper's; more cost little where updates do not travel.
 
 Not here: the coordinate-wise trimmed mean (Yin et al. 2018) needs every client's value of every entry in
 one place, so each update would have to travel to every process. This median asks for distances only.
@@ -29,6 +31,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
+
+import torch
 
 from antiphon.algorithms.fedavg import FedAvg, hierarchical
 from antiphon.core import Collected, Metrics, Pool, ServerState, Tensors, Update
@@ -52,19 +57,26 @@ class GeometricMedian:
         return self.inner.init(params)
 
     def round(self, state: ServerState, cohort: Sequence[str], pool: Pool) -> tuple[ServerState, Metrics]:
-        held = pool.collect(self.inner.task(state), cohort)
+        task = self.inner.task(state)
+        held = pool.collect(task, cohort)
         log_weights = [self.inner.weighting(report) for report in held.reports]
-        median = geometric_median(held, log_weights, self.iterations, self.smoothing)
-        return self.inner.step(state, median.mean)
+        start = {name: torch.zeros_like(tensor) for name, tensor in task.tensors.items()}
+        centre = geometric_median(held, log_weights, start, self.iterations, self.smoothing)
+        return self.inner.step(state, centre.mean)
 
 
 def geometric_median(
-    held: Collected, log_weights: Sequence[float], iterations: int, smoothing: float
+    held: Collected, log_weights: Sequence[float], start: Tensors, iterations: int, smoothing: float
 ) -> Update:
     """The point with the least weighted sum of distances to the updates, as a weighted mean of them."""
-    point = held.combine(log_weights)
+    distances = held.distances(start)
+    usual = max(smoothing, median(distances or [0.0]))
+    point = held.combine(_nearer(log_weights, distances, usual))
     for _ in range(iterations):
-        distances = held.distances(point.mean)
-        nearer = [w - math.log(max(smoothing, d)) for w, d in zip(log_weights, distances, strict=True)]
-        point = held.combine(nearer)
+        point = held.combine(_nearer(log_weights, held.distances(point.mean), smoothing))
     return point
+
+
+def _nearer(log_weights: Sequence[float], distances: Sequence[float], least: float) -> list[float]:
+    """Log-weights over distances, none of which counts as less than `least`."""
+    return [w - math.log(max(least, d)) for w, d in zip(log_weights, distances, strict=True)]

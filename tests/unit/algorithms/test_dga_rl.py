@@ -101,7 +101,9 @@ def test_the_better_model_goes_on_with_its_optimiser_s_state(is_won: bool) -> No
     """A policy that hates bad clients wins, one that loves them loses."""
     inner = dga(beta=0.0, server=Adam())
     algorithm, cohort = replace(ALGORITHM, inner=inner), [*BAD[:3], *GOOD[:3]]
-    state = replace(begin(algorithm), opt={"step": 3, "first": params(), "second": {"w": params()["w"] + 1}})
+    state = replace(
+        begin(algorithm), opt={"step": 3, "first": params(), "second": {"w": params()["w"] + 1e-4}}
+    )
     taste = -20.0 if is_won else 20.0
     biased = Biased(algorithm, dict.fromkeys(BAD, taste))
     pool = watch(Garden(LOUD), cohort)
@@ -142,7 +144,7 @@ def test_weights_follow_the_clients_when_the_cohort_is_shuffled() -> None:
         after, _ = ALGORITHM.round(state, cohort, pool)
         found.append(({client: pool.clients[client]["weight"] for client in CLIENTS[3:10]}, after))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
-    torch.testing.assert_close(found[0][1].params, found[1][1].params, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(found[0][1].params, found[1][1].params, rtol=1e-9, atol=0.0)
 
 
 def test_cohorts_of_any_size_and_cohorts_that_lose_clients() -> None:
