@@ -100,7 +100,7 @@ def test_without_exploration_the_first_round_is_the_rival_s_round() -> None:
 def test_the_better_model_goes_on_with_its_optimiser_s_state(is_won: bool) -> None:
     """A policy that hates bad clients wins, one that loves them loses."""
     inner = dga(beta=0.0, server=Adam())
-    algorithm, cohort = replace(ALGORITHM, inner=inner), [*BAD[:3], *GOOD[:3]]
+    algorithm, cohort = DgaRl(inner, rewards=Rewards(threshold=0.0), validation=VALID), [*BAD[:3], *GOOD[:3]]
     state = replace(
         begin(algorithm), opt={"step": 3, "first": params(), "second": {"w": params()["w"] + 1e-4}}
     )

@@ -297,5 +297,5 @@ def test_the_reported_magnitudes_are_mean_and_variance_over_all_entries(
 
 def test_magnitudes_that_are_all_alike_vary_by_nothing_below_zero() -> None:
     stats = measure_delta([torch.full((1000,), 0.1), torch.full((3, 3), -0.1)])
-    assert stats["magnitude_mean"] == pytest.approx(0.1)
-    assert 0 <= stats["magnitude_variance"] < 1e-8
+    assert stats["magnitude_mean"] == pytest.approx(0.1, rel=1e-4)
+    assert 0 <= stats["magnitude_variance"] < 1e-3 * 0.1**2
