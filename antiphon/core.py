@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,6 +33,28 @@ class Stopped(Exception):
 
 def size_in_bytes(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def norms_of(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[float]:
+    """The l2 norm of each tensor, in one transfer: an `.item()` each would stop a GPU hundreds of times."""
+    norms: list[float] = torch.stack(torch._foreach_norm(tensors)).tolist()
+    return norms
+
+
+def distances_of(point: Tensors, others: Sequence[Tensors]) -> list[float]:
+    """The l2 distance of each of `others` to a point, over all tensors together; read in one transfer."""
+    if not point:
+        return [0.0] * len(others)
+    found = []
+    for other in others:
+        if other.keys() != point.keys():
+            raise ValueError(
+                f"the point and an update hold different tensors: {sorted(other.keys() ^ point.keys())[:5]}"
+            )
+        gaps = torch._foreach_sub([other[name] for name in point], list(point.values()))
+        found.append(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gaps))))
+    distances: list[float] = torch.stack(found).tolist() if found else []
+    return distances
 
 
 @dataclass(frozen=True)
@@ -174,6 +196,8 @@ class Collected(Protocol):
     @property
     def failures(self) -> Sequence[Failure]: ...
     def combine(self, log_weights: Sequence[float]) -> Update: ...
+    def distances(self, point: Tensors) -> Sequence[float]:
+        """The l2 distance of each update to a point, in the order of `reports`."""
 
 
 class Pool(Protocol):
@@ -210,3 +234,10 @@ class Algorithm(Protocol[State]):
 
     def init(self, params: Tensors) -> State: ...
     def round(self, state: State, cohort: Sequence[str], pool: Pool) -> tuple[State, Metrics]: ...
+
+
+@runtime_checkable
+class Validating(Protocol):
+    """An algorithm that measures models in its rounds: it is told on which clients before a run begins."""
+
+    def with_validation(self, clients: Sequence[str]) -> Algorithm[Any]: ...

@@ -155,7 +155,7 @@ class Engine:
         pool = self._watch(cohort, self.rounds.min_clients, interrupted)
         after, metrics = self.algorithm.round(state, cohort, pool)
         entry = {"round": after.round, "cohort": cohort, **pool.entry(), "metrics": dict(metrics)}
-        self._record(entry, after, began, interrupted)
+        self._record(entry, after, began, interrupted, pool.seconds)
         return after
 
     def _cohort(self, round: int) -> list[str]:
@@ -165,7 +165,12 @@ class Engine:
         return Observed(self.pool, cohort, min_clients, self.listener.replied, interrupted, self.team)
 
     def _record(
-        self, entry: dict[str, Any], state: ServerState, began: float, interrupted: threading.Event
+        self,
+        entry: dict[str, Any],
+        state: ServerState,
+        began: float,
+        interrupted: threading.Event,
+        task_seconds: Mapping[str, float] = {},
     ) -> None:
         """Validates if it is time, then writes journal, clock and checkpoint."""
         trained = time.perf_counter()
@@ -181,6 +186,7 @@ class Engine:
             "seconds": done - began,
             "train_seconds": trained - began,
             "valid_seconds": done - trained,
+            **{f"task_{kind}_seconds": seconds for kind, seconds in task_seconds.items()},
             "rss_mib": peak_memory_mib(),
             "gpu_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0,
         }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from antiphon.core import (
@@ -45,6 +47,7 @@ class Observed:
         self.clients: dict[str, dict[str, float]] = {}
         self.failures: dict[str, str] = {}
         self.bytes_down = self.bytes_up = 0
+        self.seconds: dict[str, float] = {}  # kind of task -> time clients took for it
 
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
         def watched(report: Report) -> float:
@@ -52,13 +55,15 @@ class Observed:
             self._stop_if_asked()
             return weigh(report)
 
-        update = self.pool.reduce(task, cohort, watched)
+        with self._timed(task):
+            update = self.pool.reduce(task, cohort, watched)
         self._note(task, cohort, update.reports, update.failures, update.mean)
         self._note_weights(update.reports, [weigh(report) for report in update.reports])
         return update
 
     def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
-        held = self.pool.collect(task, cohort)
+        with self._timed(task):
+            held = self.pool.collect(task, cohort)
         self.team.everyone(self._stop_if_asked)
         self._note(task, cohort, held.reports, held.failures, task.tensors)
         return ObservedCollected(held, self)
@@ -73,6 +78,12 @@ class Observed:
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,
         }
+
+    @contextmanager
+    def _timed(self, task: Task) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[task.kind] = self.seconds.get(task.kind, 0.0) + time.perf_counter() - began
 
     def _stop_if_asked(self) -> None:
         if self.interrupted.is_set():
@@ -125,3 +136,6 @@ class ObservedCollected:
     def combine(self, log_weights: Sequence[float]) -> Update:
         self.observed._note_weights(self.reports, log_weights)
         return self.held.combine(log_weights)
+
+    def distances(self, point: Tensors) -> Sequence[float]:
+        return self.held.distances(point)

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphon.core import Tensors
+from antiphon.core import Tensors, norms_of
 
 Opt = dict[str, Any]
 Row = tuple[Tensor, ...]  # one tensor for each trained parameter, in the order of the delta
@@ -189,7 +189,7 @@ class Lamb:
         torch._foreach_div_(direction, 1 - self.beta1**step)
         if self.weight_decay:
             torch._foreach_add_(direction, old, alpha=self.weight_decay)
-        ratios = [w / u if w and u else 1.0 for w, u in zip(_norms(old), _norms(direction), strict=True)]
+        ratios = [w / u if w and u else 1.0 for w, u in zip(norms_of(old), norms_of(direction), strict=True)]
         torch._foreach_mul_(direction, [-self.lr * scale * ratio for ratio in ratios])
         torch._foreach_add_(direction, old)
         return _merge(params, delta, direction), _state(step, delta, first, second)
@@ -218,7 +218,7 @@ class Lars:
         old, grads = _pair(params, delta)
         rates = [
             self.trust * w / (g + self.weight_decay * w) if w and g else 1.0
-            for w, g in zip(_norms(old), _norms(grads), strict=True)
+            for w, g in zip(norms_of(old), norms_of(grads), strict=True)
         ]
         if self.weight_decay:
             grads = torch._foreach_add(grads, old, alpha=self.weight_decay)
@@ -311,9 +311,3 @@ def _debiased_root(second: Row, step: int, beta2: float, epsilon: float) -> Row:
     torch._foreach_div_(root, (1 - beta2**step) ** 0.5)
     torch._foreach_add_(root, epsilon)
     return root
-
-
-def _norms(tensors: Row) -> list[float]:
-    # One transfer for all the norms: a .item() for each tensor would stop a GPU hundreds of times.
-    norms: list[float] = torch.stack(torch._foreach_norm(tensors)).tolist()
-    return norms

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from antiphon.core import Failure, Report, Stopped, Task, Update, Weigh, Worker
+from antiphon.core import Failure, Report, Stopped, Task, Tensors, Update, Weigh, Worker
 from antiphon.pools.ranks import Lost, Ranks
 
 T = TypeVar("T")
@@ -126,3 +126,10 @@ class TwinsCollected:
         if key not in self.combined:
             self.combined[key] = side_by_side(work, self.twins.size, self.twins.ordered)
         return self.combined[key]
+
+    def distances(self, point: Tensors) -> list[float]:
+        def work(ranks: Ranks) -> list[float]:
+            pool = ranks.pool(self.twins.worker, self.twins.seconds)
+            return list(pool.collect(self.task, self.cohort).distances(point))
+
+        return side_by_side(work, self.twins.size, self.twins.ordered)

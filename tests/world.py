@@ -18,11 +18,14 @@ import torch
 from twins import Twins
 
 from antiphon.algorithms.central import Central
+from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, hierarchical
 from antiphon.algorithms.rehearsal import SERVER_CLIENT, Rehearsed
+from antiphon.algorithms.robust import GeometricMedian
 from antiphon.clients.client import Bench
 from antiphon.clients.stacked import StackedWorker
 from antiphon.clients.worker import SpeechWorker
+from antiphon.clipping import ClipLayersRelative
 from antiphon.core import Algorithm, Failure, Pool, ServerState, Task, Tensors, Update, Worker
 from antiphon.data.batches import Batch
 from antiphon.data.corpus import Corpus
@@ -137,6 +140,7 @@ class Case:
     algorithm: Algorithm[ServerState]
     clients: Partition = BySpeaker()
     cohort: int = 3
+    magnifies: float = 1.0  # rounding of what clients send, in the state after
 
 
 LOCAL = LocalTraining(lr=0.05, epochs=1, batch_seconds=1.5)
@@ -158,6 +162,11 @@ ALGORITHMS: dict[str, Case] = {
     "bmuf": Case(bmuf(LOCAL), clients=Iid(4), cohort=4),
     "dga": Case(dga(LOCAL, beta=2.0)),
     "by norm": Case(FedAvg(LOCAL, weighting=ByNorm(), server=Adam())),
+    # Its memory holds losses over their spread in the cohort.
+    "dga rl": Case(DgaRl(dga(LOCAL, beta=2.0), validation=("valid/s08", "valid/s09")), magnifies=10.0),
+    "geometric median, clipped": Case(
+        GeometricMedian(FedAvg(LOCAL, clipping=ClipLayersRelative(0.001)), iterations=1)
+    ),
     "rehearsed": Case(Rehearsed(dga(LOCAL), LocalTraining(lr=0.02, steps=2, batch_seconds=1.5))),
     "subspace": Case(FedAvg(LOCAL, server=Adam(), trainable=("encoder.*",))),
     "rehearsed subspace": Case(Rehearsed(FedAvg(LOCAL, trainable=("output.*",)), LocalTraining(steps=1))),

@@ -27,7 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from antiphon.core import Metrics, Pool, ServerState, Task, Tensors
+from antiphon.clipping import Clipping, Unclipped
+from antiphon.core import Metrics, Pool, ServerState, State, Task, Tensors
 from antiphon.local import LocalTraining
 from antiphon.schedule import Constant, Schedule
 from antiphon.server_opt import Adam, ServerOptimizer, Sgd
@@ -43,6 +44,7 @@ class FedAvg:
     weighting: Weighting = ByExamples()
     server: ServerOptimizer = Sgd()
     server_schedule: Schedule = Constant()
+    clipping: Clipping = Unclipped()  # of the aggregate, layer by layer
     trainable: tuple[str, ...] = ("*",)  # patterns of parameter names; the others stay and never travel
 
     def init(self, params: Tensors) -> ServerState:
@@ -50,13 +52,23 @@ class FedAvg:
         return ServerState(round=0, params=params)
 
     def round(self, state: ServerState, cohort: Sequence[str], pool: Pool) -> tuple[ServerState, Metrics]:
-        client_scale, server_scale = self.client_schedule(state.round), self.server_schedule(state.round)
-        task = Task(
-            "train", select(state.params, self.trainable), self.local.task_config(state, client_scale)
-        )
-        delta = pool.reduce(task, cohort, self.weighting).mean  # DGA eq. 2–3
-        params, opt = self.server(state.params, delta, state.opt, server_scale)  # DGA eq. 4
-        metrics = {"client_lr": self.local.lr * client_scale, "server_lr": self.server.lr * server_scale}
+        delta = pool.reduce(self.task(state), cohort, self.weighting).mean  # DGA eq. 2–3
+        return self.step(state, delta)
+
+    def task(self, state: ServerState) -> Task:
+        """What the clients of a round are to do."""
+        scale = self.client_schedule(state.round)
+        return Task("train", select(state.params, self.trainable), self.local.task_config(state, scale))
+
+    def step(self, state: State, delta: Tensors) -> tuple[State, Metrics]:
+        """The state after a round whose aggregate is `delta` (DGA eq. 4)."""
+        scale = self.server_schedule(state.round)
+        clipped = self.clipping(state.params, delta)
+        params, opt = self.server(state.params, clipped, state.opt, scale)
+        metrics = {
+            "client_lr": self.local.lr * self.client_schedule(state.round),
+            "server_lr": self.server.lr * scale,
+        }
         return replace(state, round=state.round + 1, params=params, opt=opt), metrics
 
 

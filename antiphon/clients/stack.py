@@ -160,6 +160,12 @@ def norms(stacked: Sequence[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(parts), dim=0)
 
 
+def total_magnitudes(stacked: Sequence[Tensor]) -> Tensor:
+    """The sum of |entry| of each client over all its tensors, [n, ...] each -> [n]."""
+    parts = [torch.linalg.vector_norm(tensor.flatten(1), ord=1, dim=1) for tensor in stacked]
+    return torch.stack(parts).sum(dim=0)
+
+
 class Captured:
     """A step of one shape as two CUDA graphs; the losses between them have no parameters to wait for."""
 

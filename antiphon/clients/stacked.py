@@ -16,8 +16,8 @@ import torch
 
 from antiphon.clients.client import Bench, Client, Step, Unusable
 from antiphon.clients.footprint import Footprint, measure_footprint
-from antiphon.clients.stack import Stack, StackedBatch, norms
-from antiphon.clients.train import report, seed_of
+from antiphon.clients.stack import Stack, StackedBatch, norms, total_magnitudes
+from antiphon.clients.train import delta_stats, report, seed_of
 from antiphon.clients.worker import SpeechWorker, refuse_nonfinite
 from antiphon.core import Failure, Task, Update
 from antiphon.local import LocalTraining
@@ -118,11 +118,14 @@ class StackedWorker:
             losses = stack.step(batch, local)
             totals[: len(losses)] += losses.masked_fill(batch.share == 0, 0.0).sum(dim=1)
         deltas = stack.deltas()
-        sizes = norms(list(deltas.values())).tolist()
+        entries = list(deltas.values())
+        num_entries = sum(delta[0].numel() for delta in entries)
+        sums = torch.stack([norms(entries), total_magnitudes(entries)]).tolist()
         updates = []
         for place, (plan, total) in enumerate(zip(group, totals.tolist(), strict=True)):
             loss = total / sum(len(step.indices) for step in plan.steps)
-            told = report(plan.client, loss, len(plan.steps), norm=sizes[place])
+            stats = delta_stats(sums[0][place], sums[1][place], num_entries)
+            told = report(plan.client, loss, len(plan.steps), **stats)
             mean = {name: delta[place] for name, delta in deltas.items()}
             updates.append(refuse_nonfinite(Update(mean, reports=(told,))))
         return updates

@@ -16,7 +16,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from antiphon.core import Failure, Report, Sum, Task, Tensors, Update, Weigh, Worker, add_up
+from antiphon.core import (
+    Failure,
+    Report,
+    Sum,
+    Task,
+    Tensors,
+    Update,
+    Weigh,
+    Worker,
+    add_up,
+    distances_of,
+)
 
 Layout = list[list[Any]]  # [name, shape, dtype, kind of device] of every tensor of an update
 
@@ -208,6 +219,17 @@ class Spread:
             replace(answers.updates[place], mean=update.mean) for place, update in self.held.items()
         )
         return self.pool.merge(answers, mine.mean)
+
+    def distances(self, point: Tensors) -> list[float]:
+        """Measured where the updates are; only the distances travel."""
+
+        def measure() -> list[list[float]]:
+            mine = {place: update for place, update in self.held.items() if not update.is_empty}
+            found = distances_of(point, [update.mean for update in mine.values()])
+            return [[place, distance] for place, distance in zip(mine, found, strict=True)]
+
+        told = self.pool.processes.everyone(measure)
+        return [distance for _, distance in sorted(pair for pairs in told for pair in pairs)]
 
 
 # --- Messages, and tensors in one buffer ----------------------------------------------------------

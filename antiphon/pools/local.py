@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from antiphon.core import Failure, Report, Task, Update, Weigh, Worker, add_up
+from antiphon.core import Failure, Report, Task, Tensors, Update, Weigh, Worker, add_up, distances_of
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,9 @@ class Held:
         if len(log_weights) != len(self.updates):
             raise ValueError(f"{len(log_weights)} weights for {len(self.updates)} updates")
         return add_up(update.weighted(w) for update, w in zip(self.updates, log_weights, strict=True))
+
+    def distances(self, point: Tensors) -> list[float]:
+        return distances_of(point, [update.mean for update in self.updates])
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ import numpy as np
 
 from antiphon import config
 from antiphon.algorithms.central import Central
+from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.algorithms.robust import GeometricMedian
 from antiphon.clients.worker import Unreliability
 from antiphon.data.frontends import Filterbank, OnnxEncoder
 from antiphon.data.huggingface import HuggingFaceFeatures, HuggingFaceTokensConfig
@@ -69,7 +71,7 @@ class Speakers:
 class Run:
     """One row of a table."""
 
-    algorithm: FedAvg | Rehearsed | Central = FedAvg()
+    algorithm: FedAvg | DgaRl | GeometricMedian | Rehearsed | Central = FedAvg()
     data: str = "federated"  # whose utterances: seed, federated or both
     clients: BySpeaker | BySession | Iid | Dirichlet = BySpeaker()
     start: str = "seed"  # the run whose best model this one starts from; empty: from nothing

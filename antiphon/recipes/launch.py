@@ -19,7 +19,7 @@ from antiphon.algorithms.rehearsal import SERVER_CLIENT
 from antiphon.clients.client import Bench, check_precision
 from antiphon.clients.stacked import StackedWorker
 from antiphon.clients.worker import SpeechWorker, UnreliableWorker
-from antiphon.core import Pool, Stopped, Tensors, Worker
+from antiphon.core import Algorithm, Pool, Stopped, Tensors, Validating, Worker
 from antiphon.data.corpus import Corpus
 from antiphon.data.store import FeatureStore, compute_features
 from antiphon.data.tokens import Tokens
@@ -70,9 +70,7 @@ class Prepared:
         return Recognizer(self.experiment.blueprint, self.tokens, draw(self.experiment, self.tokens))
 
     def valid_clients(self) -> dict[str, np.ndarray]:
-        """Validation speakers are clients that live with the server."""
-        split = self.experiment.speakers.valid
-        return {f"valid/{s}": self.store.where(split, [s]) for s in self.store.speakers(split)}
+        return valid_clients(self.experiment, self.store)
 
     def expect(self, name: str, cohort: Sequence[str]) -> None:
         """Reads the speech of the next cohort of a run while this one trains."""
@@ -91,6 +89,17 @@ class Prepared:
         if faults.dropout or faults.deadline:
             worker = UnreliableWorker(worker, faults, seconds, self.experiment.seed)
         return team.pool(worker, seconds)
+
+
+def valid_clients(experiment: Experiment, store: FeatureStore) -> dict[str, np.ndarray]:
+    """Validation speakers are clients that live with the server."""
+    split = experiment.speakers.valid
+    return {f"valid/{s}": store.where(split, [s]) for s in store.speakers(split)}
+
+
+def told(algorithm: Algorithm[Any], valid: Sequence[str]) -> Algorithm[Any]:
+    """The algorithm, which now knows the validation clients if its rounds measure models."""
+    return algorithm.with_validation(valid) if isinstance(algorithm, Validating) else algorithm
 
 
 def run_experiment(
@@ -188,10 +197,10 @@ def prepare(
     tokens = experiment.tokens.fit([store.text(int(i)) for i in groups["seed"]], corpus.alphabet)
     model = draw(experiment, tokens)
     fresh = {name: p.detach().to(chosen) for name, p in model.named_parameters() if p.requires_grad}
-    clients = {}
+    clients, valid = {}, sorted(valid_clients(experiment, store))
     for name, run in experiment.runs.items():
         try:
-            run.algorithm.init(fresh)
+            told(run.algorithm, valid).init(fresh)
             if len(groups[run.data]) == 0:
                 raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
             clients[name] = run.clients(store, groups[run.data], experiment.seed)
@@ -230,7 +239,7 @@ def _carry_out(
     team.first(open_folder)
     valid = sorted(prepared.valid_clients())
     engine = Engine(
-        run.algorithm,
+        told(run.algorithm, valid),
         prepared.pool(name, bench, team),
         list(prepared.clients[name]),
         run.rounds,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from antiphon.algorithms.central import Central
+from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, hierarchical
 from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.algorithms.robust import GeometricMedian
+from antiphon.clipping import ClipLayersRelative
 from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
 from antiphon.local import LocalTraining
 from antiphon.recipes.experiment import Experiment, Run
 from antiphon.schedule import Cosine
 from antiphon.server_opt import Adam
-from antiphon.weighting import ByNorm
+from antiphon.weighting import ByNorm, Uniform
 
 LOCAL = LocalTraining(lr=0.05, epochs=1, batch_seconds=60.0)
 # Our updates are about 1e-4 an entry: the usual epsilon of 1e-3 would turn Adam into slow SGD.
@@ -56,6 +59,22 @@ def bmuf_blocks() -> Experiment:
 def dga_softmax() -> Experiment:
     """Dynamic Gradient Aggregation (2021): clients weighted by a softmax of their negative losses."""
     return _after_seed("dga", Run(dga(LOCAL, beta=1.0, server=SERVER)))
+
+
+def dga_reinforced() -> Experiment:
+    """DGA with learnt weights (2021): a network that is rewarded when its weights beat the softmax's."""
+    return _after_seed("dga-rl", Run(DgaRl(dga(LOCAL, beta=1.0, server=SERVER))))
+
+
+def geometric_median() -> Experiment:
+    """Geometric median of updates (Pillutla et al. 2022): a few bad clients cannot move it far."""
+    return _after_seed("median", Run(GeometricMedian(hierarchical(LOCAL, SERVER))))
+
+
+def layer_clipping() -> Experiment:
+    """Hierarchical optimisation that clips the aggregate layer by layer, relative to the layer's norm."""
+    algorithm = FedAvg(LOCAL, weighting=Uniform(), server=SERVER, clipping=ClipLayersRelative())
+    return _after_seed("layer-clip", Run(algorithm))
 
 
 def norm_weighting() -> Experiment:

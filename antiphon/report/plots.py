@@ -240,6 +240,7 @@ def _stack_seconds(axes: Axes, run: RunFolder) -> None:
         (
             entry["round"],
             entry.get("train_seconds") or 0,
+            entry.get("task_evaluate_seconds") or 0,
             entry.get("valid_seconds") or 0,
             entry.get("seconds") or 0,
         )
@@ -247,9 +248,12 @@ def _stack_seconds(axes: Axes, run: RunFolder) -> None:
     ]
     if not rows:
         return
-    rounds, train, valid, total = np.array(rows, dtype=float).T
-    parts = {"training": train, "validation": valid, "other": np.maximum(0, total - train - valid)}
-    colours = (PALETTE[0], PALETTE[5], FAINT)
+    rounds, train, candidates, valid, total = np.array(rows, dtype=float).T
+    parts = {"training": train - candidates, "validation": valid}
+    if candidates.any():  # models that a round measured before it chose one
+        parts = {"training": train - candidates, "candidates": candidates, "validation": valid}
+    parts["other"] = np.maximum(0, total - train - valid)
+    colours = (PALETTE[0], *((PALETTE[1],) if candidates.any() else ()), PALETTE[5], FAINT)
     at = thin(rounds, rounds)[0]
     step = np.concatenate([[at[0] - 1 if len(at) < 2 else 2 * at[0] - at[1]], at])
     layers = [thin(rounds, values)[1] for values in parts.values()]

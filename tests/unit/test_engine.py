@@ -98,9 +98,9 @@ class Counting(Engine):
 
     rounds_done = 0
 
-    def _record(self, entry, state, began, interrupted):  # type: ignore[no-untyped-def]
+    def _record(self, entry, state, *more):  # type: ignore[no-untyped-def]
         self.rounds_done = state.round
-        super()._record(entry, state, began, interrupted)
+        super()._record(entry, state, *more)
 
 
 def test_as_a_round_begins_the_next_cohort_is_expected(tmp_path: Path) -> None:

@@ -106,3 +106,21 @@ def test_an_answer_without_a_loss_still_makes_an_entry() -> None:
 
 def test_bytes_are_those_of_the_dtype() -> None:
     assert size_in_bytes({"a": torch.zeros(3, 2), "b": torch.zeros(4, dtype=torch.float16)}) == 24 + 8
+
+
+def test_the_time_of_each_kind_of_task_is_known() -> None:
+    pool = watch(["c1", "c2"])
+    pool.reduce(TASK, ["c1", "c2"], ByExamples())
+    assert pool.seconds.keys() == {"train"}
+    once = pool.seconds["train"]
+    pool.collect(TASK, ["c1", "c2"])
+    pool.reduce(Task("evaluate", TASK.tensors), ["c3"], ByExamples())
+    assert pool.seconds.keys() == {"train", "evaluate"}
+    assert pool.seconds["train"] > once > 0
+    assert "seconds" not in pool.entry()
+
+
+def test_distances_of_collected_updates_are_the_pool_s() -> None:
+    pool = watch(["c1", "c3"])
+    held = pool.collect(TASK, ["c1", "c3"])
+    assert list(held.distances({"w": torch.ones(5)})) == pytest.approx([0.0, 2 * math.sqrt(5)])

@@ -12,7 +12,7 @@ from torch import Tensor
 from world import SEED, World
 
 from antiphon.clients.client import Bench, Client
-from antiphon.clients.train import clip, global_norm, train
+from antiphon.clients.train import clip, global_norm, measure_delta, train
 from antiphon.core import Task, Tensors, Update
 from antiphon.data.batches import collate
 from antiphon.local import LocalTraining
@@ -282,3 +282,20 @@ def test_parameters_that_do_not_travel_are_those_the_run_began_with(world: World
     for name, p in world.params().items():
         assert torch.equal(held[name], everything[name] if name == "output.bias" else p)
         assert held[name].requires_grad == (name == "output.bias")
+
+
+def test_the_reported_magnitudes_are_mean_and_variance_over_all_entries(
+    client: Client, params: Tensors
+) -> None:
+    update = train(task_of(params, ONE_STEP), client)
+    sizes = torch.cat([tensor.flatten() for tensor in update.mean.values()]).abs()
+    stats = update.reports[0].stats
+    assert stats["magnitude_mean"] == pytest.approx(float(sizes.mean()), rel=1e-12)
+    assert stats["magnitude_variance"] == pytest.approx(float(sizes.var(correction=0)), rel=1e-10)
+    assert stats["magnitude_variance"] > 0
+
+
+def test_magnitudes_that_are_all_alike_vary_by_nothing_below_zero() -> None:
+    stats = measure_delta([torch.full((1000,), 0.1), torch.full((3, 3), -0.1)])
+    assert stats["magnitude_mean"] == pytest.approx(0.1, rel=1e-4)
+    assert 0 <= stats["magnitude_variance"] < 1e-3 * 0.1**2

@@ -178,3 +178,14 @@ def test_everyone_is_in_one_share_and_no_share_is_far_above_the_least_possible(
 def test_shares_are_balanced_by_the_longest_first() -> None:
     assert share_out([1.0] * 5, 2) == [[0, 2, 4], [1, 3]]
     assert share_out([], 3) == [[], [], []]
+
+
+@every_cohort
+@every_size
+def test_distances_over_processes_are_those_of_one_to_the_bit(cohort: list[str], size: int) -> None:
+    counts = Counts()
+    point = counts.tensors("e1" if cohort[:1] == ["e1"] or cohort == ["e2"] else "c2")
+    alone = LocalPool(counts).collect(TASK, cohort)
+    together = Twins(counts, size).collect(TASK, cohort)
+    assert together.distances(point) == alone.distances(point)
+    assert len(alone.distances(point)) == len(alone.reports)

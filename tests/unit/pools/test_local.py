@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -83,3 +84,16 @@ def test_reduce_holds_few_updates_however_many_clients_there_are() -> None:
 
     LocalPool(Watched()).reduce(TASK, [str(n) for n in range(1, 100)], ByExamples())
     assert most <= 3
+
+
+def test_distances_are_over_all_tensors_of_each_update_that_came() -> None:
+    class Pairs(Numbers):
+        def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+            for update in super().run(task, clients):
+                yield replace(update, mean={**update.mean, "b": 2 * update.mean["w"]} if update.mean else {})
+
+    held = LocalPool(Pairs()).collect(TASK, ["1", "bad", "4"])
+    point = {"w": torch.tensor([1.0]).double(), "b": torch.tensor([-2.0]).double()}
+    assert held.distances(point) == pytest.approx([4.0, math.sqrt(9 + 100)])
+    with pytest.raises(ValueError, match=r"hold different tensors: \['b'\]"):
+        held.distances({"w": point["w"]})

@@ -1,0 +1,187 @@
+"""Dynamic Gradient Aggregation with weights that are learnt by reinforcement (DGA-RL).
+
+Dimitriadis et al., "Dynamic Gradient Aggregation for Federated Domain Adaptation", 2021,
+arXiv:2106.07578, §3 and Algorithm 2; §4.1 for the network and the rewards.
+
+Each round the clients train once. Two models are made of the same updates and the same state of the
+server's optimiser: one with the weights of `inner` (softmax of the losses), one with those of the policy.
+Both are measured on the validation clients; the policy is rewarded by which has the lower character
+error rate, learns from a memory of rounds (`policy`), and the better model is the one that goes on.
+
+| paper                             | here                                                        |
+| --------------------------------- | ----------------------------------------------------------- |
+| environment: gradients Δ_k        | updates, held where they were trained (`pool.collect`)      |
+| state: losses, gradient statistics| `describe`: loss, mean and variance of |Δ_k|'s entries      |
+| action: weights α_k               | softmax of inner's log-weights + scores + noise             |
+| reward 1 / −1 / 0.1, threshold    | `Rewards`                                                   |
+| 5-layer DNN with a bottleneck     | `Policy`                                                    |
+| memory, mini-batches              | `Policy.memory`, `Policy.batch`                             |
+
+Deviations.
+- The paper's network has N inputs and N outputs, so it learns about places in a cohort that is drawn
+  anew each round, and cannot lose a client. Here one network scores every client from its own features
+  and from how they compare with its cohort's.
+- Magnitudes are taken in logarithms: they span decades. Features are standardised by those in memory.
+- The policy is the softmax times a learnt factor and begins as the softmax, not at random: no round is
+  lost to a network that knows nothing.
+- The paper gives no objective. Ours is in `policy`. Exploration is Gaussian noise on the log-weights that
+  falls by a factor each round, as every round plays once and the softmax is there to fall back on.
+- The evaluation sees a fixed part of the validation clients, which also choose the run's best round:
+  what they say of the final model is too good; test speakers are others.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from antiphon.algorithms.fedavg import FedAvg, dga
+from antiphon.algorithms.policy import Duel, Learnt, Policy, standardise
+from antiphon.core import Metrics, Pool, Report, ServerState, Tensors
+from antiphon.measure import measure
+from antiphon.seeding import derive
+
+MAGNITUDES = ("magnitude_mean", "magnitude_variance")
+NUM_FEATURES = 2 * (1 + len(MAGNITUDES))  # as they are, and relative to the cohort
+SMALLEST = 1e-30  # of a magnitude: a client that did not move has no logarithm
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """What the policy gets for a model better than its rival's, worse, or similar: all within ±1."""
+
+    better: float = 1.0
+    worse: float = -1.0
+    similar: float = 0.1
+    threshold: float = 5e-4  # of character error rate: a difference up to this is none
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.worse < self.similar < self.better <= 1:
+            raise ValueError(
+                "rewards: -1 <= worse < similar < better <= 1 must hold, "
+                f"not {self.worse}, {self.similar}, {self.better}"
+            )
+        if self.threshold < 0:
+            raise ValueError(f"rewards: threshold must not be negative, not {self.threshold}")
+
+    def __call__(self, policy: float, rival: float) -> float:
+        """The reward for two error rates."""
+        if abs(policy - rival) <= self.threshold:
+            return self.similar
+        return self.better if policy < rival else self.worse
+
+
+@dataclass(frozen=True)
+class DgaRlState(ServerState):
+    """A server's state, and what its policy has learnt: network, optimiser, memory."""
+
+    learnt: Learnt = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DgaRl:
+    """Federated averaging that learns its weights from duels with those it is given."""
+
+    inner: FedAvg = dga()
+    policy: Policy = Policy()
+    rewards: Rewards = Rewards()
+    exploration: float = 1.0  # deviation of the noise on log-weights in the first round
+    exploration_decay: float = 0.98  # from each round to the next
+    num_validation: int = 0  # clients that both models are measured on; 0: all the run validates on
+    validation: tuple[str, ...] = ()  # their names; empty: drawn when the run begins
+
+    def __post_init__(self) -> None:
+        if self.exploration < 0 or not 0 <= self.exploration_decay <= 1:
+            raise ValueError("exploration must not be negative, exploration_decay must be between 0 and 1")
+        if self.num_validation < 0:
+            raise ValueError(f"num_validation must not be negative, not {self.num_validation}")
+
+    def with_validation(self, clients: Sequence[str]) -> DgaRl:
+        """Measures on these clients, or on `num_validation` of them: always the same ones."""
+        if unknown := sorted(set(self.validation) - set(clients)):
+            raise ValueError(f"validation: no client {unknown[0]!r}; there are {', '.join(sorted(clients))}")
+        if self.num_validation > len(clients):
+            raise ValueError(f"num_validation is {self.num_validation} but there are {len(clients)} clients")
+        draw = random.Random(derive(0, "validation"))
+        drawn = draw.sample(sorted(clients), self.num_validation or len(clients))
+        return self if self.validation else replace(self, validation=tuple(sorted(drawn)))
+
+    def init(self, params: Tensors) -> DgaRlState:
+        start = self.inner.init(params)
+        return DgaRlState(start.round, start.params, start.opt, start.seed)
+
+    def round(self, state: DgaRlState, cohort: Sequence[str], pool: Pool) -> tuple[DgaRlState, Metrics]:
+        if not self.validation:
+            raise ValueError("DGA-RL has nobody to measure its models on: name clients with with_validation")
+        held = pool.collect(self.inner.task(state), cohort)
+
+        def error_rate(log_weights: Tensor) -> float:
+            candidate, _ = self.inner.step(state, held.combine(log_weights.tolist()).mean)
+            return measure(pool, candidate.params, self.validation)["cer"]
+
+        rival = torch.tensor([self.inner.weighting(report) for report in held.reports], dtype=torch.float64)
+        rival_cer = error_rate(rival)
+        learnt, features = self._learnt(state), describe(held.reports)
+        played = rival + self.policy.score(learnt, features) + self._noise(state, held.reports)
+        policy_cer = error_rate(played)
+        is_won = policy_cer <= rival_cer
+        reward = self.rewards(policy_cer, rival_cer)
+        contrast = torch.softmax(played, 0) - torch.softmax(rival, 0)
+        seed = derive(state.seed, "policy", state.round)
+        learnt = self.policy.learn(learnt, Duel(features, contrast, reward), seed)
+        # Made once more, rather than both kept: two models and two optimisers' states would be held, and
+        # the weights that the journal notes are those combined last.
+        chosen = held.combine((played if is_won else rival).tolist())
+        after, metrics = self.inner.step(state, chosen.mean)
+        return replace(after, learnt=learnt), {
+            **metrics,
+            "reward": reward,
+            "policy_won": float(is_won),
+            "policy_cer": policy_cer,
+            "rival_cer": rival_cer,
+            "exploration": self._deviation(state),
+        }
+
+    def _learnt(self, state: DgaRlState) -> Learnt:
+        """What is known at the start of a round. Always on the CPU: a checkpoint may bring it to a GPU."""
+        if not state.learnt:  # only now is the run's seed known
+            return self.policy.begin(NUM_FEATURES, derive(state.seed, "policy network"))
+        return on_cpu(state.learnt)
+
+    def _deviation(self, state: DgaRlState) -> float:
+        return self.exploration * self.exploration_decay**state.round
+
+    def _noise(self, state: DgaRlState, reports: Sequence[Report]) -> Tensor:
+        """Each client's own, whoever else is there."""
+        draws = [random.Random(derive(state.seed, "explore", state.round, r.client)) for r in reports]
+        deviation = self._deviation(state)
+        return torch.tensor([deviation * draw.gauss(0.0, 1.0) for draw in draws], dtype=torch.float64)
+
+
+def describe(reports: Sequence[Report]) -> Tensor:
+    """Features of a cohort [clients, 6]: loss and logarithms of magnitudes, then the same standardised in it.
+
+    In a cohort of one, or of clients that are all alike, the standardised ones are 0.
+    """
+    rows = []
+    for report in reports:
+        if missing := {"loss", *MAGNITUDES} - report.stats.keys():
+            raise ValueError(f"client {report.client!r} did not report {', '.join(sorted(missing))}")
+        rows.append(
+            [report.stats["loss"], *(math.log(max(SMALLEST, report.stats[key])) for key in MAGNITUDES)]
+        )
+    own = torch.tensor(rows, dtype=torch.float64)
+    return torch.cat([own, standardise(own, own)], dim=1)
+
+
+def on_cpu(tree: Any) -> Any:
+    """A tree of dicts and tensors with its tensors on the CPU."""
+    if isinstance(tree, dict):
+        return {key: on_cpu(item) for key, item in tree.items()}
+    return tree.cpu() if isinstance(tree, Tensor) else tree

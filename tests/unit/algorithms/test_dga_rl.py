@@ -1,0 +1,272 @@
+"""DGA-RL by hand, against the weighting it duels with, and on clients known to be good and bad."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from garden import BAD, CLIENTS, GOOD, VALID, Garden, params
+from world import Broken, assert_same
+
+from antiphon import config
+from antiphon.algorithms.dga_rl import DgaRl, DgaRlState, Rewards, describe
+from antiphon.algorithms.fedavg import dga
+from antiphon.algorithms.policy import Policy
+from antiphon.core import Report, Stopped, Tensors, Worker
+from antiphon.engine import Engine, Outcome, Rounds, Silent, sample_cohort
+from antiphon.measure import measure
+from antiphon.observed import Observed
+from antiphon.pools.local import LocalPool
+from antiphon.report.journal import read
+from antiphon.server_opt import Adam, Sgd
+
+INNER = dga(beta=1.0, server=Sgd(lr=0.1))
+ALGORITHM = DgaRl(INNER, rewards=Rewards(threshold=1e-4), validation=VALID)
+LOUD = 1.8  # bad clients are given away by their losses
+QUIET = 0.3  # the softmax is fooled: bad clients have the lowest losses
+
+
+def begin(algorithm: DgaRl = ALGORITHM, seed: int = 0) -> DgaRlState:
+    return replace(algorithm.init(params()), seed=seed)
+
+
+def watch(worker: Worker, cohort: list[str]) -> Observed:
+    return Observed(LocalPool(worker), cohort, 1, lambda client: None, threading.Event())
+
+
+def told(client: str, loss: float, mean: float, variance: float) -> Report:
+    return Report(client, {"loss": loss, "magnitude_mean": mean, "magnitude_variance": variance})
+
+
+# --- Features and rewards -------------------------------------------------------------------------
+
+
+def test_features_are_loss_and_log_magnitudes_as_they_are_and_within_the_cohort() -> None:
+    reports = [told("a", 1.0, math.e, 1.0), told("b", 3.0, math.e, math.e**2), told("c", 5.0, math.e, 1.0)]
+    wide, odd = math.sqrt(1.5), math.sqrt(0.5)
+    expected = [
+        [1.0, 1.0, 0.0, -wide, 0.0, -odd],
+        [3.0, 1.0, 2.0, 0.0, 0.0, 2 * odd],
+        [5.0, 1.0, 0.0, wide, 0.0, -odd],
+    ]
+    torch.testing.assert_close(describe(reports), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_a_cohort_of_one_and_a_client_that_did_not_move_have_features() -> None:
+    features = describe([told("a", 2.0, 0.0, 0.0)])
+    assert features[0, 0] == 2.0
+    assert features[0, 3:].tolist() == [0.0, 0.0, 0.0]
+    assert bool(features.isfinite().all())
+
+
+def test_a_report_without_magnitudes_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="'a' did not report magnitude_mean, magnitude_variance"):
+        describe([Report("a", {"loss": 1.0})])
+
+
+@pytest.mark.parametrize(
+    ("policy", "rival", "reward"),
+    [(0.2, 0.3, 1.0), (0.3, 0.2, -1.0), (0.25, 0.25, 0.1), (0.25, 0.375, 0.1), (0.375, 0.25, 0.1)],
+)
+def test_rewards_are_for_better_worse_and_similar(policy: float, rival: float, reward: float) -> None:
+    threshold = 0.125 if 0.25 in (policy, rival) else 0.05
+    assert Rewards(threshold=threshold)(policy, rival) == reward
+
+
+@pytest.mark.parametrize("wrong", [{"better": 2.0}, {"worse": 0.5}, {"similar": -1.0}, {"threshold": -0.1}])
+def test_rewards_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="rewards"):
+        Rewards(**wrong)
+
+
+# --- A round --------------------------------------------------------------------------------------
+
+
+def test_without_exploration_the_first_round_is_the_rival_s_round() -> None:
+    algorithm, cohort = replace(ALGORITHM, exploration=0.0), CLIENTS[4:9]
+    after, metrics = algorithm.round(begin(algorithm), cohort, LocalPool(Garden(LOUD)))
+    expected, _ = INNER.round(INNER.init(params()), cohort, LocalPool(Garden(LOUD)))
+    torch.testing.assert_close(after.params, expected.params, rtol=1e-14, atol=0.0)
+    assert metrics["reward"] == 0.1
+    assert metrics["policy_cer"] == metrics["rival_cer"]
+
+
+@pytest.mark.parametrize("is_won", [True, False])
+def test_the_better_model_goes_on_with_its_optimiser_s_state(is_won: bool) -> None:
+    """A policy that hates bad clients wins, one that loves them loses."""
+    inner = dga(beta=0.0, server=Adam())
+    algorithm, cohort = DgaRl(inner, rewards=Rewards(threshold=0.0), validation=VALID), [*BAD[:3], *GOOD[:3]]
+    state = replace(
+        begin(algorithm), opt={"step": 3, "first": params(), "second": {"w": params()["w"] + 1e-4}}
+    )
+    taste = -20.0 if is_won else 20.0
+    biased = Biased(algorithm, dict.fromkeys(BAD, taste))
+    pool = watch(Garden(LOUD), cohort)
+    after, metrics = biased.round(state, cohort, pool)
+    weights = [pool.clients[client]["weight"] for client in cohort]
+    expected = [0.0] * 3 + [1 / 3] * 3 if is_won else [1 / 6] * 6
+    assert weights == pytest.approx(expected, abs=1e-8)
+    held = LocalPool(Garden(LOUD)).collect(inner.task(state), cohort)
+    delta = held.combine([math.log(max(w, 1e-30)) for w in weights]).mean
+    model, opt = Adam()(state.params, delta, state.opt)
+    torch.testing.assert_close(after.params, model, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(after.opt["second"], opt["second"], rtol=1e-12, atol=0.0)
+    assert (metrics["reward"], metrics["policy_won"]) == ((1.0, 1.0) if is_won else (-1.0, 0.0))
+    cer = measure(pool, after.params, VALID)["cer"]
+    assert cer == metrics["policy_cer" if is_won else "rival_cer"]
+    assert cer == min(metrics["policy_cer"], metrics["rival_cer"])
+
+
+class Biased(DgaRl):
+    """Plays the same preference every round."""
+
+    def __init__(self, like: DgaRl, taste: Mapping[str, float]) -> None:
+        super().__init__(**vars(like))
+        object.__setattr__(self, "taste", taste)
+
+    def _noise(self, state, reports):  # type: ignore[no-untyped-def]
+        return torch.tensor([self.taste.get(report.client, 0.0) for report in reports]).double()
+
+
+def test_weights_follow_the_clients_when_the_cohort_is_shuffled() -> None:
+    state = begin()
+    for round in range(8):  # until the network says something
+        cohort = sample_cohort(CLIENTS, 6, 1, round)
+        state, _ = ALGORITHM.round(state, cohort, LocalPool(Garden(QUIET)))
+    found = []
+    for cohort in (CLIENTS[3:10], CLIENTS[9:2:-1]):
+        pool = watch(Garden(QUIET), cohort)
+        after, _ = ALGORITHM.round(state, cohort, pool)
+        found.append(({client: pool.clients[client]["weight"] for client in CLIENTS[3:10]}, after))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
+    torch.testing.assert_close(found[0][1].params, found[1][1].params, rtol=1e-9, atol=0.0)
+
+
+def test_cohorts_of_any_size_and_cohorts_that_lose_clients() -> None:
+    state = begin()
+    for size, lost in [(1, 0), (5, 2), (2, 1), (12, 0)]:
+        cohort = CLIENTS[:size]
+        worker = Broken(Garden(LOUD), frozenset(cohort[:lost]))
+        state, _ = ALGORITHM.round(state, cohort, LocalPool(worker))
+    assert state.learnt["duels"]["count"].tolist() == [1, 3, 1, 12]
+    alone = state.learnt["duels"]["contrast"][0]
+    assert alone.tolist() == [0.0] * 12  # one client has all the weight whoever weighs
+
+
+def test_when_nobody_answers_there_is_no_step() -> None:
+    worker = Broken(Garden(LOUD), frozenset(CLIENTS))
+    with pytest.raises(ValueError, match="no client's update arrived"):
+        ALGORITHM.round(begin(), CLIENTS[:2], LocalPool(worker))
+
+
+def test_exploration_fades() -> None:
+    algorithm = replace(ALGORITHM, exploration=2.0, exploration_decay=0.5)
+    state, deviations = begin(algorithm), []
+    for _ in range(3):
+        state, metrics = algorithm.round(state, CLIENTS[:4], LocalPool(Garden(LOUD)))
+        deviations.append(metrics["exploration"])
+    assert deviations == [2.0, 1.0, 0.5]
+
+
+# --- Who it is measured on ------------------------------------------------------------------------
+
+
+def test_the_validation_clients_are_a_fixed_part_of_the_run_s() -> None:
+    clients = [f"valid/{number}" for number in range(9)]
+    some = DgaRl(num_validation=4).with_validation(clients).validation
+    assert len(some) == 4
+    assert set(some) < set(clients)
+    assert some == DgaRl(num_validation=4).with_validation(clients[::-1]).validation
+    assert DgaRl().with_validation(clients).validation == tuple(clients)
+    named = DgaRl(validation=("valid/3",))
+    assert named.with_validation(clients) == named
+
+
+def test_validation_clients_that_are_not_there_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_validation is 3 but there are 2 clients"):
+        DgaRl(num_validation=3).with_validation(VALID)
+    with pytest.raises(ValueError, match="no client 'valid/9'; there are valid/0, valid/1"):
+        DgaRl(validation=("valid/9",)).with_validation(VALID)
+    with pytest.raises(ValueError, match="nobody to measure"):
+        DgaRl(INNER).round(begin(DgaRl(INNER)), CLIENTS[:2], LocalPool(Garden(LOUD)))
+
+
+def test_settings_go_to_a_dict_and_back() -> None:
+    algorithm = DgaRl(INNER, Policy(hidden=9), Rewards(similar=0.0), num_validation=2, validation=VALID)
+    assert config.from_dict(DgaRl, config.to_dict(algorithm)) == algorithm
+
+
+# --- In the engine --------------------------------------------------------------------------------
+
+
+class Halt(Silent):
+    """Stops a run when a round has been recorded."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def finished(self, entry, clock) -> None:  # type: ignore[no-untyped-def]
+        if entry["round"] == self.after:
+            raise Stopped("enough")
+
+
+def run(folder: Path, resume: bool = False, stop_after: int = -1) -> Outcome:
+    def validate(pool: Observed, model: Tensors) -> dict[str, float]:
+        return measure(pool, model, VALID)
+
+    rounds = Rounds(total=7, cohort=5, valid_every=2, keep_last=9)
+    pool = LocalPool(Garden(QUIET))
+    engine = Engine(ALGORITHM, pool, CLIENTS, rounds, folder, 5, validate, Halt(stop_after))  # type: ignore[arg-type]
+    return engine.run(params(), resume)
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    with pytest.raises(Stopped):
+        run(tmp_path / "broken", stop_after=3)
+    broken = run(tmp_path / "broken", resume=True)
+    assert_same(broken.state, whole.state)
+    assert isinstance(whole.state, DgaRlState)
+    assert len(whole.state.learnt["duels"]["reward"]) == 7
+    for name in ("journal.jsonl", "checkpoints/round-000007/state.safetensors"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes()
+
+
+def test_the_clock_knows_what_measuring_the_candidates_took(tmp_path: Path) -> None:
+    run(tmp_path)
+    first, *rounds = read(tmp_path / "clock.jsonl")
+    assert "task_evaluate_seconds" not in first  # the starting model is validated, nothing is chosen
+    for line in rounds:
+        assert 0 < line["task_evaluate_seconds"] < line["train_seconds"]
+        assert line["task_train_seconds"] + line["task_evaluate_seconds"] <= line["train_seconds"]
+
+
+# --- Learning whom to trust -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("bad_loss", [LOUD, QUIET], ids=["bad clients lose", "bad clients fool the softmax"])
+def test_bad_clients_lose_their_weight_and_the_reward_rises(bad_loss: float, seed: int) -> None:
+    state, rewards, trusted, fooled = begin(seed=seed), [], [], []
+    for round in range(60):
+        cohort = sample_cohort(CLIENTS, 8, seed, round)
+        pool = watch(Garden(bad_loss), cohort)
+        state, metrics = ALGORITHM.round(state, cohort, pool)
+        rewards.append(metrics["reward"])
+        trusted.append(sum(pool.clients[client]["weight"] for client in cohort if client in BAD))
+        losses = torch.tensor([-pool.clients[client]["loss"] for client in cohort])
+        is_bad = torch.tensor([client in BAD for client in cohort])
+        fooled.append(float(torch.softmax(losses, 0)[is_bad].sum()))
+    assert mean(fooled[-20:]) > (0.3 if bad_loss == QUIET else 0.1)  # what the softmax gives them
+    assert mean(trusted[-20:]) < 0.02
+    assert mean(rewards[-20:]) > 0.9
+    assert mean(rewards[-20:]) > mean(rewards[:5]) + 0.1
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
