@@ -76,10 +76,9 @@ class Corruption:
             raise ValueError(f"keep is a share of utterances above 0 and up to 1, not {self.keep:g}")
         if self.most < 0:
             raise ValueError(f"most is a number of utterances, 0 for all of them, not {self.most}")
-        harmless = (
-            self.audio == Distortion() and self.transcripts is None and self.keep == 1 and not self.most
-        )
-        if harmless and (self.fraction or self.names):
+        changes_data = self.audio != Distortion() or self.transcripts is not None
+        takes_data = self.keep < 1 or self.most > 0
+        if (self.fraction or self.names) and not (changes_data or takes_data):
             raise ValueError(
                 "clients are chosen but nothing is done to them: set audio.speed, audio.room.t60, "
                 "audio.noise, audio.clipped, transcripts, keep or most"

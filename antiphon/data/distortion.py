@@ -1,4 +1,4 @@
-"""What can happen to sound between a speaker and the recogniser: speed, a room, noise, an overdriven microphone.
+"""What happens to sound between a speaker and the recogniser: speed, a room, noise, an overdriven microphone.
 
 They are applied in this order, which is that of nature: somebody speaks, in a room, among others, into a
 microphone. The number of samples changes with speed alone.
@@ -56,10 +56,8 @@ class White:
     def __post_init__(self) -> None:
         _check_snr(self.snr)
 
-    def noise(
-        self, num_samples: int, voices: Sequence[np.ndarray], generator: np.random.Generator
-    ) -> np.ndarray:
-        return generator.standard_normal(num_samples)
+    def noise(self, size: int, voices: Sequence[np.ndarray], generator: np.random.Generator) -> np.ndarray:
+        return generator.standard_normal(size)
 
 
 @dataclass(frozen=True)
@@ -74,12 +72,10 @@ class Babble:
         if self.num_voices < 1:
             raise ValueError(f"babble needs at least one voice, not {self.num_voices}")
 
-    def noise(
-        self, num_samples: int, voices: Sequence[np.ndarray], generator: np.random.Generator
-    ) -> np.ndarray:
-        mixed = np.zeros(num_samples)
+    def noise(self, size: int, voices: Sequence[np.ndarray], generator: np.random.Generator) -> np.ndarray:
+        mixed = np.zeros(size)
         for voice in voices:
-            looped = np.resize(np.roll(voice, -int(generator.integers(len(voice)))), num_samples)
+            looped = np.resize(np.roll(voice, -int(generator.integers(len(voice)))), size)
             mixed += looped / max(math.sqrt(power(looped)), 1e-9)
         return mixed
 
@@ -135,7 +131,7 @@ def reverberated(samples: np.ndarray, impulse_response: np.ndarray) -> np.ndarra
 
 
 def noisy(samples: np.ndarray, noise: np.ndarray, snr: float) -> np.ndarray:
-    """Samples and noise [n] mixed at exactly this SNR in dB; where one of them is silent, the samples alone."""
+    """Samples and noise [n] mixed at exactly this SNR in dB; if one of them is silent, the samples alone."""
     speech, other = power(samples), power(noise)
     if speech == 0 or other == 0:
         return samples

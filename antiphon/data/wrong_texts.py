@@ -1,7 +1,7 @@
 """Transcripts that are not what was said: a client's own in another order, or those of other people.
 
-Both are called with a store, the clients (name -> utterances), the utterances of the pool and a seed, and give
-utterance -> text. What a client gets depends on the seed and the client's name, on nobody else's.
+Both are called with a store, the clients (name -> utterances), the utterances of the pool and a seed, and
+give utterance -> text. What a client gets depends on the seed and the client's name, on nobody else's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class OfOthers:
                 near = self._near(store.text(index), int(store.speaker_codes[index]), donors, lengths)
                 if not near:
                     raise ValueError(
-                        f"utterance {store.id(index)} of {name}: no other speaker of the pool said anything else"
+                        f"corruption.transcripts: no other speaker of the pool said anything else than "
+                        f"utterance {store.id(index)} of {name}: shuffle the client's own"
                     )
                 wrong[index] = near[int(generator.integers(len(near)))]
         return wrong
