@@ -82,9 +82,9 @@ def corrupted_features(
     if chosen.kept and audio != Distortion():
         digest = _digest(audio, seed, chosen, pool)
         fingerprint = hashlib.sha256(f"{corpus_fingerprint(corpus)} {digest}".encode()).hexdigest()
-        voices = _draw_voices(clean, audio.num_voices, chosen.utterances, pool, seed)
 
         def extract() -> Extracted:
+            voices = _draw_voices(clean, audio.num_voices, chosen.utterances, pool, seed)
             speech = Distorted(corpus, audio, seed, _orders(corpus, chosen, voices))
             extracted = extract_in_order(speech, frontend, num_workers)
             return _merged(corpus, clean, extracted, set(chosen.utterances.tolist()))

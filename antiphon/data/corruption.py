@@ -25,25 +25,28 @@ from antiphon.seeding import derive
 
 @dataclass(frozen=True)
 class Chosen:
-    """The corrupted clients with the utterances they keep, and those taken from them."""
+    """The corrupted clients with the utterances they keep.
+
+    is_corrupted, is_dropped: [all utterances of the store] bool; the latter were taken from them.
+    """
 
     kept: Mapping[str, np.ndarray]
-    dropped: np.ndarray
+    is_corrupted: np.ndarray
+    is_dropped: np.ndarray
 
     @property
     def utterances(self) -> np.ndarray:
         """All that are corrupted, increasing."""
-        return np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *self.kept.values()]))
+        return np.flatnonzero(self.is_corrupted)
 
     def left(self, clients: Clients) -> Clients:
         """What the clients of a run still have; one that has nothing is no client."""
-        remaining = {name: own[~np.isin(own, self.dropped)] for name, own in clients.items()}
+        remaining = {name: own[~self.is_dropped[own]] for name, own in clients.items()}
         return {name: own for name, own in remaining.items() if len(own)}
 
     def shares(self, clients: Clients) -> dict[str, float]:
         """The corrupted share of the utterances of each client of a run, where there is any."""
-        corrupted = self.utterances
-        shares = {name: float(np.isin(own, corrupted).mean()) for name, own in clients.items()}
+        shares = {name: float(self.is_corrupted[own].mean()) for name, own in clients.items()}
         return {name: share for name, share in shares.items() if share > 0}
 
 
@@ -86,15 +89,18 @@ class Corruption:
 
     def choose(self, store: FeatureStore, federated: np.ndarray, seed: int) -> Chosen:
         """The corrupted among the clients of the federated utterances, dealt out by the experiment's seed."""
-        if not self.fraction and not self.names:
-            return Chosen({}, np.zeros(0, dtype=np.int64))
-        try:
-            clients = self.clients(store, federated, seed)
-        except ValueError as error:
-            raise ValueError(f"corruption.clients: {error}") from error
-        kept = {name: self._kept(name, clients[name]) for name in self._chosen(clients)}
-        dropped = [np.setdiff1d(clients[name], own) for name, own in kept.items()]
-        return Chosen(kept, np.concatenate(dropped))
+        kept: dict[str, np.ndarray] = {}
+        is_corrupted, is_dropped = np.zeros((2, len(store)), dtype=bool)
+        if self.fraction or self.names:
+            try:
+                clients = self.clients(store, federated, seed)
+            except ValueError as error:
+                raise ValueError(f"corruption.clients: {error}") from error
+            for name in self._chosen(clients):
+                kept[name] = self._kept(name, clients[name])
+                is_corrupted[kept[name]] = True
+                is_dropped[np.setdiff1d(clients[name], kept[name])] = True
+        return Chosen(kept, is_corrupted, is_dropped)
 
     def _chosen(self, clients: Clients) -> list[str]:
         """Names of the corrupted clients, sorted; one at least where a fraction is asked for."""

@@ -1,4 +1,4 @@
-"""How much clients counted, over an equal share of the round: each of them, and the clean beside the corrupted."""
+"""How much clients counted, over an equal share of the round: each of them; clean and corrupted ones."""
 
 from __future__ import annotations
 
