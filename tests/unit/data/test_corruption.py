@@ -87,7 +87,9 @@ def test_what_is_kept_and_what_is_dropped_make_the_whole(world: World, keep: flo
         wanted = min(int(np.ceil(keep * len(clients[name]))), most or 99)
         assert len(kept) == wanted >= 1
     everything = np.concatenate([clients[name] for name in found.kept])
-    np.testing.assert_array_equal(np.sort(np.append(found.utterances, np.flatnonzero(found.is_dropped))), np.sort(everything))
+    np.testing.assert_array_equal(
+        np.sort(np.append(found.utterances, np.flatnonzero(found.is_dropped))), np.sort(everything)
+    )
 
 
 def test_a_smaller_share_is_part_of_a_larger_one(world: World) -> None:

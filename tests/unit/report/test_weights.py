@@ -34,7 +34,9 @@ def test_weights_of_clean_and_corrupted_clients_are_means_over_an_equal_share() 
     np.testing.assert_allclose(bad, [0.3, 0.5], rtol=1e-6)
 
 
-@pytest.mark.parametrize("corrupted", [{}, {"c": 0.4}, {"a": 1.0, "b": 1.0, "c": 1.0}], ids=["none", "few", "all"])
+@pytest.mark.parametrize(
+    "corrupted", [{}, {"c": 0.4}, {"a": 1.0, "b": 1.0, "c": 1.0}], ids=["none", "few", "all"]
+)
 def test_there_is_nothing_to_compare_without_both_kinds(corrupted: dict[str, float]) -> None:
     assert weights_by_kind(run_with(corrupted)) == {}
     assert len(figures.of_weights(run_with(corrupted))) == 1
