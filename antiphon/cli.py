@@ -167,7 +167,7 @@ def _team(place: Place | None, device: str, ordered: bool) -> Iterator[tuple[Tea
     if place is None:
         yield Alone(), device
         return
-    from antiphon.recipes.launch import choose_device
+    from antiphon.recipes.preparation import choose_device
 
     end_with_starter()
     own_device = str(choose_device(choose_gpu(place, device)))  # refused before anybody waits for it

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from antiphon.models.joint import next_log_probs
 from antiphon.models.rnnt_loss import rnnt_losses
-from antiphon.recipes.launch import choose_device
+from antiphon.recipes.preparation import choose_device
 
 Loss = Callable[..., Tensor]  # leaves -> losses [B]
 

@@ -43,7 +43,7 @@ from antiphon.models.las import LasConfig
 from antiphon.models.model import ModelConfig
 from antiphon.models.noise import drawing
 from antiphon.pools.local import LocalPool
-from antiphon.recipes.launch import choose_device
+from antiphon.recipes.preparation import choose_device
 from antiphon.weighting import Uniform
 
 

@@ -162,6 +162,11 @@ def resample(samples: np.ndarray, rate: int) -> np.ndarray:
     return resampled.astype(np.float32, copy=False)
 
 
+def at_speed(samples: np.ndarray, speed: float) -> np.ndarray:
+    """Mono samples at 16 kHz played so much faster, and higher: 1.1 gives a tenth fewer of them."""
+    return resample(samples, round(SAMPLE_RATE * speed))
+
+
 def encode_flac(samples: np.ndarray) -> bytes:
     """Mono samples [num_samples] in [-1, 1] at 16 kHz as a 16-bit FLAC file: lossless for 16-bit sources.
 

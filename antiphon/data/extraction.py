@@ -1,4 +1,4 @@
-"""Run a front end over a corpus: in order, in this process or in several, in bounded memory."""
+"""Run a front end over speech: in order, in this process or in several, in bounded memory."""
 
 from __future__ import annotations
 
@@ -10,22 +10,34 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import get_context
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from antiphon.data.corpus import Corpus, Utterance
+from antiphon.data.corpus import Utterance
 from antiphon.data.frontends import Frontend
 
 CHUNK = 16  # utterances a message: small enough to share evenly, large enough to hide its cost
 LARGEST = float(np.finfo(np.float16).max)
+Extracted = Generator[tuple[Utterance, np.ndarray], None, None]  # with float16 frames [frames, dim]
+
+
+class Speech(Protocol):
+    """Utterances and their samples: a corpus, or some of it, changed. Travels to worker processes."""
+
+    @property
+    def path(self) -> Path: ...
+    def utterances(self) -> Iterator[Utterance]: ...
+    def read_audio(self, utterance: Utterance) -> np.ndarray: ...
 
 
 class Extractor:
-    """A front end, loaded, on an open corpus."""
+    """A front end, loaded, on speech that is open."""
 
-    def __init__(self, corpus: Corpus, frontend: Frontend) -> None:
-        self.corpus = corpus
+    def __init__(self, speech: Speech, frontend: Frontend) -> None:
+        self.speech = speech
         self.extract = frontend.load()
 
     def frames(self, utterances: Sequence[Utterance]) -> list[np.ndarray]:
@@ -36,11 +48,11 @@ class Extractor:
     def _frames(self, utterance: Utterance) -> np.ndarray:
         # Audio libraries and onnxruntime raise what they like; the user needs to know for which utterance.
         try:
-            return as_float16(self.extract(self.corpus.read_audio(utterance)))
+            return as_float16(self.extract(self.speech.read_audio(utterance)))
         except Exception as error:
             raise ValueError(
                 f"cannot compute features of utterance {utterance.id} (speaker {utterance.speaker}) "
-                f"of {self.corpus.path}: {error}"
+                f"of {self.speech.path}: {error}"
             ) from error
 
 
@@ -72,33 +84,29 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def extract_in_order(
-    corpus: Corpus, frontend: Frontend, num_workers: int
-) -> Generator[tuple[Utterance, np.ndarray], None, None]:
-    """Every utterance of the corpus with its float16 frames [frames, dim], in the corpus's order."""
+def extract_in_order(speech: Speech, frontend: Frontend, num_workers: int) -> Extracted:
+    """Every utterance with its float16 frames [frames, dim], in the order of the speech."""
     if num_workers < 1:
         raise ValueError(f"num_workers must be at least 1, not {num_workers}")
     if num_workers == 1:
-        extractor = Extractor(corpus, frontend)
-        for chunk in chunks(corpus.utterances(), CHUNK):
+        extractor = Extractor(speech, frontend)
+        for chunk in chunks(speech.utterances(), CHUNK):
             yield from zip(chunk, extractor.frames(chunk), strict=True)
     else:
-        yield from _in_processes(corpus, frontend, num_workers)
+        yield from _in_processes(speech, frontend, num_workers)
 
 
-def _in_processes(
-    corpus: Corpus, frontend: Frontend, num_workers: int
-) -> Generator[tuple[Utterance, np.ndarray], None, None]:
+def _in_processes(speech: Speech, frontend: Frontend, num_workers: int) -> Extracted:
     # Not forked from here: a forked child of a process that has used torch's threads can hang. The fork
     # server imports torch once for all workers.
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
     executor = ProcessPoolExecutor(
-        num_workers, context, initializer=_start_worker, initargs=(corpus, frontend)
+        num_workers, context, initializer=_start_worker, initargs=(speech, frontend)
     )
     # Chunks ahead of the one being written: keeps workers busy, bounds what is held in memory.
     waiting: deque[tuple[list[Utterance], Future[list[np.ndarray]]]] = deque()
-    source = chunks(corpus.utterances(), CHUNK)
+    source = chunks(speech.utterances(), CHUNK)
     try:
         for chunk in islice(source, 3 * num_workers):
             waiting.append((chunk, executor.submit(_work, chunk)))
@@ -124,10 +132,10 @@ def chunks(utterances: Iterator[Utterance], size: int) -> Iterator[list[Utteranc
 _extractor: Extractor | None = None  # one in each worker process
 
 
-def _start_worker(corpus: Corpus, frontend: Frontend) -> None:
+def _start_worker(speech: Speech, frontend: Frontend) -> None:
     global _extractor
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops us
-    _extractor = Extractor(corpus, frontend)
+    _extractor = Extractor(speech, frontend)
 
 
 def _work(utterances: list[Utterance]) -> list[np.ndarray]:

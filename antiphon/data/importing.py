@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from antiphon.data.audio import SAMPLE_RATE, BadAudioError, encode_flac, read_sound, resample
+from antiphon.data.audio import SAMPLE_RATE, BadAudioError, at_speed, encode_flac, read_sound, resample
 from antiphon.data.candidates import Blob, Candidate, ImportOptions, Skipped
 from antiphon.data.corpus import FORMAT, Utterance
 from antiphon.data.folders import check_destination, new_folder
@@ -102,7 +102,7 @@ def _prepare(candidate: Candidate, options: ImportOptions) -> _Prepared | Skippe
             _check_length(len(samples) / SAMPLE_RATE, candidate.duration, options.min_seconds)
             is_plain = sound.rate == SAMPLE_RATE and sound.num_channels == 1 and candidate.speed == 1
             is_copied = sound.is_whole and is_plain
-            samples = resample(samples, round(SAMPLE_RATE * candidate.speed))
+            samples = at_speed(samples, candidate.speed)
             file.seek(0)
             data = file.read() if is_copied else encode_flac(samples)
     except BadAudioError as reason:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.data.corpus import Corpus, Utterance
-from antiphon.data.extraction import extract_in_order
+from antiphon.data.extraction import Extracted, extract_in_order
 from antiphon.data.folders import new_folder
 from antiphon.data.frontends import Frontend
 
@@ -38,11 +38,18 @@ class FeatureStore:
 
     num_frames [n] int32, first_frame [n + 1] int64, seconds [n] float32, and the codes [n] int32 of
     `speaker_names`, `session_names` and `split_names` are in memory; `frames` [all, dim] float16 is a
-    read-only view of the file, and everything else is read when asked for.
+    read-only view of the file, and everything else is read when asked for. `other_texts` stand in for
+    those of the file.
     """
 
-    def __init__(self, folder: Path, about: dict[str, Any], index: dict[str, np.ndarray]) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        about: dict[str, Any],
+        index: dict[str, np.ndarray],
+        other_texts: Mapping[int, str] | None = None,
+    ) -> None:
+        self.folder, self.other_texts = folder, other_texts or {}
         self.fingerprint: str = about["fingerprint"]
         self.dim: int = about["dim"]
         self.frames_per_second: float = about["frames_per_second"]
@@ -60,7 +67,7 @@ class FeatureStore:
         self._texts = mapped(folder / "texts.txt", int(self._text_at[-1]))
 
     @classmethod
-    def open(cls, folder: str | Path) -> FeatureStore:
+    def open(cls, folder: str | Path, other_texts: Mapping[int, str] | None = None) -> FeatureStore:
         """Open the store in `folder`; refuse one that is not a store or whose files are damaged."""
         folder = Path(folder)
         try:
@@ -74,11 +81,11 @@ class FeatureStore:
                 index = {name: file[name] for name in file.files}
         except Exception as error:  # zipfile, zlib and numpy each raise their own
             raise ValueError(f"{folder / 'index.npz'} is damaged ({error}): delete {folder}") from error
-        return cls(folder, about, index)
+        return cls(folder, about, index, other_texts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A worker process maps the files again instead of being sent their contents.
-        return FeatureStore.open, (self.folder,)
+        return FeatureStore.open, (self.folder, self.other_texts)
 
     def __len__(self) -> int:
         return len(self.num_frames)
@@ -101,6 +108,8 @@ class FeatureStore:
         return self._ids[self._id_at[index] : self._id_at[index + 1]].decode()
 
     def text(self, index: int) -> str:
+        if index in self.other_texts:
+            return self.other_texts[index]
         return self._texts[self._text_at[index] : self._text_at[index + 1]].decode()
 
     def speaker(self, index: int) -> str:
@@ -165,8 +174,24 @@ def compute_features(
 
     The bytes written do not depend on `num_workers`; more than one starts that many processes.
     """
-    folder = Path(corpus.path) / "features" / frontend.key()
     fingerprint = corpus_fingerprint(corpus)
+
+    def extract() -> Extracted:
+        return extract_in_order(corpus, frontend, num_workers)
+
+    return stored(corpus, frontend, frontend.key(), fingerprint, extract, progress)
+
+
+def stored(
+    corpus: Corpus,
+    frontend: Frontend,
+    key: str,
+    fingerprint: str,
+    extract: Callable[[], Extracted],
+    progress: Progress | None,
+) -> FeatureStore:
+    """The corpus's store called `key`, opened if it is there with this fingerprint, else written anew."""
+    folder = Path(corpus.path) / "features" / key
     if folder.exists():
         store = FeatureStore.open(folder)
         if store.fingerprint == fingerprint:
@@ -179,7 +204,7 @@ def compute_features(
         "frames_per_second": frontend.frames_per_second,
     }
     with new_folder(folder) as building:
-        _write(building, about, corpus, extract_in_order(corpus, frontend, num_workers), progress)
+        _write(building, about, corpus, extract(), progress)
     return FeatureStore.open(folder)
 
 
@@ -223,7 +248,7 @@ def _write(
     folder: Path,
     about: dict[str, Any],
     corpus: Corpus,
-    extracted: Generator[tuple[Utterance, np.ndarray], None, None],
+    extracted: Extracted,
     progress: Progress | None,
 ) -> None:
     total = sum(1 for _ in corpus.utterances())

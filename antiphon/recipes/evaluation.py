@@ -12,7 +12,7 @@ from antiphon.data.corpus import Corpus
 from antiphon.data.store import FeatureStore, compute_features
 from antiphon.decoding.normalisation import Normalisation
 from antiphon.decoding.recognizer import Recognizer
-from antiphon.recipes.launch import choose_device
+from antiphon.recipes.preparation import choose_device
 from antiphon.recipes.scoring import score
 
 

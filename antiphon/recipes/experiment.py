@@ -14,6 +14,7 @@ from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.algorithms.robust import GeometricMedian
 from antiphon.clients.worker import Unreliability
+from antiphon.data.corruption import Corruption
 from antiphon.data.frontends import Filterbank, OnnxEncoder
 from antiphon.data.huggingface import HuggingFaceFeatures, HuggingFaceTokensConfig
 from antiphon.data.partition import BySession, BySpeaker, Dirichlet, Iid
@@ -89,6 +90,7 @@ class Experiment:
     model: CtcConfig | LasConfig | TransducerConfig | HuggingFaceConfig = CtcConfig(ConformerConfig(stack=4))
     augment: SpecAugment = SpecAugment()
     speakers: Speakers = Speakers()
+    corruption: Corruption = Corruption()
     unreliability: Unreliability = Unreliability()
     stacked: bool = True  # on a GPU, many clients at once; a CPU takes one after another
     bfloat16: bool = False  # on a GPU, matrix products of 16 bits while training

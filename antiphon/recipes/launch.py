@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-import torch
 from safetensors.torch import load_file
 
 from antiphon import config
-from antiphon.algorithms.rehearsal import SERVER_CLIENT
-from antiphon.clients.client import Bench, check_precision
-from antiphon.clients.stacked import StackedWorker
-from antiphon.clients.worker import SpeechWorker, UnreliableWorker
-from antiphon.core import Algorithm, Pool, Stopped, Tensors, Validating, Worker
-from antiphon.data.corpus import Corpus
-from antiphon.data.store import FeatureStore, compute_features
-from antiphon.data.tokens import Tokens
+from antiphon.clients.client import Bench
+from antiphon.core import Stopped, Tensors
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.engine import Engine, Listener, Silent
 from antiphon.measure import measure
-from antiphon.models.model import Model
 from antiphon.recipes.experiment import Experiment, Run
 from antiphon.recipes.folder import check_folder, claim_folder
+from antiphon.recipes.preparation import Prepared, prepare, told
 from antiphon.recipes.provenance import commit, versions
 from antiphon.recipes.scoring import score, write_json
 from antiphon.report import write_report
-from antiphon.seeding import derive
 from antiphon.team import Alone, Team
 
 RUN_FORMAT = "antiphon-run/1"
@@ -52,54 +41,6 @@ class Dark:
     def features(self, done: int, total: int) -> None: ...
     def run(self, name: str, run: Run, num_clients: int) -> Listener:
         return Silent()
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """An experiment with its data opened and every run looked at."""
-
-    experiment: Experiment
-    store: FeatureStore
-    groups: dict[str, np.ndarray]  # seed, federated, both, valid, test -> utterances
-    clients: dict[str, dict[str, np.ndarray]]  # run -> client -> utterances
-    tokens: Tokens
-    fresh: Tensors  # parameters to be trained, of a model that has learnt nothing here
-    device: torch.device
-
-    def recognizer(self) -> Recognizer:
-        return Recognizer(self.experiment.blueprint, self.tokens, draw(self.experiment, self.tokens))
-
-    def valid_clients(self) -> dict[str, np.ndarray]:
-        return valid_clients(self.experiment, self.store)
-
-    def expect(self, name: str, cohort: Sequence[str]) -> None:
-        """Reads the speech of the next cohort of a run while this one trains."""
-        self.store.expect(np.concatenate([self.clients[name][client] for client in cohort]))
-
-    def pool(self, name: str, bench: Bench, team: Team) -> Pool:
-        """Carries tasks to the clients of a run, in all processes of the team."""
-        clients, faults = self.clients[name], self.experiment.unreliability
-        everyone = {**clients, **self.valid_clients(), SERVER_CLIENT: self.groups["seed"]}
-
-        def seconds(client: str) -> float:
-            return float(self.store.seconds[everyone[client]].sum())
-
-        stacks = self.experiment.stacked and self.device.type == "cuda"
-        worker: Worker = StackedWorker(bench, everyone) if stacks else SpeechWorker(bench, everyone)
-        if faults.dropout or faults.deadline:
-            worker = UnreliableWorker(worker, faults, seconds, self.experiment.seed)
-        return team.pool(worker, seconds)
-
-
-def valid_clients(experiment: Experiment, store: FeatureStore) -> dict[str, np.ndarray]:
-    """Validation speakers are clients that live with the server."""
-    split = experiment.speakers.valid
-    return {f"valid/{s}": store.where(split, [s]) for s in store.speakers(split)}
-
-
-def told(algorithm: Algorithm[Any], valid: Sequence[str]) -> Algorithm[Any]:
-    """The algorithm, which now knows the validation clients if its rounds measure models."""
-    return algorithm.with_validation(valid) if isinstance(algorithm, Validating) else algorithm
 
 
 def run_experiment(
@@ -157,63 +98,6 @@ def _report(experiment: Experiment, out: Path) -> None:
     """A report on the runs that have begun."""
     begun = [out / name for name in experiment.runs if (out / name / "run.json").exists()]
     write_report(begun, out / "report.html")
-
-
-def choose_device(name: str) -> torch.device:
-    """The device, made to give the same bits every time: resuming is exact on a GPU too."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.allow_tf32 = False  # or an LSTM would round to 10 bits where others keep 23
-    # Filling fresh memory would cost a kernel an allocation, and nothing here reads what it did not write.
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (unknown to mypy)
-    try:
-        device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
-        raise ValueError(f"device {name!r} is not to be had here: {error}") from error
-    return device
-
-
-def prepare(
-    experiment: Experiment,
-    data: Path,
-    device: str = "auto",
-    num_workers: int = 1,
-    progress: Callable[[int, int], None] = Dark().features,
-    team: Team | None = None,
-) -> Prepared:
-    """Opens the corpus, computes features where they are missing, and checks every run before any starts."""
-    corpus = Corpus.open(data)
-    chosen = choose_device(device)
-    check_precision(chosen, experiment.bfloat16)
-    experiment.check_masks()
-
-    def compute() -> None:
-        compute_features(corpus, experiment.frontend, num_workers, progress)
-
-    (team or Alone()).first(compute)
-    store = compute_features(corpus, experiment.frontend)
-    groups = experiment.speakers.groups(store)
-    tokens = experiment.tokens.fit([store.text(int(i)) for i in groups["seed"]], corpus.alphabet)
-    model = draw(experiment, tokens)
-    fresh = {name: p.detach().to(chosen) for name, p in model.named_parameters() if p.requires_grad}
-    clients, valid = {}, sorted(valid_clients(experiment, store))
-    for name, run in experiment.runs.items():
-        try:
-            told(run.algorithm, valid).init(fresh)
-            if len(groups[run.data]) == 0:
-                raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
-            clients[name] = run.clients(store, groups[run.data], experiment.seed)
-            run.rounds.check(len(clients[name]))
-        except ValueError as error:
-            raise ValueError(f"run {name!r}: {error}") from error
-    return Prepared(experiment, store, groups, clients, tokens, fresh, chosen)
-
-
-def draw(experiment: Experiment, tokens: Tokens) -> Model:
-    """The experiment's model, the same every time: parameters that are frozen stay as they are drawn."""
-    torch.manual_seed(derive(experiment.seed, "init"))
-    return experiment.blueprint.build(tokens.size)
 
 
 def _carry_out(
@@ -311,6 +195,7 @@ def _about(prepared: Prepared, name: str) -> dict[str, Any]:
         "config": {**settings["runs"][name], **others},
         "num_parameters": sum(p.numel() for p in prepared.fresh.values()),
         "num_clients": len(prepared.clients[name]),
+        "corrupted": prepared.corrupted.shares(prepared.clients[name]),
         "cohort_size": run.rounds.cohort,
         "rounds": run.rounds.total,
         "versions": versions(),

@@ -16,7 +16,7 @@ from antiphon.decoding.rescoring import tabulate
 from antiphon.decoding.search import beam_for, search
 from antiphon.decoding.tuning import Ranking, RankingSearch
 from antiphon.recipes.evaluation import open_store
-from antiphon.recipes.launch import choose_device
+from antiphon.recipes.preparation import choose_device
 
 Progress = Callable[[int, int], None]
 

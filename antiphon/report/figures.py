@@ -13,6 +13,7 @@ from antiphon.report.drawing import Look, look
 from antiphon.report.formatting import plural
 from antiphon.report.run import RunFolder
 from antiphon.report.statistics import worst_decile
+from antiphon.report.weights import weights_by_kind
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,11 @@ def of_weights(run: RunFolder) -> list[Figure]:
         caption = (
             "Heaviest on average first. White: not drawn, or no answer. 1× is an equal share of the round."
         )
-    return [Figure(Markup(weight_plots.weights_over_rounds(run)), caption, wide=True)]
+    figures = [Figure(Markup(weight_plots.weights_over_rounds(run)), caption, wide=True)]
+    if not weights_by_kind(run):
+        return figures
+    caption = f"{len(run.corrupted)} of {run.num_clients} clients were corrupted; a star marks them below."
+    return [Figure(Markup(weight_plots.clean_and_corrupted(run)), caption, wide=True), *figures]
 
 
 def of_updates(runs: Sequence[RunFolder]) -> list[Figure]:

@@ -10,6 +10,7 @@ from antiphon.report.attention import Row, attention_rows
 from antiphon.report.formatting import NONE, bounds, percent, plural, ranges, signed, size
 from antiphon.report.run import Counts, RunFolder
 from antiphon.report.statistics import NUM_RESAMPLES
+from antiphon.report.weights import weights_by_kind
 
 MAX_FAILURES = 100
 
@@ -27,6 +28,9 @@ def results_markdown(runs: Sequence[RunFolder]) -> str:
         attention = attention_rows(runs, split)
         if attention:
             parts += [f"## Attention on {_plain(split)}", _attention_table(attention)]
+    corrupted = [run for run in runs if run.corrupted]
+    if corrupted:
+        parts += ["## Corrupted clients", _corrupted_table(corrupted)]
     parts += ["## Clients left out", _failure_table(runs), "## What was run", _provenance(runs)]
     if len(runs) > 1:
         cells = [[key, *(_or_none(value) for value in values)] for key, values in tables.differences(runs)]
@@ -135,6 +139,16 @@ def _attention_table(rows: Sequence[Row]) -> str:
         for row in rows
     ]
     return _table(head, cells)
+
+
+def _corrupted_table(runs: Sequence[RunFolder]) -> str:
+    cells = []
+    for run in runs:
+        means = {kind: f"{values.mean():.3f}" for kind, (_, values) in weights_by_kind(run).items()}
+        weights = [means.get(kind, NONE) for kind in ("clean", "corrupted")]
+        cells.append([run.label, f"{len(run.corrupted)} of {run.num_clients}", *weights])
+    head = ["run", "corrupted clients", "mean weight of clean ones", "of corrupted ones"]
+    return _table(head, cells) + "\n\nWeights over an equal share of the round, as means over rounds."
 
 
 def _failure_table(runs: Sequence[RunFolder]) -> str:

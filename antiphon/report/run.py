@@ -118,6 +118,12 @@ class RunFolder:
         return int(self.about.get("cohort_size") or largest)
 
     @cached_property
+    def corrupted(self) -> frozenset[str]:
+        """Clients most of whose utterances were corrupted on purpose."""
+        shares: Mapping[str, float] = self.about.get("corrupted") or {}
+        return frozenset(name for name, share in shares.items() if share > 0.5)
+
+    @cached_property
     def validation(self) -> dict[str, tuple[Array, Array]]:
         """Name ("wer", "cer", "loss") → (rounds, values) where it was measured."""
         measured = [entry for entry in self.journal if entry.get("valid")]

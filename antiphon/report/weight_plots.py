@@ -28,6 +28,7 @@ from antiphon.report.drawing import (
 )
 from antiphon.report.run import Array, RunFolder
 from antiphon.report.statistics import effective_number
+from antiphon.report.weights import relative_weights, weights_by_kind
 
 MAX_LINES = 6  # clients drawn as lines
 MAX_ROWS = 48  # rows of the heat map; more clients share rows
@@ -39,23 +40,14 @@ COLOURS = LinearSegmentedColormap.from_list(
 )
 
 
-def relative_weights(run: RunFolder) -> tuple[list[str], Array]:
-    """(clients, weights [clients, rounds]): 1 is an equal share of the round, NaN not in it."""
-    clients = sorted({name for entry in run.trained for name in entry.get("clients", {})})
-    index = {name: row for row, name in enumerate(clients)}
-    weights = np.full((len(clients), len(run.trained)), np.nan, dtype=np.float32)
-    for column, entry in enumerate(run.trained):
-        answered = entry.get("clients", {})
-        for name, stats in answered.items():
-            if stats.get("weight") is not None:
-                weights[index[name], column] = stats["weight"] * len(answered)
-    return clients, weights.astype(np.float64)
-
-
 @as_svg
 def weights_over_rounds(run: RunFolder) -> Figure:
-    """Lines for a few clients, a heat map for more, groups of clients as its rows for many."""
+    """Lines for a few clients, a heat map for more, groups of clients as its rows for many.
+
+    Corrupted clients have a star.
+    """
     clients, weights = relative_weights(run)
+    names = [f"* {name}" if name in run.corrupted else name for name in clients]
     rounds = np.array([float(entry["round"]) for entry in run.trained])
     if len(clients) <= MAX_LINES:
         figure, axes = new_figure(WHOLE, 3.0)
@@ -68,9 +60,25 @@ def weights_over_rounds(run: RunFolder) -> Figure:
         axes.axhline(1, color=FAINT, linewidth=1, zorder=0)
         rounds_axis(axes, rounds[-1])
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}×"))
-        legend(axes, keys, clients)
+        legend(axes, keys, names)
         return figure
-    return _heat_map(clients, weights, rounds)
+    return _heat_map(names, weights, rounds)
+
+
+@as_svg
+def clean_and_corrupted(run: RunFolder) -> Figure:
+    """The mean weight of clean and of corrupted clients by round."""
+    figure, axes = new_figure(WHOLE, 2.4)
+    axes.set_title("Mean weight of clean and corrupted clients over an equal share")
+    kinds = weights_by_kind(run)
+    for index, (rounds, means) in enumerate(kinds.values()):
+        draw_line(axes, rounds, means, look(index))
+    axes.axhline(1, color=FAINT, linewidth=1, zorder=0)
+    axes.set_ylim(bottom=0)
+    rounds_axis(axes, run.num_finished)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}×"))
+    legend(axes, [Line2D([], [], color=look(index).colour) for index in range(len(kinds))], list(kinds))
+    return figure
 
 
 def _heat_map(clients: Sequence[str], weights: Array, rounds: Array) -> Figure:

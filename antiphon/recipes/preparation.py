@@ -1,0 +1,146 @@
+"""Before a run: the device, the corpus with its features and its corrupted clients, every run's clients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from antiphon.algorithms.rehearsal import SERVER_CLIENT
+from antiphon.clients.client import Bench, check_precision
+from antiphon.clients.stacked import StackedWorker
+from antiphon.clients.worker import SpeechWorker, UnreliableWorker
+from antiphon.core import Algorithm, Pool, Tensors, Validating, Worker
+from antiphon.data.corpus import Corpus
+from antiphon.data.corrupted import corrupted_features
+from antiphon.data.corruption import Chosen
+from antiphon.data.store import FeatureStore, Progress, compute_features
+from antiphon.data.tokens import Tokens
+from antiphon.decoding.recognizer import Recognizer
+from antiphon.models.model import Model
+from antiphon.recipes.experiment import Experiment
+from antiphon.seeding import derive
+from antiphon.team import Alone, Team
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment with its data opened and every run looked at."""
+
+    experiment: Experiment
+    store: FeatureStore
+    groups: dict[str, np.ndarray]  # seed, federated, both, valid, test -> utterances
+    corrupted: Chosen
+    clients: dict[str, dict[str, np.ndarray]]  # run -> client -> utterances
+    tokens: Tokens
+    fresh: Tensors  # parameters to be trained, of a model that has learnt nothing here
+    device: torch.device
+
+    def recognizer(self) -> Recognizer:
+        return Recognizer(self.experiment.blueprint, self.tokens, draw(self.experiment, self.tokens))
+
+    def valid_clients(self) -> dict[str, np.ndarray]:
+        return valid_clients(self.experiment, self.store)
+
+    def expect(self, name: str, cohort: Sequence[str]) -> None:
+        """Reads the speech of the next cohort of a run while this one trains."""
+        self.store.expect(np.concatenate([self.clients[name][client] for client in cohort]))
+
+    def pool(self, name: str, bench: Bench, team: Team) -> Pool:
+        """Carries tasks to the clients of a run, in all processes of the team."""
+        clients, faults = self.clients[name], self.experiment.unreliability
+        everyone = {**clients, **self.valid_clients(), SERVER_CLIENT: self.groups["seed"]}
+
+        def seconds(client: str) -> float:
+            return float(self.store.seconds[everyone[client]].sum())
+
+        stacks = self.experiment.stacked and self.device.type == "cuda"
+        worker: Worker = StackedWorker(bench, everyone) if stacks else SpeechWorker(bench, everyone)
+        if faults.dropout or faults.deadline:
+            worker = UnreliableWorker(worker, faults, seconds, self.experiment.seed)
+        return team.pool(worker, seconds)
+
+
+def valid_clients(experiment: Experiment, store: FeatureStore) -> dict[str, np.ndarray]:
+    """Validation speakers are clients that live with the server."""
+    split = experiment.speakers.valid
+    return {f"valid/{s}": store.where(split, [s]) for s in store.speakers(split)}
+
+
+def told(algorithm: Algorithm[Any], valid: Sequence[str]) -> Algorithm[Any]:
+    """The algorithm, which now knows the validation clients if its rounds measure models."""
+    return algorithm.with_validation(valid) if isinstance(algorithm, Validating) else algorithm
+
+
+def choose_device(name: str) -> torch.device:
+    """The device, made to give the same bits every time: resuming is exact on a GPU too."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.allow_tf32 = False  # or an LSTM would round to 10 bits where others keep 23
+    # Filling fresh memory would cost a kernel an allocation, and nothing here reads what it did not write.
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (unknown to mypy)
+    try:
+        device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
+        raise ValueError(f"device {name!r} is not to be had here: {error}") from error
+    return device
+
+
+def prepare(
+    experiment: Experiment,
+    data: Path,
+    device: str = "auto",
+    num_workers: int = 1,
+    progress: Progress | None = None,
+    team: Team | None = None,
+) -> Prepared:
+    """Opens the corpus, computes features where they are missing, and checks every run before any starts."""
+    corpus = Corpus.open(data)
+    chosen = choose_device(device)
+    check_precision(chosen, experiment.bfloat16)
+    experiment.check_masks()
+
+    def compute() -> None:
+        open_speech(experiment, corpus, num_workers, progress)
+
+    (team or Alone()).first(compute)
+    store, groups, corrupted = open_speech(experiment, corpus)
+    tokens = experiment.tokens.fit([store.text(int(i)) for i in groups["seed"]], corpus.alphabet)
+    model = draw(experiment, tokens)
+    fresh = {name: p.detach().to(chosen) for name, p in model.named_parameters() if p.requires_grad}
+    clients, valid = {}, sorted(valid_clients(experiment, store))
+    for name, run in experiment.runs.items():
+        try:
+            told(run.algorithm, valid).init(fresh)
+            if len(groups[run.data]) == 0:
+                raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
+            clients[name] = corrupted.left(run.clients(store, groups[run.data], experiment.seed))
+            run.rounds.check(len(clients[name]))
+        except ValueError as error:
+            raise ValueError(f"run {name!r}: {error}") from error
+    return Prepared(experiment, store, groups, corrupted, clients, tokens, fresh, chosen)
+
+
+def open_speech(
+    experiment: Experiment, corpus: Corpus, num_workers: int = 1, progress: Progress | None = None
+) -> tuple[FeatureStore, dict[str, np.ndarray], Chosen]:
+    """Features, computed where they are missing; who is in which group; and which clients are corrupted."""
+    frontend, corruption = experiment.frontend, experiment.corruption
+    clean = compute_features(corpus, frontend, num_workers, progress)
+    groups = experiment.speakers.groups(clean)
+    chosen = corruption.choose(clean, groups["federated"], experiment.seed)
+    pool = groups["both"]
+    store = corrupted_features(corpus, frontend, clean, corruption, chosen, pool, num_workers, progress)
+    return store, groups, chosen
+
+
+def draw(experiment: Experiment, tokens: Tokens) -> Model:
+    """The experiment's model, the same every time: parameters that are frozen stay as they are drawn."""
+    torch.manual_seed(derive(experiment.seed, "init"))
+    return experiment.blueprint.build(tokens.size)
