@@ -91,7 +91,7 @@ class DgaRl:
     inner: FedAvg = dga()
     policy: Policy = Policy()
     rewards: Rewards = Rewards()
-    exploration: float = 1.0  # deviation of the noise on log-weights in the first round
+    exploration: float = 0.5  # deviation of the noise on log-weights in the first round
     exploration_decay: float = 0.98  # from each round to the next
     num_validation: int = 0  # clients that both models are measured on; 0: all the run validates on
     validation: tuple[str, ...] = ()  # their names; empty: drawn when the run begins
@@ -132,9 +132,8 @@ class DgaRl:
         policy_cer = error_rate(played)
         is_won = policy_cer <= rival_cer
         reward = self.rewards(policy_cer, rival_cer)
-        contrast = torch.softmax(played, 0) - torch.softmax(rival, 0)
-        seed = derive(state.seed, "policy", state.round)
-        learnt = self.policy.learn(learnt, Duel(features, contrast, reward), seed)
+        duel = Duel.between(features, played, rival, reward)
+        learnt = self.policy.learn(learnt, duel, derive(state.seed, "policy", state.round))
         # Made once more, rather than both kept: two models and two optimisers' states would be held, and
         # the weights that the journal notes are those combined last.
         chosen = held.combine((played if is_won else rival).tolist())
