@@ -148,10 +148,10 @@ class DgaRl:
         }
 
     def _learnt(self, state: DgaRlState) -> Learnt:
-        """What is known at the start of a round. Always on the CPU: a checkpoint may bring it to a GPU."""
+        """What is known at the start of a round."""
         if not state.learnt:  # only now is the run's seed known
             return self.policy.begin(NUM_FEATURES, derive(state.seed, "policy network"))
-        return on_cpu(state.learnt)
+        return copy_on_cpu(state.learnt)
 
     def _deviation(self, state: DgaRlState) -> float:
         return self.exploration * self.exploration_decay**state.round
@@ -179,8 +179,12 @@ def describe(reports: Sequence[Report]) -> Tensor:
     return torch.cat([own, standardise(own, own)], dim=1)
 
 
-def on_cpu(tree: Any) -> Any:
-    """A tree of dicts and tensors with its tensors on the CPU."""
+def copy_on_cpu(tree: Any) -> Any:
+    """A tree of dicts and tensors whose tensors are where they would be had there been no checkpoint.
+
+    It may have brought them to a GPU. Even on a CPU they begin at addresses that are multiples of less
+    than 64, for which small matrix products take another path, to other last bits.
+    """
     if isinstance(tree, dict):
-        return {key: on_cpu(item) for key, item in tree.items()}
-    return tree.cpu() if isinstance(tree, Tensor) else tree
+        return {key: copy_on_cpu(item) for key, item in tree.items()}
+    return tree.cpu().clone() if isinstance(tree, Tensor) else tree
