@@ -91,7 +91,7 @@ class DgaRl:
     inner: FedAvg = dga()
     policy: Policy = Policy()
     rewards: Rewards = Rewards()
-    exploration: float = 1.0  # deviation of the noise on log-weights in the first round
+    exploration: float = 0.5  # deviation of the noise on log-weights in the first round
     exploration_decay: float = 0.98  # from each round to the next
     num_validation: int = 0  # clients that both models are measured on; 0: all the run validates on
     validation: tuple[str, ...] = ()  # their names; empty: drawn when the run begins
@@ -132,9 +132,8 @@ class DgaRl:
         policy_cer = error_rate(played)
         is_won = policy_cer <= rival_cer
         reward = self.rewards(policy_cer, rival_cer)
-        contrast = torch.softmax(played, 0) - torch.softmax(rival, 0)
-        seed = derive(state.seed, "policy", state.round)
-        learnt = self.policy.learn(learnt, Duel(features, contrast, reward), seed)
+        duel = Duel.between(features, played, rival, reward)
+        learnt = self.policy.learn(learnt, duel, derive(state.seed, "policy", state.round))
         # Made once more, rather than both kept: two models and two optimisers' states would be held, and
         # the weights that the journal notes are those combined last.
         chosen = held.combine((played if is_won else rival).tolist())
@@ -149,10 +148,10 @@ class DgaRl:
         }
 
     def _learnt(self, state: DgaRlState) -> Learnt:
-        """What is known at the start of a round. Always on the CPU: a checkpoint may bring it to a GPU."""
+        """What is known at the start of a round."""
         if not state.learnt:  # only now is the run's seed known
             return self.policy.begin(NUM_FEATURES, derive(state.seed, "policy network"))
-        return on_cpu(state.learnt)
+        return copy_on_cpu(state.learnt)
 
     def _deviation(self, state: DgaRlState) -> float:
         return self.exploration * self.exploration_decay**state.round
@@ -180,8 +179,12 @@ def describe(reports: Sequence[Report]) -> Tensor:
     return torch.cat([own, standardise(own, own)], dim=1)
 
 
-def on_cpu(tree: Any) -> Any:
-    """A tree of dicts and tensors with its tensors on the CPU."""
+def copy_on_cpu(tree: Any) -> Any:
+    """A tree of dicts and tensors whose tensors are where they would be had there been no checkpoint.
+
+    It may have brought them to a GPU. Even on a CPU they begin at addresses that are multiples of less
+    than 64, for which small matrix products take another path, to other last bits.
+    """
     if isinstance(tree, dict):
-        return {key: on_cpu(item) for key, item in tree.items()}
-    return tree.cpu() if isinstance(tree, Tensor) else tree
+        return {key: copy_on_cpu(item) for key, item in tree.items()}
+    return tree.cpu().clone() if isinstance(tree, Tensor) else tree

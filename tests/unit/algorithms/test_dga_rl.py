@@ -249,23 +249,31 @@ def test_the_clock_knows_what_measuring_the_candidates_took(tmp_path: Path) -> N
 # --- Learning whom to trust -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("bad_loss", [LOUD, QUIET], ids=["bad clients lose", "bad clients fool the softmax"])
-def test_bad_clients_lose_their_weight_and_the_reward_rises(bad_loss: float, seed: int) -> None:
-    state, rewards, trusted, fooled = begin(seed=seed), [], [], []
-    for round in range(60):
+def test_bad_clients_lose_their_weight_and_the_reward_rises(bad_loss: float) -> None:
+    early, late = [], []
+    for seed in range(4):
+        rewards, trusted, by_softmax = learn(bad_loss, seed, num_rounds=100)
+        assert mean(by_softmax[-20:]) > (0.3 if bad_loss == QUIET else 0.1)
+        assert mean(trusted[-20:]) < 0.02
+        early += rewards[:5]
+        late += rewards[-20:]
+    assert mean(late) > 0.9
+    assert mean(late) > mean(early) + 0.4  # a lucky first draw may win at once: not so for all seeds
+
+
+def learn(bad_loss: float, seed: int, num_rounds: int) -> tuple[list[float], list[float], list[float]]:
+    """Of each round: the reward, the weight bad clients had, and the weight the softmax gives them."""
+    state, rewards, trusted, by_softmax = begin(seed=seed), [], [], []
+    for round in range(num_rounds):
         cohort = sample_cohort(CLIENTS, 8, seed, round)
         pool = watch(Garden(bad_loss), cohort)
         state, metrics = ALGORITHM.round(state, cohort, pool)
         rewards.append(metrics["reward"])
         trusted.append(sum(pool.clients[client]["weight"] for client in cohort if client in BAD))
-        losses = torch.tensor([-pool.clients[client]["loss"] for client in cohort])
-        is_bad = torch.tensor([client in BAD for client in cohort])
-        fooled.append(float(torch.softmax(losses, 0)[is_bad].sum()))
-    assert mean(fooled[-20:]) > (0.3 if bad_loss == QUIET else 0.1)  # what the softmax gives them
-    assert mean(trusted[-20:]) < 0.02
-    assert mean(rewards[-20:]) > 0.9
-    assert mean(rewards[-20:]) > mean(rewards[:5]) + 0.1
+        likely = {client: math.exp(-pool.clients[client]["loss"]) for client in cohort}
+        by_softmax.append(sum(likely[client] for client in cohort if client in BAD) / sum(likely.values()))
+    return rewards, trusted, by_softmax
 
 
 def mean(values: list[float]) -> float:

@@ -16,7 +16,7 @@ SMALL = Policy(hidden=5, bottleneck=3)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def network(policy: Policy = SMALL, num_features: int = 4, seed: int = 1) -> Tensors:
@@ -26,8 +26,8 @@ def network(policy: Policy = SMALL, num_features: int = 4, seed: int = 1) -> Ten
 
 
 def duel(num_clients: int, reward: float, seed: int) -> Duel:
-    played, rival = (torch.softmax(random(num_clients, seed=seed + shift), 0) for shift in (1, 2))
-    return Duel(random(num_clients, 4, seed=seed), played - rival, reward)
+    played, rival = (random(num_clients, seed=seed + shift) for shift in (1, 2))
+    return Duel.between(random(num_clients, 4, seed=seed), played, rival, reward)
 
 
 def memory_of(*duels: Duel, capacity: int = 1000) -> Tensors:
@@ -44,7 +44,8 @@ def test_the_network_has_five_layers_and_a_bottleneck_before_the_last() -> None:
     fresh = Policy(hidden=7, bottleneck=3).begin(6, seed=0)["network"]
     shapes = [tuple(fresh[f"{layer}.weight"].shape) for layer in range(5)]
     assert shapes == [(7, 6), (7, 7), (7, 7), (3, 7), (1, 3)]
-    assert len(fresh) == 10
+    assert len(fresh) == 11
+    assert fresh["price"].shape == ()
 
 
 def test_scores_are_those_of_plain_loops() -> None:
@@ -114,11 +115,32 @@ def test_padding_changes_no_loss() -> None:
 # --- Learning -------------------------------------------------------------------------------------
 
 
+def test_a_duel_is_the_difference_of_two_softmaxes() -> None:
+    played, rival = torch.tensor([0.0, math.log(3)]).double(), torch.tensor([7.0, 7.0]).double()
+    one = Duel.between(random(2, 4), played, rival, 0.1)
+    assert one.contrast.tolist() == pytest.approx([-0.25, 0.25])
+    assert one.unevenness == pytest.approx(2 * ((1 + 9) / 16 - 1 / 2))
+
+
+def test_losses_of_uneven_weights_are_put_down_to_the_price_and_not_to_clients() -> None:
+    """Features that say nothing, a noisy policy that always loses."""
+    policy = Policy()
+    learnt = policy.begin(6, seed=0)
+    before = float(learnt["network"]["price"])
+    for round in range(60):
+        features, rival = random(8, 6, seed=round), torch.zeros(8, dtype=torch.float64)
+        played = policy.score(learnt, features) + 0.5 * random(8, seed=1000 + round)
+        learnt = policy.learn(learnt, Duel.between(features, played, rival, -1.0), round)
+    assert float(learnt["network"]["price"]) > before + 0.1
+    assert float(policy.score(learnt, random(100, 6, seed=99)).std()) < 0.6
+
+
 @pytest.mark.parametrize(("reward", "target"), [(1.0, 1.0), (-1.0, 0.0), (0.1, 0.55)])
 def test_the_loss_is_the_cross_entropy_of_the_reward(reward: float, target: float) -> None:
     one, weights = duel(4, reward, 3), network()
     scores = SMALL.scores(weights, one.features).tolist()
     margin = sum(d * q for d, q in zip(one.contrast.tolist(), scores, strict=True))
+    margin -= math.log1p(math.exp(float(weights["price"]))) * one.unevenness
     chance = 1 / (1 + math.exp(-margin))
     expected = -target * math.log(chance) - (1 - target) * math.log(1 - chance)
     expected += SMALL.shrinkage * sum(q * q for q in scores) / 4
@@ -126,7 +148,7 @@ def test_the_loss_is_the_cross_entropy_of_the_reward(reward: float, target: floa
 
 
 def test_the_gradient_is_reward_less_baseline_times_what_was_played_differently() -> None:
-    """By q_k it is −(p − σ(Σ d q)) d_k: checked on the last layer, whose inputs are found by other means."""
+    """By q_k it is −(p − σ(m)) d_k: checked on the last layer, whose inputs are found by other means."""
     policy, one = Policy(hidden=5, bottleneck=3, shrinkage=0.0, limit=1e6), duel(4, 1.0, 3)
     weights = {name: tensor.requires_grad_() for name, tensor in network().items()}
     (gradient,) = torch.autograd.grad(policy.loss(weights, memory_of(one)), [weights["4.weight"]])
@@ -139,21 +161,22 @@ def test_the_gradient_is_reward_less_baseline_times_what_was_played_differently(
                 for line in torch.eye(3, dtype=torch.float64)
             ]
         )
-        chance = torch.sigmoid(one.contrast @ policy.scores(weights, one.features))
+        price = torch.log1p(weights["price"].exp())
+        chance = torch.sigmoid(one.contrast @ policy.scores(weights, one.features) - price * one.unevenness)
     expected = -(1.0 - chance) * (hidden @ one.contrast)
     assert float(expected.abs().max()) > 0
     torch.testing.assert_close(gradient[0], expected, rtol=1e-8, atol=1e-10)
 
 
 def test_an_optimum_is_the_expected_reward() -> None:
-    """Duels with one contrast, won three times out of four: tanh(½ Σ d q) goes to the mean reward, ½."""
+    """Even duels with one contrast, won three times out of four: tanh(½ Σ d q) goes to the mean reward, ½."""
     policy = Policy(16, 8, shrinkage=0.0, optimizer=Adam(lr=0.01, epsilon=1e-6), steps=500)
     features = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
     contrast = torch.tensor([0.3, -0.3], dtype=torch.float64)
     learnt = policy.begin(1, seed=0)
     for reward in (1.0, 1.0, -1.0):
-        learnt = {**learnt, "duels": remember(learnt["duels"], Duel(features, contrast, reward), 10)}
-    learnt = policy.learn(learnt, Duel(features, contrast, 1.0), seed=0)
+        learnt = {**learnt, "duels": remember(learnt["duels"], Duel(features, contrast, 0.0, reward), 10)}
+    learnt = policy.learn(learnt, Duel(features, contrast, 0.0, 1.0), seed=0)
     margin = float(contrast @ policy.score(learnt, features))
     assert math.tanh(margin / 2) == pytest.approx(0.5, abs=1e-3)
 
