@@ -299,27 +299,20 @@ def nbest_command(
     indices = hearer.store.where(split=split)
     if tune_on:
         ranking = hearer.tuned(ranking, hearer.store.where(split=tune_on), told=_tell_trial)
-        screen.console.print(_listed(f"weights, found on {tune_on}", _weights(ranking)))
+        screen.console.print(_listed(f"weights, found on {tune_on}", ranking.weights))
     began = time.perf_counter()
     with screen.bar("search") as progress:
         found = list(hearer.nbest(indices, beam, ranking, progress))
-    factor = (time.perf_counter() - began) / float(hearer.store.seconds[indices].sum())
+    seconds = time.perf_counter() - began
     write_nbest(out, found)
     lists = tabulate(found, {})
     oracles = {f"oracle of {depth}": lists.oracle(depth) for depth in (5, 20, 100) if depth < beam}
     rows = {"best": lists.first(), **oracles, f"oracle of {beam}": lists.oracle()}
     screen.console.print(_table(lists, rows))
-    minutes = float(hearer.store.seconds[indices].sum()) / 60
-    screen.console.print(f"{minutes:.1f} min of speech, real-time factor {factor:.3f}")
+    speech = float(hearer.store.seconds[indices].sum())
+    screen.console.print(f"{speech / 60:.1f} min of speech, real-time factor {seconds / speech:.3f}")
     screen.console.print(f"wrote {out}")
 
 
 def _tell_trial(tried: Ranking, errors: int) -> None:
-    screen.console.print(_listed(f"{errors:,} errors", _weights(tried)))
-
-
-def _weights(ranking: Ranking) -> dict[str, float]:
-    weights = {"coverage": ranking.penalties.coverage_weight} if ranking.penalties.coverage_weight else {}
-    if ranking.fusion is not None:
-        weights = {"lm": ranking.fusion.weight, "word bonus": ranking.fusion.word_bonus, **weights}
-    return weights
+    screen.console.print(_listed(f"{errors:,} errors", tried.weights))

@@ -55,7 +55,7 @@ def measure(
     began = time.perf_counter()
     lists = list(hearer.nbest(test, width, ranking))
     found["real_time_factor"] = (time.perf_counter() - began) / float(hearer.store.seconds[test].sum())
-    found["weights"] = described(ranking)
+    found["weights"] = ranking.weights
     fused = tabulate(lists, models)
     found["ngram"] = rate(fused.count(fused.first()))
     if models:
@@ -70,12 +70,6 @@ def greedy(hearer: Hearer, indices: np.ndarray) -> Errors:
     recognizer, store = hearer.recognizer, hearer.store
     heard = recognise(recognizer.model, recognizer.tokens, store, indices, hearer.device)
     return sum((word_errors(store.text(index), text) for index, text in heard.items()), Errors())
-
-
-def described(ranking: Ranking) -> dict[str, float]:
-    assert ranking.fusion is not None
-    weights = {"lm": ranking.fusion.weight, "word_bonus": ranking.fusion.word_bonus}
-    return {**weights, "coverage": ranking.penalties.coverage_weight}
 
 
 def rate(errors: Errors) -> dict[str, Any]:

@@ -20,7 +20,6 @@ With a language model the list is made of the best sentences that have ended any
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +28,7 @@ from torch import Tensor
 from antiphon.data.batches import Batch
 from antiphon.data.tokens import BOUNDARY, Tokens
 from antiphon.decoding.fusion import Fusion, Speller, surfaces
-from antiphon.decoding.hypothesis import ACOUSTIC, COVERAGE, LENGTH, LM, WORDS, Hypothesis
+from antiphon.decoding.hypothesis import ACOUSTIC, COVERAGE, LENGTH, LM, WORDS, Hypothesis, best_first
 from antiphon.decoding.sentences import Sentences
 from antiphon.models.las import Decoder, Las, Memory
 from antiphon.models.layers import at_least_float32
@@ -76,7 +75,7 @@ class AttentionBeam:
             beam = offers.kept(offers.scores.flatten(1).topk(self.width, dim=1).indices)
         scores = self.penalties.scores(beam.acoustic, beam.lengths, beam.coverage)
         return [
-            _listed([_hypothesis(beam, row, number, own[number], tokens) for number in range(self.width)])
+            best_first([_hypothesis(beam, row, number, own[number], tokens) for number in range(self.width)])
             for row, own in enumerate(scores.tolist())
         ]
 
@@ -92,7 +91,7 @@ class AttentionBeam:
                 if place not in ended[row]:  # it stays in the beam, and ends again at every step
                     ended[row][place] = _ended(offers, sentences, row, offer, place, tokens)
             beam = offers.kept(choice.best)
-        return [_listed(list(own.values()))[: self.width] for own in ended]
+        return [best_first(list(own.values()))[: self.width] for own in ended]
 
 
 def _offers(model: Las, beam: Beam, memory: Memory, penalties: Penalties) -> Offers:
@@ -244,12 +243,3 @@ def _ended(
     }
     score = offers.scores[row, number, token].item() + sentences.speller.bonus(words)
     return Hypothesis(" ".join(tokens.decode(spelled).split()), spelled, score, parts)
-
-
-def _listed(hypotheses: list[Hypothesis]) -> tuple[Hypothesis, ...]:
-    """Best first; of those that read the same, the best; nothing that cannot be."""
-    found: dict[str, Hypothesis] = {}
-    for hypothesis in sorted(hypotheses, key=lambda hypothesis: -hypothesis.score):
-        if hypothesis.parts[ACOUSTIC] > -math.inf:
-            found.setdefault(hypothesis.text, hypothesis)
-    return tuple(found.values())

@@ -31,8 +31,7 @@ from antiphon.data.tokens import BOUNDARY, Tokens
 from antiphon.decoding.fusion import Fusion, Speller
 from antiphon.decoding.hypothesis import Hypothesis
 from antiphon.decoding.prefixes import NOTHING, Prefixes, highest, hypotheses, speller_for
-from antiphon.models.ctc import Ctc
-from antiphon.models.huggingface import HuggingFaceCtc
+from antiphon.models.ctc import Framewise
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,7 @@ class CtcBeam:
             raise ValueError(f"a beam needs a width and tokens_per_frame of at least 1: {self}")
 
     @torch.inference_mode()
-    def nbest(
-        self, model: Ctc | HuggingFaceCtc, tokens: Tokens, batch: Batch
-    ) -> list[tuple[Hypothesis, ...]]:
+    def nbest(self, model: Framewise, tokens: Tokens, batch: Batch) -> list[tuple[Hypothesis, ...]]:
         """Hypotheses of each utterance of the batch. Call `model.eval()` first."""
         log_probs, lengths = model(batch)
         frames = log_probs.double().cpu().numpy()

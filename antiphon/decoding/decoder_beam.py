@@ -7,6 +7,7 @@ greedy. Probabilities are those of all tokens: one that is suppressed takes its 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from antiphon.data.batches import Batch
 from antiphon.data.tokens import BOUNDARY, Tokens
-from antiphon.decoding.hypothesis import ACOUSTIC, LENGTH, WORDS, Hypothesis
+from antiphon.decoding.hypothesis import ACOUSTIC, LENGTH, WORDS, Hypothesis, best_first
 from antiphon.models.huggingface import HuggingFaceSeq2Seq
 
 
@@ -41,7 +42,7 @@ class DecoderBeam:
             rows = (torch.arange(len(limits), device=limits.device)[:, None] * self.width + parents).flatten()
             cache.reorder_cache(rows)
             last = beam.spelled[:, :, -1].flatten()
-        return [_listed(beam, row, tokens) for row in range(len(limits))]
+        return [best_first(_hypotheses(beam, row, tokens)) for row in range(len(limits))]
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,11 @@ class Beam:
         return parents, Beam(spelled, best.values, lengths, running)
 
 
-def _listed(beam: Beam, row: int, tokens: Tokens) -> tuple[Hypothesis, ...]:
-    """Hypotheses of one utterance; of those that read the same, the best."""
-    found: dict[str, Hypothesis] = {}
+def _hypotheses(beam: Beam, row: int, tokens: Tokens) -> Iterator[Hypothesis]:
+    """All of one utterance."""
     columns: list[Any] = [values[row].tolist() for values in (beam.spelled, beam.acoustic, beam.lengths)]
     for path, acoustic, length in zip(*columns, strict=True):
-        if acoustic == -torch.inf:
-            continue
         spelled = tuple(token for token in path if token != BOUNDARY)
         text = " ".join(tokens.decode(spelled).split())
         parts = {ACOUSTIC: acoustic, LENGTH: float(length), WORDS: float(len(text.split()))}
-        found.setdefault(text, Hypothesis(text, spelled, acoustic, parts))
-    return tuple(found.values())
+        yield Hypothesis(text, spelled, acoustic, parts)

@@ -64,6 +64,15 @@ class NBest:
     split: str | None = None
 
 
+def best_first(hypotheses: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
+    """By score; of those that read the same, the best; nothing that cannot be."""
+    found: dict[str, Hypothesis] = {}
+    for hypothesis in sorted(hypotheses, key=lambda hypothesis: -hypothesis.score):
+        if hypothesis.parts[ACOUSTIC] > -math.inf:
+            found.setdefault(hypothesis.text, hypothesis)
+    return tuple(found.values())
+
+
 def read_nbest(path: str | Path) -> Iterator[NBest]:
     """Lists of a JSON-lines file, plain or .gz, in its order."""
     path = Path(path)

@@ -17,8 +17,8 @@ from antiphon.decoding.decoder_beam import DecoderBeam
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import Hypothesis, NBest
 from antiphon.decoding.transducer_beam import TransducerBeam
-from antiphon.models.ctc import Ctc
-from antiphon.models.huggingface import HuggingFaceCtc, HuggingFaceSeq2Seq
+from antiphon.models.ctc import Framewise
+from antiphon.models.huggingface import HuggingFaceSeq2Seq
 from antiphon.models.las import Las
 from antiphon.models.model import Model
 from antiphon.models.transducer import Transducer
@@ -43,7 +43,7 @@ def beam_for(
             "length normalisation, token bonus and coverage are for attention models: "
             f"a {type(model).__name__} has no use for them; leave them at 0"
         )
-    if isinstance(model, Ctc | HuggingFaceCtc):
+    if isinstance(model, Framewise):
         return CtcBeam(width, fusion=fusion)
     if isinstance(model, Transducer):
         return TransducerBeam(width, fusion=fusion)

@@ -27,6 +27,15 @@ class Ranking:
     fusion: Fusion | None = None
     penalties: Penalties = Penalties()
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """Those that a search looks for, by name, as far as they are used."""
+        coverage = self.penalties.coverage_weight
+        found = {"coverage": coverage} if coverage else {}
+        if self.fusion is None:
+            return found
+        return {"lm": self.fusion.weight, "word bonus": self.fusion.word_bonus, **found}
+
 
 @dataclass(frozen=True)
 class RankingSearch:

@@ -31,18 +31,8 @@ class CtcConfig:
         return Ctc(self, input_dim, num_tokens)
 
 
-class Ctc(nn.Module):
-    """An encoder and one linear layer."""
-
-    def __init__(self, config: CtcConfig, input_dim: int, num_tokens: int) -> None:
-        super().__init__()
-        self.encoder = config.encoder.build(input_dim)
-        self.output = nn.Linear(self.encoder.dim, num_tokens)
-
-    def forward(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Log probabilities [B, T', num_tokens] and numbers of real frames [B]."""
-        frames, lengths = self.encoder(batch.features, batch.feature_lengths)
-        return F.log_softmax(at_least_float32(self.output(frames)), dim=-1), lengths
+class Framewise(nn.Module):
+    """What all CTC models share: their forward pass gives log probabilities of frames, and lengths."""
 
     def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
         """Negative log likelihood of each utterance in nats: [B]; infinite where the tokens do not fit."""
@@ -57,6 +47,20 @@ class Ctc(nn.Module):
         """The best token of every frame, repeats collapsed, blanks dropped."""
         log_probs, lengths = self(batch)
         return collapse(log_probs.argmax(dim=-1), lengths)
+
+
+class Ctc(Framewise):
+    """An encoder and one linear layer."""
+
+    def __init__(self, config: CtcConfig, input_dim: int, num_tokens: int) -> None:
+        super().__init__()
+        self.encoder = config.encoder.build(input_dim)
+        self.output = nn.Linear(self.encoder.dim, num_tokens)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Log probabilities [B, T', num_tokens] and numbers of real frames [B]."""
+        frames, lengths = self.encoder(batch.features, batch.feature_lengths)
+        return F.log_softmax(at_least_float32(self.output(frames)), dim=-1), lengths
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
         return ctc_fits(self.encoder.num_output_frames(num_frames), tokens)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from antiphon.data.batches import Batch
 from antiphon.data.huggingface import architecture, boundary_of, library, opened
-from antiphon.models.ctc import collapse
-from antiphon.models.ctc_loss import ctc_fits, ctc_losses
+from antiphon.models.ctc import Framewise
+from antiphon.models.ctc_loss import ctc_fits
 from antiphon.models.huggingface_inputs import Inputs, LogMel, Waveform
 from antiphon.models.huggingface_network import Lengths, open_network, padded, tame, train_dropout
 from antiphon.models.layers import at_least_float32, next_token_losses, next_tokens
@@ -130,7 +130,7 @@ def without_masks(config: Any) -> Any:
 # --- CTC ------------------------------------------------------------------------------------------
 
 
-class HuggingFaceCtc(nn.Module):
+class HuggingFaceCtc(Framewise):
     """A network with an output layer over frames; the folder's blank is token 0 here."""
 
     def __init__(self, network: Any, inputs: Inputs, boundary: int) -> None:
@@ -143,20 +143,6 @@ class HuggingFaceCtc(nn.Module):
         with padded(lengths):
             logits = exchanged_columns(self.network(values).logits, self.boundary)
         return F.log_softmax(at_least_float32(logits), dim=-1), lengths.frames
-
-    def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
-        """Negative log likelihood of each utterance in nats: [B]; infinite where the tokens do not fit."""
-        log_probs, lengths = outputs
-        return ctc_losses(log_probs, lengths, batch.tokens, batch.token_lengths)
-
-    def losses(self, batch: Batch) -> Tensor:
-        return self.score(self(batch), batch)
-
-    @torch.no_grad()
-    def greedy(self, batch: Batch) -> list[list[int]]:
-        """The best token of every frame, repeats collapsed, blanks dropped."""
-        log_probs, lengths = self(batch)
-        return collapse(log_probs.argmax(dim=-1), lengths)
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
         return ctc_fits(self.inputs.num_output_frames(num_frames), tokens)
