@@ -150,12 +150,12 @@ def rescore_command(
         screen.console.print(f"wrote {out}")
 
 
-def load_sentence_model(path: Path) -> SentenceModel:
-    """A neural model, an n-gram folder or an ARPA file."""
+def load_sentence_model(path: Path, device: str = "cpu") -> SentenceModel:
+    """A neural model (on that device), an n-gram folder or an ARPA file."""
     from antiphon.models.arpa import load_ngram
     from antiphon.models.neural_lm import NeuralLm
 
-    return NeuralLm.load(path) if (path / "lm.json").exists() else load_ngram(path)
+    return NeuralLm.load(path, device) if (path / "lm.json").exists() else load_ngram(path)
 
 
 def _named_model(text: str) -> tuple[str, SentenceModel]:
@@ -284,6 +284,7 @@ def nbest_command(
         ),
     ] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or cuda:1 and so on.")] = "auto",
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the speech.")] = 1,
 ) -> None:
     """Beam search with a run's model: N-best lists, their word error rate, and that of the oracle."""
     from antiphon.decoding.attention_beam import Penalties
@@ -297,13 +298,14 @@ def nbest_command(
     ranking = Ranking(fusion, Penalties(length_normalisation, token_bonus, coverage))
     beam_for(hearer.recognizer.model, beam, ranking.fusion, ranking.penalties)  # refuses before any work
     indices = hearer.store.where(split=split)
-    if tune_on:
-        ranking = hearer.tuned(ranking, hearer.store.where(split=tune_on), told=_tell_trial)
-        screen.console.print(_listed(f"weights, found on {tune_on}", ranking.weights))
-    began = time.perf_counter()
-    with screen.bar("search") as progress:
-        found = list(hearer.nbest(indices, beam, ranking, progress))
-    seconds = time.perf_counter() - began
+    with hearer.in_processes(workers, fusion) as hearers:
+        if tune_on:
+            ranking = hearers.tuned(ranking, hearer.store.where(split=tune_on), told=_tell_trial)
+            screen.console.print(_listed(f"weights, found on {tune_on}", ranking.weights))
+        began = time.perf_counter()
+        with screen.bar("search") as progress:
+            found = list(hearers.nbest(indices, beam, ranking, progress))
+        seconds = time.perf_counter() - began
     write_nbest(out, found)
     lists = tabulate(found, {})
     oracles = {f"oracle of {depth}": lists.oracle(depth) for depth in (5, 20, 100) if depth < beam}

@@ -7,7 +7,8 @@
 
 Every row is one run's model on the test speakers. Weights of the language models are found on the held-out
 speakers: those in the search by searching some of their speech again and again with a narrow beam, those of
-the second pass on the lists of all of it. Oracles are of the lists that the second pass was given.
+the second pass on the lists of all of it. Oracles are of the lists that the second pass was given. With
+`--workers` that many processes share the speech of each search, and its real-time factor is of all together.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from antiphon.decoding.tuning import Ranking
 from antiphon.models.arpa import load_ngram
 from antiphon.models.ngram import SentenceModel
 from antiphon.recipes.listing import Hearer, Trials
+from antiphon.recipes.preparation import choose_device
 
 DEPTHS = (5, 20, 100)
 NEURAL = "neural"
@@ -89,16 +91,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="another corpus than the runs' own")
     parser.add_argument("--splits", nargs=2, default=("heldout", "test"), help="for weights, and for results")
     parser.add_argument("--width", type=int, default=100, help="of the last beam")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--workers", type=int, default=1, help="processes that search, on the CPU")
+    parser.add_argument("--device", default="auto", help="of the model for the second pass")
     arguments = parser.parse_args()
+    device = str(choose_device(arguments.device))
     ngram = Fusion(load_ngram(arguments.lm)) if arguments.lm else None
-    neural = load_sentence_model(arguments.neural) if arguments.neural else None
+    neural = load_sentence_model(arguments.neural, device) if arguments.neural else None
     trials = Trials(2, 10.0) if arguments.quick else Trials()
     results = {}
     for run in track(arguments.runs, "decoding"):
-        hearer = Hearer.open(run, arguments.data, arguments.device)
-        found = measure(hearer, ngram, neural, arguments.splits, arguments.width, trials)
-        results[name_of(run)] = found
+        with Hearer.open(run, arguments.data, "cpu").in_processes(arguments.workers, ngram) as hearer:
+            results[name_of(run)] = measure(hearer, ngram, neural, arguments.splits, arguments.width, trials)
     tell(results)
     write_result(arguments, {"width": arguments.width, "runs": results}, *options(arguments))
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from antiphon.data.store import FeatureStore
+from antiphon.decoding.attention_beam import Penalties
+from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import NBest
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.decoding.rescoring import tabulate
 from antiphon.decoding.search import beam_for, search
 from antiphon.decoding.tuning import Ranking, RankingSearch
+from antiphon.models.ngram import NgramModel
 from antiphon.recipes.evaluation import open_store
 from antiphon.recipes.preparation import choose_device
 
 Progress = Callable[[int, int], None]
+PART = 8  # utterances a message: few enough to share evenly
 
 
 @dataclass(frozen=True)
@@ -31,11 +39,12 @@ class Trials:
 
 @dataclass(frozen=True)
 class Hearer:
-    """A run's model, and the speech it is to hear."""
+    """A run's model, and the speech it is to hear; in this process, or in those that are given."""
 
     recognizer: Recognizer
     store: FeatureStore
     device: torch.device
+    processes: Executor | None = None
 
     @classmethod
     def open(cls, run: Path, data: Path | None, device: str, progress: Progress | None = None) -> Hearer:
@@ -44,6 +53,17 @@ class Hearer:
         recognizer = Recognizer.load(run, str(chosen))
         return cls(recognizer, open_store(recognizer, run, data, progress), chosen)
 
+    @contextmanager
+    def in_processes(self, num_processes: int, fusion: Fusion | None = None) -> Iterator[Hearer]:
+        """One that shares its searches among processes of one thread each; the n-grams go to them once."""
+        if num_processes == 1:
+            yield self
+            return
+        # Not forked from here: see `data.extraction`.
+        context, ngram = get_context("forkserver"), fusion.model if fusion else None
+        with ProcessPoolExecutor(num_processes, context, _start_worker, (self, ngram)) as executor:
+            yield replace(self, processes=executor)
+
     def nbest(
         self,
         indices: np.ndarray,
@@ -51,10 +71,28 @@ class Hearer:
         ranking: Ranking = Ranking(),
         progress: Progress = lambda done, total: None,
     ) -> Iterator[NBest]:
-        """The N-best list of each of these utterances."""
+        """The N-best list of each of these utterances, from the shortest to the longest."""
+        if self.processes is not None:
+            return self._nbest_of_parts(self.processes, indices, width, ranking, progress)
         model, tokens = self.recognizer.model, self.recognizer.tokens
         beam = beam_for(model, width, ranking.fusion, ranking.penalties)
         return search(model, tokens, self.store, indices, beam, self.device, progress)
+
+    def _nbest_of_parts(
+        self, processes: Executor, indices: np.ndarray, width: int, ranking: Ranking, progress: Progress
+    ) -> Iterator[NBest]:
+        """The longest, which take longest, are begun first."""
+        ordered = indices[np.argsort(self.store.num_frames[indices], kind="stable")]
+        parts = np.split(ordered, range(PART, len(ordered), PART))
+        weights = (ranking.fusion.weight, ranking.fusion.word_bonus) if ranking.fusion else None
+        asked = [
+            processes.submit(_search, part, width, ranking.penalties, weights) for part in reversed(parts)
+        ]
+        done = 0
+        for future in reversed(asked):
+            yield from (found := future.result())
+            done += len(found)
+            progress(done, len(ordered))
 
     def tuned(
         self,
@@ -73,3 +111,20 @@ class Hearer:
             return errors
 
         return RankingSearch().run(self.recognizer.model, ranking, count_errors)
+
+
+_worker: list[tuple[Hearer, NgramModel | None]] = []  # of a process: what `in_processes` sent
+
+
+def _start_worker(hearer: Hearer, ngram: NgramModel | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops us
+    torch.set_num_threads(1)
+    _worker[:] = [(hearer, ngram)]
+
+
+def _search(
+    indices: np.ndarray, width: int, penalties: Penalties, weights: tuple[float, float] | None
+) -> list[NBest]:
+    hearer, ngram = _worker[0]
+    fusion = Fusion(ngram, *weights) if ngram is not None and weights else None
+    return list(hearer.nbest(indices, width, Ranking(fusion, penalties)))

@@ -13,6 +13,7 @@ from world import FRONTEND, MODELS
 from antiphon.cli_decoding import lm_commands, load_sentence_model, nbest_command, rescore_command
 from antiphon.decoding.hypothesis import Hypothesis, NBest, read_nbest, write_nbest
 from antiphon.decoding.recognizer import Blueprint, Recognizer
+from antiphon.recipes import listing
 
 TEXT = "the cat sat\nthe dog sat\na dog sat on the mat\nthe cat ran\n" * 5
 
@@ -151,6 +152,23 @@ def test_weights_of_a_search_are_found_on_another_split(command, world, run_of, 
     for hypothesis in (hypothesis for entry in read_nbest(out) for hypothesis in entry.hypotheses):
         used = {name: weight for name, weight in weights.items() if weight}
         assert hypothesis.score == pytest.approx(hypothesis.total({"acoustic": 1.0, **used}), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ctc", "las"])
+def test_processes_that_share_the_speech_find_the_same(command, world, run_of, tmp_path, name, monkeypatch):
+    monkeypatch.setattr(listing, "PART", 2)
+    (tmp_path / "letters.txt").write_text("ab cd\nabc d\nde a\n" * 3)
+    command("lm", "ngram", tmp_path / "letters.txt", "--out", tmp_path / "letters", "--order", 2)
+    arguments = ["nbest", run_of(name), "--data", world.corpus, "--beam", 3, "--lm", tmp_path / "letters"]
+    for workers in (1, 2):
+        out = tmp_path / f"{workers}.jsonl"
+        assert command(*arguments, "--out", out, "--workers", workers).exit_code == 0
+    alone, shared = (list(read_nbest(tmp_path / f"{workers}.jsonl")) for workers in (1, 2))
+    assert [entry.id for entry in alone] == [entry.id for entry in shared]
+    for one, other in zip(alone, shared, strict=True):
+        assert [h.text for h in one.hypotheses] == [h.text for h in other.hypotheses]
+        scores = [[h.score for h in entry.hypotheses] for entry in (one, other)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
 def test_penalties_of_an_attention_model_are_options(command, world, run_of, tmp_path):
