@@ -102,8 +102,8 @@ def main() -> None:
     for run in track(arguments.runs, "decoding"):
         with Hearer.open(run, arguments.data, "cpu").in_processes(arguments.workers, ngram) as hearer:
             results[name_of(run)] = measure(hearer, ngram, neural, arguments.splits, arguments.width, trials)
+        write_result(arguments, {"width": arguments.width, "runs": results}, *options(arguments))
     tell(results)
-    write_result(arguments, {"width": arguments.width, "runs": results}, *options(arguments))
 
 
 def name_of(run: Path) -> str:
