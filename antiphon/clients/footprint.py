@@ -14,7 +14,7 @@ from antiphon.core import Tensors, size_in_bytes
 from antiphon.data.batches import Batch
 from antiphon.local import LocalTraining
 
-SHORT, LONG = 128, 512  # frames of the two utterances that are measured
+LONG = 512  # frames of the longer of two utterances that are measured; the other has a quarter
 FRAMES_PER_TOKEN = 8
 COPIES = 4  # of a client's parameters: themselves, gradients, update, and something to move them with
 SHARE = 0.7  # of the device's memory that stacked training may fill …
@@ -48,16 +48,25 @@ def measure_footprint(bench: Bench, tensors: Tensors) -> Footprint:
 
     Without a GPU memory is not measured: groups are then bounded by their number of clients alone.
     """
+    frames = longest_trial(bench)
     if bench.device.type != "cuda":
-        _trial(bench, tensors, SHORT)
+        _trial(bench, tensors, frames)
         return Footprint()
-    short, long = _trial(bench, tensors, SHORT), _trial(bench, tensors, LONG)
-    quadratic = max(long / LONG - short / SHORT, 0.0) / (LONG - SHORT)
-    linear = max(short / SHORT - quadratic * SHORT, 0.0)
+    short, long = (_trial(bench, tensors, length) / length for length in (frames // 4, frames))
+    quadratic = max(long - short, 0.0) / (frames - frames // 4)
+    linear = max(short - quadratic * (frames // 4), 0.0)
     update = size_in_bytes(tensors)
     free, total = torch.cuda.mem_get_info(bench.device)
     reusable = torch.cuda.memory_reserved(bench.device) - torch.cuda.memory_allocated(bench.device)
     return Footprint(SHARE * min(total, free + reusable), update, linear, quadratic)
+
+
+def longest_trial(bench: Bench) -> int:
+    """LONG, or half of that and so on until the model takes it: the window of some is limited."""
+    frames = LONG
+    while frames > 2 * FRAMES_PER_TOKEN and not bench.model.fits(frames, [1]):
+        frames //= 2
+    return frames
 
 
 def _trial(bench: Bench, tensors: Tensors, num_frames: int) -> float:
@@ -66,7 +75,7 @@ def _trial(bench: Bench, tensors: Tensors, num_frames: int) -> float:
     dtype = next(iter(tensors.values())).dtype
     features = torch.zeros(2, num_frames, bench.store.dim, dtype=dtype, device=bench.device)
     lengths = torch.full((2,), num_frames, device=bench.device)
-    tokens = torch.ones(2, num_frames // FRAMES_PER_TOKEN, dtype=torch.int64, device=bench.device)
+    tokens = torch.ones(2, -(-num_frames // FRAMES_PER_TOKEN), dtype=torch.int64, device=bench.device)
     batch = Batch(features, lengths, tokens, torch.full_like(lengths, tokens.shape[1]), (0, 0))
     keys = torch.zeros(2, dtype=torch.int32, device=bench.device)
     share = torch.ones(2, 1, dtype=dtype, device=bench.device)

@@ -48,7 +48,8 @@ class ExactCtc(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:
         log_probs, lengths, tokens, token_lengths, losses, alpha = ctx.saved_tensors
-        num_frames, num_states = log_probs.shape[1], 2 * tokens.shape[1] + 1
+        num_frames, num_states = alpha.shape[1:]
+        tokens = tokens[:, : num_states // 2]  # states are those of the longest text, however it is padded
         frames, states = _reversal(lengths, num_frames), _reversal(2 * token_lengths + 1, num_states)
         flipped = log_probs.gather(1, frames[..., None].expand_as(log_probs))
         flipped_tokens = tokens.gather(1, _reversal(token_lengths, tokens.shape[1]))

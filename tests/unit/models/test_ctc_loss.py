@@ -7,11 +7,12 @@ from antiphon.models.ctc_loss import ExactCtc
 CASES = [([12, 9, 7, 10], [4, 2, 1, 3]), ([12, 12, 5, 1], [4, 2, 0, 1])]
 
 
+@pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize(("lengths", "token_lengths"), CASES)
-def test_losses_and_gradients_are_those_of_pytorch(lengths, token_lengths):
+def test_losses_and_gradients_are_those_of_pytorch(lengths, token_lengths, padding):
     torch.manual_seed(0)
     logits = torch.randn(4, 12, 6, dtype=torch.float64, requires_grad=True)
-    tokens = torch.tensor([[1, 2, 2, 5], [3, 3, 0, 0], [4, 0, 0, 0], [1, 5, 1, 0]])
+    tokens = F.pad(torch.tensor([[1, 2, 2, 5], [3, 3, 0, 0], [4, 0, 0, 0], [1, 5, 1, 0]]), (0, padding))
     sizes = torch.tensor(lengths), torch.tensor(token_lengths)
     scale = torch.arange(1.0, 5.0, dtype=torch.float64)
 
