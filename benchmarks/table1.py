@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 from table1_plots import draw_plots
 
-from antiphon.report.formatting import NONE, bounds, percent, signed
+from antiphon.report.formatting import NONE, bounds, percent, plural, signed
 from antiphon.report.run import RunFolder, read_json, runs_of
 from antiphon.report.statistics import Interval, difference_interval, round_of_best, round_to_target
 
@@ -257,7 +257,7 @@ HEAD = ("run", "WER %", "CER %", "WER − baseline", "rounds to reach", "times a
 
 
 def print_condition(condition: str, rows: Mapping[str, Any], seeds: Sequence[Trained], baseline: str) -> None:
-    table = Table(title=f"{condition}; {len(seeds)} seeds; baseline: {baseline}")
+    table = Table(title=f"{condition}; {plural(len(seeds), 'seed')}; baseline: {baseline}")
     for column in HEAD:
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for name, figures in rows.items():

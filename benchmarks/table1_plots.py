@@ -9,9 +9,8 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from antiphon.report.drawing import FAINT, MUTED, STYLE, Look, look, new_figure, percent_axis, rounds_axis
+from antiphon.report.drawing import FAINT, STYLE, Look, look, new_figure, percent_axis, rounds_axis
 from antiphon.report.run import Array, RunFolder
 from antiphon.report.weights import weights_by_kind
 
@@ -55,20 +54,18 @@ def _wer(rows: Rows, looks: Mapping[str, Look]) -> Figure:
 
 
 def _weights(rows: Rows, looks: Mapping[str, Look]) -> Figure:
-    figure, axes = new_figure(7.5, 4.4)
-    axes.set_title("Weight over an equal share: good clients above, bad ones below")
-    keys = []
-    for name, runs in rows.items():
-        style = looks[name]
-        found = [weights_by_kind(run) for run in runs]
-        for kind in ("clean", "corrupted"):
-            rounds, means = mean_curve([kinds[kind] for kinds in found if kinds])
-            axes.plot(*smooth(rounds, means), color=style.colour, linestyle=style.dash)
-        keys.append(Line2D([], [], color=style.colour, linestyle=style.dash, label=name))
-    axes.axhline(1, color=FAINT, linewidth=1, zorder=0)
-    axes.set_ylim(bottom=0)
-    rounds_axis(axes, max(run.num_finished for runs in rows.values() for run in runs))
-    axes.legend(handles=keys, ncols=2, labelcolor=MUTED)
+    figure = Figure(figsize=(9.5, 3.8), layout="constrained")
+    last = max(run.num_finished for runs in rows.values() for run in runs)
+    for axes, kind in zip(figure.subplots(1, 2), ("clean", "corrupted"), strict=True):
+        axes.set_title(f"Weight of {kind} clients over an equal share")
+        for name, runs in rows.items():
+            style, found = looks[name], [weights_by_kind(run) for run in runs]
+            means = mean_curve([kinds[kind] for kinds in found if kinds])
+            axes.plot(*smooth(*means), color=style.colour, linestyle=style.dash, label=name)
+        axes.axhline(1, color=FAINT, linewidth=1, zorder=0)
+        axes.set_ylim(bottom=0)
+        rounds_axis(axes, last)
+    axes.legend(ncols=2)
     return figure
 
 

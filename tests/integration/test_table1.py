@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from world import FRONTEND, MASKS, MODELS, World
 
 from antiphon import config
 from antiphon.algorithms.central import Central
-from antiphon.recipes import recipe
+from antiphon.recipes import launch, recipe
 from antiphon.recipes.table1 import TRIALS
+from antiphon.report.journal import read
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -63,6 +67,26 @@ def test_one_pass_of_central_training_is_one_round() -> None:
     assert isinstance(run.algorithm, Central)
     assert (run.rounds.total, run.algorithm.local.epochs, run.algorithm.local.steps) == (1, 1, 0)
     assert (run.data, run.start) == ("federated", "seed")
+
+
+def test_every_row_runs_and_goes_on(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a corpus of tones, a round, and of some another; that going on is exact, conformance tests show."""
+    monkeypatch.setattr(launch, "write_report", lambda *arguments: None)
+    wrong = recipe(str(EXAMPLES / "table1-wrong-texts.yaml"))
+    tiny = replace(wrong, frontend=FRONTEND, model=MODELS["ctc"], augment=MASKS)
+    settings = ["runs.*.rounds.cohort=3", "runs.*.rounds.valid_every=1", "runs.seed.rounds.total=1"]
+    settings += [f"runs.{run}.clients.parts=3" for run in ("hierarchical-iid", "bmuf")]
+    settings += [f"runs.{run}.algorithm.local.steps=2" for run in ("seed", "central-offline")]
+    further = ["central-online", "rl", "median"]
+    for total, only in ((1, []), (2, further)):
+        experiment = config.override(tiny, [f"runs.*.rounds.total={total}", *settings])
+        out = tmp_path / "out"
+        scores = launch.run_experiment(experiment, world.corpus, out, total > 1, device="cpu", only=only)
+        assert list(scores) == [run for run in wrong.runs if run in (only or wrong.runs)]
+    torch.use_deterministic_algorithms(False)  # a run asks for them in the whole process
+    for run in wrong.runs:
+        rounds = [entry["round"] for entry in read(tmp_path / "out" / run / "journal.jsonl")]
+        assert rounds == ([0, 1, 2] if run in further else [0, 1]), run
 
 
 # --- The table ------------------------------------------------------------------------------------
