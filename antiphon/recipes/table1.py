@@ -89,7 +89,7 @@ TRIALS: dict[str, dict[float, Run]] = {
     },
     "softmax": {beta: _federated(_softmax(beta)) for beta in (0.3, 1.0, 3.0)},
     "norm": {power: _federated(replace(PLAIN, weighting=ByNorm(power))) for power in (0.5, 1.0, 2.0)},
-    "rl": {size: _federated(DgaRl(_softmax(1.0), exploration=size)) for size in (0.25, 0.5, 1.0)},
+    "rl": {apart: _federated(DgaRl(_softmax(1.0), exaggeration=apart)) for apart in (1.0, 10.0, 30.0)},
     "median": {number: _federated(GeometricMedian(PLAIN, int(number))) for number in (1, 3, 8)},
     "fedprox": {
         pull: _federated(replace(PLAIN, local=replace(LOCAL, proximal=pull))) for pull in (0.01, 0.1, 1.0)
