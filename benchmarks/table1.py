@@ -28,9 +28,7 @@ from statistics import mean, median_low, stdev
 from typing import Any
 
 import numpy as np
-from common import RESULTS
-from rich.console import Console
-from rich.table import Table
+from common import RESULTS, print_table
 from table1_plots import draw_plots
 
 from antiphon.report.formatting import NONE, bounds, percent, plural, signed
@@ -207,7 +205,8 @@ def measure(seeds: Sequence[Trained], name: str, baseline: str, gain: float) -> 
     reached = [rounds_to(run, target) for run, target in zip(runs, targets, strict=True)]
     base = [rounds_to(run, target) for run, target in zip(references, targets, strict=True)]
     ratio, is_bound = speed_up(base, reached)
-    steps = [line["train_seconds"] for run in runs for line in run.clock if line["round"] > 0]
+    ticks = [line for run in runs for line in run.clock if line["round"] > 0]
+    steps = [line["train_seconds"] for line in ticks]
     return {
         **figures,
         "target_cer": targets,
@@ -217,6 +216,7 @@ def measure(seeds: Sequence[Trained], name: str, baseline: str, gain: float) -> 
         "speed_up": ratio,
         "speed_up_is_upper_bound": is_bound,
         "round_seconds": median_low(steps),
+        "candidates_share": sum(line.get("task_evaluate_seconds", 0.0) for line in ticks) / sum(steps),
         "seconds_to_reach": [seconds_until(run, r) for run, r in zip(runs, reached, strict=True)],
     }
 
@@ -259,18 +259,13 @@ HEAD = ("run", "WER %", "CER %", "WER − baseline", "rounds to reach", "times a
 
 
 def print_condition(condition: str, rows: Mapping[str, Any], seeds: Sequence[Trained], baseline: str) -> None:
-    table = Table(title=f"{condition}; {plural(len(seeds), 'seed')}; baseline: {baseline}")
-    for column in HEAD:
-        table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
-    for name, figures in rows.items():
-        table.add_row(*cells(name, figures, baseline))
-    console = Console(width=190)
-    console.print(table)
+    print(f"\n{condition}; {plural(len(seeds), 'seed')}; baseline: {baseline}\n")
+    print_table(HEAD, [cells(name, figures, baseline) for name, figures in rows.items()])
     for one in seeds:
         start, best = (target_of(one.runs[baseline], gain) for gain in (0.0, 1.0))
         if best >= start:
-            console.print(
-                f"{one.path}: {baseline} never got below the CER it started from ({percent(start)} %): "
+            print(
+                f"\n{one.path}: {baseline} never got below the CER it started from ({percent(start)} %): "
                 f"its best after the start, {percent(best)} %, is all there is to reach"
             )
 
