@@ -31,7 +31,7 @@ Deviations.
   Noise of each client's own mostly says something about that client in that round.
 - The models that are measured are further apart than the candidates, on the line through both
   (`exaggeration`). An optimiser with momentum β1 takes only 1 − β1 of an aggregate into its next step and the
-  rest into later ones: candidates of one round hardly differ, most duels are draws, and nothing is learnt.
+  rest into later ones: candidates of one round hardly differ, most duels are draws, and little is learnt.
   Ten times as far apart is, to first order, what Adam (β1 = 0.9) makes of two aggregates in the end.
 - The evaluation sees a fixed part of the validation clients, which also choose the run's best round:
   what they say of the final model is too good; test speakers are others.
