@@ -24,8 +24,15 @@ Deviations.
 - Magnitudes are taken in logarithms: they span decades. Features are standardised by those in memory.
 - The policy is the softmax times a learnt factor and begins as the softmax, not at random: no round is
   lost to a network that knows nothing.
-- The paper gives no objective. Ours is in `policy`. Exploration is Gaussian noise on the log-weights that
-  falls by a factor each round, as every round plays once and the softmax is there to fall back on.
+- The paper gives no objective. Ours is in `policy`. Exploration is noise on the log-weights that falls by a
+  factor each round, as every round plays once and the softmax is there to fall back on. It is the same
+  random linear function of the features for all clients of a round (state-dependent exploration, Rückstieß
+  et al. 2008): clients that are alike rise and fall together, and what a duel shows of them can be learnt.
+  Noise of each client's own mostly says something about that client in that round.
+- The models that are measured are further apart than the candidates, on the line through both
+  (`exaggeration`). An optimiser with momentum β1 takes only 1 − β1 of an aggregate into its next step and the
+  rest into later ones: candidates of one round hardly differ, most duels are draws, and little is learnt.
+  Ten times as far apart is, to first order, what Adam (β1 = 0.9) makes of two aggregates in the end.
 - The evaluation sees a fixed part of the validation clients, which also choose the run's best round:
   what they say of the final model is too good; test speakers are others.
 """
@@ -93,12 +100,15 @@ class DgaRl:
     rewards: Rewards = Rewards()
     exploration: float = 0.5  # deviation of the noise on log-weights in the first round
     exploration_decay: float = 0.98  # from each round to the next
+    exaggeration: float = 10.0  # 1 / (1 − β1) of the server's Adam; 1: the candidates themselves
     num_validation: int = 0  # clients that both models are measured on; 0: all the run validates on
     validation: tuple[str, ...] = ()  # their names; empty: drawn when the run begins
 
     def __post_init__(self) -> None:
         if self.exploration < 0 or not 0 <= self.exploration_decay <= 1:
             raise ValueError("exploration must not be negative, exploration_decay must be between 0 and 1")
+        if self.exaggeration < 1:
+            raise ValueError(f"exaggeration must be at least 1, not {self.exaggeration}")
         if self.num_validation < 0:
             raise ValueError(f"num_validation must not be negative, not {self.num_validation}")
 
@@ -121,21 +131,21 @@ class DgaRl:
             raise ValueError("DGA-RL has nobody to measure its models on: name clients with with_validation")
         held = pool.collect(self.inner.task(state), cohort)
 
-        def error_rate(log_weights: Tensor) -> float:
-            candidate, _ = self.inner.step(state, held.combine(log_weights.tolist()).mean)
-            return measure(pool, candidate.params, self.validation)["cer"]
+        def candidate(log_weights: Tensor) -> Tensors:
+            return self.inner.step(state, held.combine(log_weights.tolist()).mean)[0].params
 
         rival = torch.tensor([self.inner.weighting(report) for report in held.reports], dtype=torch.float64)
-        rival_cer = error_rate(rival)
+        theirs = candidate(rival)
         learnt, features = self._learnt(state), describe(held.reports)
-        played = rival + self.policy.score(learnt, features) + self._noise(state, held.reports)
-        policy_cer = error_rate(played)
+        noise = self._noise(state, self.policy.inputs(learnt, features))
+        played = rival + self.policy.score(learnt, features) + noise
+        policy_cer, rival_cer = self._error_rates(pool, candidate(played), theirs)
         is_won = policy_cer <= rival_cer
         reward = self.rewards(policy_cer, rival_cer)
         duel = Duel.between(features, played, rival, reward)
         learnt = self.policy.learn(learnt, duel, derive(state.seed, "policy", state.round))
-        # Made once more, rather than both kept: two models and two optimisers' states would be held, and
-        # the weights that the journal notes are those combined last.
+        # Made once more, rather than kept: two optimisers' states would be held, and the weights that the
+        # journal notes are those combined last.
         chosen = held.combine((played if is_won else rival).tolist())
         after, metrics = self.inner.step(state, chosen.mean)
         return replace(after, learnt=learnt), {
@@ -147,6 +157,16 @@ class DgaRl:
             "exploration": self._deviation(state),
         }
 
+    def _error_rates(self, pool: Pool, ours: Tensors, theirs: Tensors) -> tuple[float, float]:
+        """Of two candidates, each moved away from the other by as much."""
+        beyond = (self.exaggeration - 1) / 2
+
+        def error_rate(model: Tensors, other: Tensors) -> float:
+            seen = {name: tensor + beyond * (tensor - other[name]) for name, tensor in model.items()}
+            return measure(pool, seen, self.validation)["cer"]
+
+        return error_rate(ours, theirs), error_rate(theirs, ours)
+
     def _learnt(self, state: DgaRlState) -> Learnt:
         """What is known at the start of a round."""
         if not state.learnt:  # only now is the run's seed known
@@ -156,11 +176,11 @@ class DgaRl:
     def _deviation(self, state: DgaRlState) -> float:
         return self.exploration * self.exploration_decay**state.round
 
-    def _noise(self, state: DgaRlState, reports: Sequence[Report]) -> Tensor:
-        """Each client's own, whoever else is there."""
-        draws = [random.Random(derive(state.seed, "explore", state.round, r.client)) for r in reports]
-        deviation = self._deviation(state)
-        return torch.tensor([deviation * draw.gauss(0.0, 1.0) for draw in draws], dtype=torch.float64)
+    def _noise(self, state: DgaRlState, inputs: Tensor) -> Tensor:
+        """[clients]: a random direction in the space of features [clients, features], the same for all."""
+        generator = torch.Generator().manual_seed(derive(state.seed, "explore", state.round))
+        direction = torch.randn(inputs.shape[1], generator=generator, dtype=torch.float64)
+        return self._deviation(state) * (inputs @ direction) / math.sqrt(inputs.shape[1])
 
 
 def describe(reports: Sequence[Report]) -> Tensor:

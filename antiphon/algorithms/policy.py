@@ -111,8 +111,11 @@ class Policy:
 
     def score(self, learnt: Learnt, features: Tensor) -> Tensor:
         """[clients, features] of a new cohort -> [clients]."""
-        past = torch.cat([clients_of(learnt["duels"]), features])
-        return self.scores(learnt["network"], standardise(features, past))
+        return self.scores(learnt["network"], self.inputs(learnt, features))
+
+    def inputs(self, learnt: Learnt, features: Tensor) -> Tensor:
+        """Features [clients, features] of a new cohort, standardised by those in memory and its own."""
+        return standardise(features, torch.cat([clients_of(learnt["duels"]), features]))
 
     def scores(self, network: Tensors, inputs: Tensor) -> Tensor:
         """[..., features] -> [...]: one score a client, from its own standardised features alone."""

@@ -31,6 +31,7 @@ from antiphon.recipes.single import (
     server_rehearsal,
 )
 from antiphon.recipes.speech import speech_ctc, speech_las, speech_transducer
+from antiphon.recipes.table1 import table1, table1_trials
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
     "demo": demo,
@@ -47,6 +48,8 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "rehearsal": server_rehearsal,
     "subspace": encoder_only,
     "librispeech": librispeech,
+    "table1": table1,
+    "table1-trials": table1_trials,
     "speech-ctc": speech_ctc,
     "speech-las": speech_las,
     "speech-transducer": speech_transducer,

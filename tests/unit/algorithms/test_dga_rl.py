@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from garden import BAD, CLIENTS, GOOD, VALID, Garden, params
+from torch import Tensor
 from world import Broken, assert_same
 
 from antiphon import config
 from antiphon.algorithms.dga_rl import DgaRl, DgaRlState, Rewards, describe
 from antiphon.algorithms.fedavg import dga
-from antiphon.algorithms.policy import Policy
+from antiphon.algorithms.policy import Learnt, Policy
 from antiphon.core import Report, Stopped, Tensors, Worker
 from antiphon.engine import Engine, Outcome, Rounds, Silent, sample_cohort
 from antiphon.measure import measure
@@ -99,15 +99,14 @@ def test_without_exploration_the_first_round_is_the_rival_s_round() -> None:
 @pytest.mark.parametrize("is_won", [True, False])
 def test_the_better_model_goes_on_with_its_optimiser_s_state(is_won: bool) -> None:
     """A policy that hates bad clients wins, one that loves them loses."""
-    inner = dga(beta=0.0, server=Adam())
-    algorithm, cohort = DgaRl(inner, rewards=Rewards(threshold=0.0), validation=VALID), [*BAD[:3], *GOOD[:3]]
+    inner, cohort = dga(beta=0.0, server=Adam()), [*BAD[:3], *GOOD[:3]]
+    policy = Prejudiced(taste=-20.0 if is_won else 20.0)
+    algorithm = DgaRl(inner, policy, Rewards(threshold=0.0), 0.0, exaggeration=1.0, validation=VALID)
     state = replace(
         begin(algorithm), opt={"step": 3, "first": params(), "second": {"w": params()["w"] + 1e-4}}
     )
-    taste = -20.0 if is_won else 20.0
-    biased = Biased(algorithm, dict.fromkeys(BAD, taste))
     pool = watch(Garden(LOUD), cohort)
-    after, metrics = biased.round(state, cohort, pool)
+    after, metrics = algorithm.round(state, cohort, pool)
     weights = [pool.clients[client]["weight"] for client in cohort]
     expected = [0.0] * 3 + [1 / 3] * 3 if is_won else [1 / 6] * 6
     assert weights == pytest.approx(expected, abs=1e-8)
@@ -122,15 +121,63 @@ def test_the_better_model_goes_on_with_its_optimiser_s_state(is_won: bool) -> No
     assert cer == min(metrics["policy_cer"], metrics["rival_cer"])
 
 
-class Biased(DgaRl):
-    """Plays the same preference every round."""
+@dataclass(frozen=True)
+class Prejudiced(Policy):
+    """Scores bad clients, whose updates' entries all have one size, by its taste."""
 
-    def __init__(self, like: DgaRl, taste: Mapping[str, float]) -> None:
-        super().__init__(**vars(like))
-        object.__setattr__(self, "taste", taste)
+    taste: float = 0.0
 
-    def _noise(self, state, reports):  # type: ignore[no-untyped-def]
-        return torch.tensor([self.taste.get(report.client, 0.0) for report in reports]).double()
+    def score(self, learnt: Learnt, features: Tensor) -> Tensor:
+        return self.taste * (features[:, 2] < -10).double()
+
+
+@pytest.mark.parametrize("exaggeration", [1.0, 4.0])
+def test_models_are_measured_further_apart_than_the_candidates_are(exaggeration: float) -> None:
+    """By hand: each is moved away from the other until they are `exaggeration` times as far apart."""
+    inner, cohort = dga(beta=0.0, server=Sgd(lr=0.1)), [*BAD[:3], *GOOD[:3]]
+    algorithm = DgaRl(
+        inner, Prejudiced(taste=-2.0), exploration=0.0, exaggeration=exaggeration, validation=VALID
+    )
+    state, worker = begin(algorithm), Garden(LOUD)
+    _, metrics = algorithm.round(state, cohort, LocalPool(worker))
+    held = LocalPool(worker).collect(inner.task(state), cohort)
+    ours, theirs = (
+        inner.step(state, held.combine(log_weights).mean)[0].params["w"]
+        for log_weights in ([-2.0] * 3 + [0.0] * 3, [0.0] * 6)
+    )
+    middle, half = (ours + theirs) / 2, exaggeration * (ours - theirs) / 2
+    for name, seen in (("policy_cer", middle + half), ("rival_cer", middle - half)):
+        assert metrics[name] == measure(LocalPool(worker), {"w": seen}, VALID)["cer"]
+    assert metrics["policy_cer"] < metrics["rival_cer"]
+
+
+def test_momentum_makes_draws_of_duels_and_exaggeration_decides_them() -> None:
+    inner = dga(beta=1.0, server=Adam(lr=0.05, epsilon=1e-6))
+    num_draws = []
+    for exaggeration in (1.0, 10.0):
+        algorithm = DgaRl(inner, exaggeration=exaggeration, validation=VALID)
+        state, rewards = begin(algorithm), []
+        for round in range(12):
+            cohort = sample_cohort(CLIENTS, 8, 0, round)
+            state, metrics = algorithm.round(state, cohort, LocalPool(Garden(QUIET)))
+            rewards.append(metrics["reward"])
+        num_draws.append(rewards.count(algorithm.rewards.similar))
+    assert num_draws[0] >= 8
+    assert num_draws[1] <= 4
+
+
+def test_noise_is_a_function_of_features_the_same_for_all_clients_of_a_round() -> None:
+    """With more clients than features, noise is linear in them: least squares leaves nothing."""
+    state = replace(begin(), round=3)
+    inputs = torch.randn(9, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = ALGORITHM._noise(state, inputs)
+    direction = torch.linalg.lstsq(inputs, noise[:, None]).solution
+    torch.testing.assert_close((inputs @ direction)[:, 0], noise)
+    assert not torch.allclose(noise, ALGORITHM._noise(begin(), inputs))
+    draws = [ALGORITHM._noise(replace(state, round=0, seed=seed), inputs) for seed in range(300)]
+    # Over rounds, a client with inputs of length √6 has the deviation that was asked for.
+    expected = ALGORITHM.exploration * inputs.norm(dim=1) / math.sqrt(6)
+    torch.testing.assert_close(torch.stack(draws).std(dim=0), expected, rtol=0.15, atol=0.0)
 
 
 def test_weights_follow_the_clients_when_the_cohort_is_shuffled() -> None:
@@ -162,6 +209,11 @@ def test_when_nobody_answers_there_is_no_step() -> None:
     worker = Broken(Garden(LOUD), frozenset(CLIENTS))
     with pytest.raises(ValueError, match="no client's update arrived"):
         ALGORITHM.round(begin(), CLIENTS[:2], LocalPool(worker))
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="exaggeration must be at least 1"):
+        DgaRl(exaggeration=0.5)
 
 
 def test_exploration_fades() -> None:

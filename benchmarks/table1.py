@@ -1,0 +1,313 @@
+"""The table of the recipe table1: error rates of test speakers, and how many rounds each row needed.
+
+    antiphon run table1 --data CORPUS --out clean/0 --set frontend.path=ENCODER.onnx --set seed=0
+    antiphon run docs/examples/table1-babble.yaml --data CORPUS --out babble/0 … (and so on)
+    python benchmarks/table1.py clean/* babble/* wrong-texts/* --plots docs
+
+Experiments are grouped by their corruption; those of a group differ in their seed alone. Rounds are counted
+on the character error rate of the validation speakers, where it was measured, without the start:
+
+- the target of a seed is the lowest CER that the baseline (plain hierarchical) ever had with that seed;
+- rounds to reach: the first with a CER at or below the target; "> 60" where none of 60 was;
+- rounds to own best: the first with the row's own lowest CER, which is the held-out CER of the table.
+
+Over seeds: medians, a row that did not reach the target counting as the slowest; error rates as means with
+95 % intervals by Student's t, and their difference to the baseline's with an interval over speakers (errors
+pooled over seeds, speakers resampled, paired). A round of central training is something else: not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median_low, stdev
+from typing import Any
+
+import numpy as np
+from common import RESULTS, print_table
+from table1_plots import draw_plots
+
+from antiphon.report.formatting import NONE, bounds, percent, plural, signed
+from antiphon.report.run import RunFolder, read_json, runs_of
+from antiphon.report.statistics import Interval, difference_interval, round_of_best, round_to_target
+
+# 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; beyond, the last is on the safe side.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One experiment folder: the runs that have been scored, by name."""
+
+    path: Path
+    config: Mapping[str, Any]
+    runs: Mapping[str, RunFolder]
+
+    @classmethod
+    def load(cls, path: Path) -> Trained:
+        if not (path / "experiment.json").is_file():
+            raise ValueError(f"{path} is no experiment: it has no experiment.json (give what --out was)")
+        config = read_json(path / "experiment.json")["config"]
+        runs = {folder.name: RunFolder.load(folder) for folder in runs_of(path)}
+        split = config["speakers"]["test"]
+        scored = {name: run for name, run in runs.items() if "best" in run.evaluations.get(split, {})}
+        return cls(path, config, scored)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The round at which something was reached; None where it was not in `limit` rounds."""
+
+    round: int | None
+    limit: int
+
+    def __str__(self) -> str:
+        return f"> {self.limit}" if self.round is None else str(self.round)
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Not reached comes after every round."""
+        return (self.round is None, self.limit if self.round is None else self.round)
+
+
+# --- One run --------------------------------------------------------------------------------------
+
+
+def cer_by_round(run: RunFolder) -> tuple[list[int], list[float]]:
+    """Validation CER of trained models: the start is no result of the row."""
+    rounds, values = run.validation.get("cer", (np.empty(0), np.empty(0)))
+    return [int(r) for r in rounds[rounds > 0]], values[rounds > 0].tolist()
+
+
+def target_of(run: RunFolder, gain: float = 1.0) -> float:
+    """The CER to reach: the lowest of a run, or what it had after a share of its gain over the start."""
+    _, values = cer_by_round(run)
+    if not values:
+        raise ValueError(f"{run.path} has no validation CER: it sets the target, see rounds.valid_every")
+    start = float(run.validation["cer"][1][0])
+    return start - gain * (start - min(values))
+
+
+def rounds_to(run: RunFolder, target: float) -> Reached:
+    return Reached(round_to_target(*cer_by_round(run), target), run.num_finished)
+
+
+def rounds_to_best(run: RunFolder) -> Reached:
+    return Reached(round_of_best(*cer_by_round(run)), run.num_finished)
+
+
+def seconds_until(run: RunFolder, reached: Reached) -> float | None:
+    """Seconds of training until a round, candidates that were measured included, validation not."""
+    if reached.round is None:
+        return None
+    return sum(line["train_seconds"] for line in run.clock if 0 < line["round"] <= reached.round)
+
+
+def is_central(run: RunFolder) -> bool:
+    return "central" in run.about["config"]["algorithm"]
+
+
+# --- Over seeds -----------------------------------------------------------------------------------
+
+
+def typical(values: Sequence[Reached]) -> Reached:
+    """The median; of an even number the slower one of the middle."""
+    return sorted(values, key=lambda value: value.order)[len(values) // 2]
+
+
+def speed_up(baseline: Sequence[Reached], row: Sequence[Reached]) -> tuple[float, bool]:
+    """(median over seeds of the baseline's rounds over the row's, whether it is only an upper bound).
+
+    Of an even number the lower one, as in `typical`.
+    """
+    ratios = []
+    for one, other in zip(baseline, row, strict=True):
+        assert one.round is not None, "the baseline reaches its own best"
+        ratios.append((other.round is not None, one.round / (other.round or other.limit)))
+    is_exact, ratio = median_low(ratios)
+    return ratio, not is_exact
+
+
+def over_seeds(rates: Sequence[float]) -> dict[str, Any]:
+    """Mean with the 95 % interval of Student's t; no interval of one seed."""
+    middle, interval = mean(rates), None
+    if len(rates) > 1:
+        half = STUDENT[min(len(rates) - 1, len(STUDENT)) - 1] * stdev(rates) / math.sqrt(len(rates))
+        interval = [middle - half, middle + half]
+    return {"mean": middle, "interval": interval, "by_seed": list(rates)}
+
+
+def pooled_errors(runs: Sequence[RunFolder], split: str) -> np.ndarray:
+    """[2, speakers]: word errors and words, summed over runs."""
+    found = [run.evaluations[split]["best"].speakers for run in runs]
+    counts = [[(s[name].words.total, s[name].words.length) for name in sorted(s)] for s in found]
+    return np.array(counts, dtype=float).sum(axis=0).T
+
+
+# --- One condition --------------------------------------------------------------------------------
+
+
+def condition_of(corruption: Mapping[str, Any]) -> str:
+    """What was done to clients, in words.
+
+    >>> condition_of({"fraction": 0.0, "names": []})
+    'clean'
+    """
+    if not corruption["fraction"] and not corruption["names"]:
+        return "clean"
+    what = []
+    for kind, noise in (corruption["audio"]["noise"] or {}).items():
+        what.append(f"{kind} at {noise['snr']:g} dB")
+    for kind in corruption["transcripts"] or {}:
+        what.append({"of_others": "transcripts of others", "shuffled": "shuffled transcripts"}[kind])
+    who = f"{corruption['fraction']:.0%}" if corruption["fraction"] else f"{len(corruption['names'])}"
+    return f"{who} of clients: {' and '.join(what) or 'corrupted'}"
+
+
+def by_condition(experiments: Sequence[Trained], baseline: str) -> dict[str, list[Trained]]:
+    """Experiments of the same corruption; they must differ in nothing else but the seed."""
+    groups: dict[str, list[Trained]] = {}
+    for one in experiments:
+        if baseline not in one.runs:
+            raise ValueError(f"{one.path}: {baseline!r} has not been scored; it sets the rounds to compare")
+        group = groups.setdefault(condition_of(one.config["corruption"]), [])
+        for other in group:
+            if one.config["seed"] == other.config["seed"]:
+                raise ValueError(f"{one.path} and {other.path} have the same seed: leave one out")
+            differing = [k for k in one.config if k != "seed" and one.config[k] != other.config.get(k)]
+            if differing:
+                raise ValueError(f"{one.path} and {other.path} differ in {', '.join(differing)}, not in seed")
+        group.append(one)
+    return groups
+
+
+def measure(seeds: Sequence[Trained], name: str, baseline: str, gain: float) -> dict[str, Any]:
+    """Figures of one row, over the seeds with which it has been scored."""
+    having = [one for one in seeds if name in one.runs]
+    runs, references = [one.runs[name] for one in having], [one.runs[baseline] for one in having]
+    split = having[0].config["speakers"]["test"]
+    scores = [run.evaluations[split]["best"].overall for run in runs]
+    errors, theirs = pooled_errors(runs, split), pooled_errors(references, split)
+    figures: dict[str, Any] = {
+        "seeds": [one.config["seed"] for one in having],
+        "wer": over_seeds([score.words.rate for score in scores]),
+        "cer": over_seeds([score.characters.rate for score in scores]),
+        "wer_less_baseline": difference_interval(errors[0], theirs[0], errors[1]),
+        "seconds": median_low([run.total_seconds or 0.0 for run in runs]),
+    }
+    if any(is_central(run) for run in runs):
+        return figures
+    targets = [target_of(run, gain) for run in references]
+    reached = [rounds_to(run, target) for run, target in zip(runs, targets, strict=True)]
+    base = [rounds_to(run, target) for run, target in zip(references, targets, strict=True)]
+    ratio, is_bound = speed_up(base, reached)
+    ticks = [line for run in runs for line in run.clock if line["round"] > 0]
+    steps = [line["train_seconds"] for line in ticks]
+    return {
+        **figures,
+        "target_cer": targets,
+        "reached": reached,
+        "best": [rounds_to_best(run) for run in runs],
+        "heldout_cer": over_seeds([target_of(run) for run in runs]),
+        "speed_up": ratio,
+        "speed_up_is_upper_bound": is_bound,
+        "round_seconds": median_low(steps),
+        "candidates_share": sum(line.get("task_evaluate_seconds", 0.0) for line in ticks) / sum(steps),
+        "seconds_to_reach": [seconds_until(run, r) for run, r in zip(runs, reached, strict=True)],
+    }
+
+
+# --- Printing -------------------------------------------------------------------------------------
+
+
+def cells(name: str, figures: Mapping[str, Any], baseline: str) -> list[str]:
+    difference = NONE if name == baseline else signed(figures["wer_less_baseline"])
+    rates = [error_rate(figures["wer"]), error_rate(figures["cer"])]
+    if "reached" not in figures:
+        return [name, *rates, difference, *[NONE] * 5, f"{figures['seconds']:.0f}"]
+    sign = "< " if figures["speed_up_is_upper_bound"] else ""
+    return [
+        name,
+        *rates,
+        difference,
+        with_seeds(figures["reached"]),
+        f"{sign}{figures['speed_up']:.2f}",
+        with_seeds(figures["best"]),
+        percent(figures["heldout_cer"]["mean"]),
+        f"{figures['round_seconds']:.2f}",
+        f"{figures['seconds']:.0f}",
+    ]
+
+
+def error_rate(figures: Mapping[str, Any]) -> str:
+    interval = Interval(figures["mean"], *figures["interval"]) if figures["interval"] else None
+    return f"{percent(figures['mean'])} {bounds(interval)}".strip()
+
+
+def with_seeds(values: Sequence[Reached]) -> str:
+    """The median, and in parentheses what each seed gave."""
+    each = ", ".join(map(str, values))
+    return f"{typical(values)} ({each})" if len(values) > 1 else each
+
+
+HEAD = ("run", "WER %", "CER %", "WER − baseline", "rounds to reach", "times as fast", "rounds to own best",
+        "held-out CER %", "s / round", "s in all")  # fmt: skip
+
+
+def print_condition(condition: str, rows: Mapping[str, Any], seeds: Sequence[Trained], baseline: str) -> None:
+    print(f"\n{condition}; {plural(len(seeds), 'seed')}; baseline: {baseline}\n")
+    print_table(HEAD, [cells(name, figures, baseline) for name, figures in rows.items()])
+    for one in seeds:
+        start, best = (target_of(one.runs[baseline], gain) for gain in (0.0, 1.0))
+        if best >= start:
+            print(
+                f"\n{one.path}: {baseline} never got below the CER it started from ({percent(start)} %): "
+                f"its best after the start, {percent(best)} %, is all there is to reach"
+            )
+
+
+def to_json(value: Any) -> Any:
+    if isinstance(value, Reached | Interval):
+        return vars(value)
+    raise TypeError(f"{value!r} is not JSON")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("experiments", nargs="+", type=Path, help="folders: seeds and conditions")
+    parser.add_argument("--baseline", default="hierarchical", help="the run whose best CER is to be reached")
+    parser.add_argument("--gain", type=float, default=1.0, help="share of the baseline's gain to be reached")
+    parser.add_argument("--out", type=Path, default=RESULTS / "table1.json")
+    parser.add_argument("--plots", type=Path, help="folder for table1-CONDITION-wer.svg and -weights.svg")
+    options = parser.parse_args()
+    try:
+        conditions = by_condition([Trained.load(path) for path in options.experiments], options.baseline)
+    except ValueError as error:
+        parser.error(str(error))
+    result: dict[str, Any] = {}
+    for condition, seeds in conditions.items():
+        names = dict.fromkeys(name for one in seeds for name in one.config["runs"] if name in one.runs)
+        result[condition] = {n: measure(seeds, n, options.baseline, options.gain) for n in names}
+        print_condition(condition, result[condition], seeds, options.baseline)
+        if options.plots:
+            draw_plots(
+                condition, {n: [s.runs[n] for s in seeds if n in s.runs] for n in names}, options.plots
+            )
+    first = next(iter(conditions.values()))[0].runs[options.baseline].about
+    body = {
+        "command": "python benchmarks/table1.py OUT..., after antiphon run for each seed and condition",
+        **{key: first.get(key) for key in ("versions", "commit", "device")},
+        "baseline": options.baseline,
+        "gain": options.gain,
+        "conditions": result,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(body, indent=1, default=to_json) + "\n")
+
+
+if __name__ == "__main__":
+    main()
