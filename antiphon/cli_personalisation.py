@@ -49,6 +49,9 @@ def personalize_command(
         list[str], typer.Option("--tune", metavar="SPLIT", help="Where settings are found.")
     ] = [],
     split: Annotated[list[str], typer.Option(metavar="SPLIT", help="Whose lists are scored.")] = [],
+    earlier: Annotated[
+        list[str], typer.Option(metavar="SPLIT", help="Clients who were there before, and go on reporting.")
+    ] = [],
     weight: Annotated[
         list[str], typer.Option(metavar="NAME=VALUE", help="A fixed weight of a model or a part.")
     ] = [],
@@ -77,12 +80,13 @@ def personalize_command(
     unigram = estimate_unigram(sentences_of(background), spoken)
     lists = tabulate(entries, models)
     heldout, scored = (_of_splits(lists, splits) for splits in (tune_on, split))
+    before = _of_splits(lists, earlier).entries if earlier else ()
     columns = columns_for(list(models), numbers_of("--weight", weight), search)
     weights = tune(heldout, columns)
     screen.console.print(listed("weights of the second pass", weights))
     with screen.bar("settings") as progress:
         mixture = search_grid(
-            Federation.of(heldout.entries, unigram, client),
+            Federation.of(heldout.entries, unigram, client, before),
             SecondPass(heldout, weights, adapt),
             schedule,
             grid,
@@ -90,7 +94,7 @@ def personalize_command(
             progress,
         )
     screen.console.print(f"settings: {described(mixture)}")
-    federation = Federation.of(scored.entries, unigram, client)
+    federation = Federation.of(scored.entries, unigram, client, before)
     trial = Trial(federation, SecondPass(scored, weights, adapt), schedule)
     choices = trial.choices(mixture, numbers)
     baseline, last = choices[BASELINE], choices[f"T = {numbers[-1]}"]
