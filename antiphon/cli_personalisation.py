@@ -22,6 +22,7 @@ from antiphon.cli_decoding import (
     percent,
     sentences_of,
 )
+from antiphon.decoding.adaptation import Mixture
 from antiphon.decoding.hypothesis import read_nbest
 from antiphon.decoding.rescoring import Lists, tabulate, tune
 from antiphon.models.unigram import estimate_unigram
@@ -58,7 +59,7 @@ def personalize_command(
     search: Annotated[list[str], typer.Option(metavar="NAME[=STEP]", help="A weight to search for.")] = [],
     alpha: Annotated[str, typer.Option(help="Weights of everyone's words to try.")] = "0,0.25,0.5,0.75",
     beta: Annotated[str, typer.Option(help="Weights of the client's own words to try.")] = "0,0.25,0.5,0.75",
-    lam: Annotated[str, typer.Option("--lambda", help="Exponents to try.")] = "0.25,0.5,0.75,1,1.5,2",
+    lam: Annotated[str, typer.Option("--lambda", help="Exponents to try.")] = "0.25,0.5,0.75,1,1.5,2,2.5,3",
     sigma: Annotated[str, typer.Option(help="Widths of the weights by rank to try.")] = "0.1,1,5",
     smoothing: Annotated[float, typer.Option(help="Share of the background in both.")] = 0.1,
     depth: Annotated[int, typer.Option(min=1, help="Hypotheses of a list that are used.")] = 20,
@@ -83,6 +84,10 @@ def personalize_command(
     before = _of_splits(lists, earlier).entries if earlier else ()
     columns = columns_for(list(models), numbers_of("--weight", weight), search)
     weights = tune(heldout, columns)
+    if {entry.id for entry in heldout.entries} & {entry.id for entry in scored.entries}:
+        screen.console.print(
+            "[yellow]settings are found on lists that are scored: error rates flatter them[/]"
+        )
     screen.console.print(listed("weights of the second pass", weights))
     with screen.bar("settings") as progress:
         mixture = search_grid(
@@ -96,18 +101,21 @@ def personalize_command(
     screen.console.print(f"settings: {described(mixture)}")
     federation = Federation.of(scored.entries, unigram, client, before)
     trial = Trial(federation, SecondPass(scored, weights, adapt), schedule)
-    choices = trial.choices(mixture, numbers)
-    baseline, last = choices[BASELINE], choices[f"T = {numbers[-1]}"]
-    rows = trial.rows(choices, baseline)
-    title = (
-        f"{len(scored.entries):,} lists of {len(federation.clients):,} clients; 95 % intervals over clients"
-    )
+    _show(trial, mixture, numbers, out)
+
+
+def _show(trial: Trial, mixture: Mixture, rounds: Sequence[int], out: Path | None) -> None:
+    """Tables of rounds, of other settings and of clients; files where they are wanted."""
+    choices = trial.choices(mixture, rounds)
+    baseline, last = choices[BASELINE], choices[f"T = {rounds[-1]}"]
+    rows, others = trial.rows(choices, baseline), trial.rows(trial.variations(mixture), baseline)
+    num_lists, num_clients = len(trial.federation.entries), len(trial.federation.clients)
+    title = f"{num_lists:,} lists of {num_clients:,} clients; 95 % intervals over clients"
     screen.console.print(_table(title, rows))
-    others = trial.rows(trial.variations(mixture), baseline)
-    screen.console.print(_table(f"other settings, T = {numbers[-1]}", others))
+    screen.console.print(_table(f"other settings, T = {rounds[-1]}", others))
     screen.console.print(_client_table(trial, baseline, last))
     if out is not None:
-        write_results(out, trial, [*rows, *others], weights, mixture, baseline, last)
+        write_results(out, trial, [*rows, *others], mixture, baseline, last)
         screen.console.print(f"wrote {out / 'results.json'} and {out / 'clients.svg'}")
 
 

@@ -180,7 +180,7 @@ class Grid:
 
     alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
     betas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
-    lams: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+    lams: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0)
     sigmas: tuple[float, ...] = (0.1, 1.0, 5.0)
 
     def mixtures(self, sigma: float, smoothing: float) -> list[Mixture]:
