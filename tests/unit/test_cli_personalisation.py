@@ -89,6 +89,7 @@ def test_a_part_of_the_lists_can_be_what_is_adapted(command, files):
         (("--split", "train"), "no lists of split 'train'"),
         (("--client", "colour"), "not by 'colour'"),
         (("--rounds", "-1"), "rounds and cohort"),
+        (("--rounds", "1.5"), "--rounds takes whole numbers"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(command, files, more, message):
@@ -100,3 +101,11 @@ def test_lists_without_scores_are_refused_by_their_line(command, files):
     (files / "bad.jsonl").write_text('{"id": "1", "meeting": "m", "ref": "a", "hyps": [{"text": "a"}]}\n')
     with pytest.raises(ValueError, match=r"bad\.jsonl:1, hypothesis 1: 'score' is missing"):
         command(files / "bad.jsonl", "--background", files / "text.txt", "--adapt", "score")
+
+
+def test_what_is_to_be_adapted_has_to_be_named_and_to_weigh_something(command, files):
+    with pytest.raises(ValueError, match="nothing to adapt"):
+        command(files / "lists.jsonl", "--background", files / "text.txt")
+    result = command(files / "lists.jsonl", "--background", files / "text.txt", "--adapt", "lm")
+    assert "lm has no weight: adapting it changes nothing" in result.output
+    assert "settings are found on lists that are scored" in result.output
