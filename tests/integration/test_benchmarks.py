@@ -116,3 +116,43 @@ def test_the_transducer_s_loss_is_the_same_with_and_without_the_whole_lattice_in
 ) -> None:
     found = run_quickly("rnnt", tmp_path)
     assert found["from"]["joint"]["differences"]["whole"]["gradients"] < 1e-5
+
+
+def test_a_personalised_second_pass_is_timed(tmp_path: Path) -> None:
+    found = run_quickly("personalizer", tmp_path)
+    assert found["cache_bytes"] == 12 * found["words_said"]
+    assert found["hypotheses"] == 20
+    assert found["plain_ms"] > 0
+
+
+def test_perplexity_falls_where_meetings_repeat_their_words(tmp_path: Path) -> None:
+    rows = [
+        {
+            "id": f"{meeting}{number}",
+            "meeting": meeting,
+            "split": split,
+            "text": f"the {meeting} is a {meeting}",
+        }
+        for meeting, split in (
+            ("fog", "pool"),
+            ("dog", "heldout"),
+            ("log", "heldout"),
+            ("hat", "test"),
+            ("cat", "test"),
+        )
+        for number in range(160)
+    ]
+    (tmp_path / "meetings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "books.txt").write_text("the fog is a dog\nthe dog is a log\na hat is the cat\n" * 10)
+    options = [str(tmp_path / "meetings.jsonl"), "--background", str(tmp_path / "books.txt"), "--quick"]
+    command = [sys.executable, str(BENCHMARKS / "marginal_perplexity.py"), *options, "--out", str(tmp_path)]
+    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    found = json.loads((tmp_path / "marginal_perplexity.json").read_text())
+    assert (
+        found["command"]
+        == "python benchmarks/marginal_perplexity.py meetings.jsonl --background books.txt --quick"
+    )
+    assert found["unknown"] == 0
+    for ways in found["backgrounds"].values():
+        assert ways["own"]["perplexity"] < ways["background"]["perplexity"]
+        assert ways["own"]["meetings_better"] == 2
