@@ -24,17 +24,23 @@ from antiphon.schedule import Cosine
 
 # At 41.7 frames a second: a time mask hides up to 0.3 s, a frequency mask some of the encoder's values.
 AUGMENT = SpecAugment(num_time_masks=4, time_width=12, num_frequency_masks=2, frequency_width=40)
-ROUNDS = 100  # of 50 steps each; the round that is best on the held-out speakers is kept
 
 
-def _central(name: str, model: CtcConfig | LasConfig | TransducerConfig, lr: float) -> Experiment:
-    training = LocalTraining(lr=lr, steps=50, batch_seconds=240.0)
-    algorithm = Central(training, schedule=Cosine(ROUNDS, final=0.02, warmup=4))
-    run = Run(algorithm, "both", Iid(1), "", Rounds(total=ROUNDS, cohort=1, valid_every=5, save_every=5))
+def _central(
+    name: str,
+    model: CtcConfig | LasConfig | TransducerConfig,
+    num_tokens: int,
+    rounds: int = 100,
+    batch_seconds: float = 240.0,
+) -> Experiment:
+    """Rounds of 50 steps; the one that is best on the held-out speakers is kept."""
+    training = LocalTraining(lr=1e-3, steps=50, batch_seconds=batch_seconds)
+    algorithm = Central(training, schedule=Cosine(rounds, final=0.02, warmup=4))
+    run = Run(algorithm, "both", Iid(1), "", Rounds(total=rounds, cohort=1, valid_every=5, save_every=5))
     return Experiment(
         name,
         frontend=OnnxEncoder("encoder_model.onnx"),
-        tokens=UnigramConfig(256),
+        tokens=UnigramConfig(num_tokens),
         model=model,
         augment=AUGMENT,
         speakers=Speakers(seed_fraction=1.0),
@@ -44,17 +50,20 @@ def _central(name: str, model: CtcConfig | LasConfig | TransducerConfig, lr: flo
 
 def speech_ctc() -> Experiment:
     """Central training of a Conformer with CTC over subwords."""
-    return _central("speech-ctc", CtcConfig(ConformerConfig(num_layers=3, dropout=0.2)), lr=1e-3)
+    return _central(
+        "speech-ctc", CtcConfig(ConformerConfig(dim=384, num_layers=3, dropout=0.3)), num_tokens=128
+    )
 
 
 def speech_las() -> Experiment:
     """Central training of listen, attend and spell over subwords, with CTC beside it."""
     encoder = BlstmConfig(dim=256, num_layers=3, stack=2, dropout=0.3)
     model = LasConfig(encoder, dropout=0.3, label_smoothing=0.1, ctc_weight=0.3)
-    return _central("speech-las", model, lr=1e-3)
+    # The decoder goes token by token, so that a large batch takes hardly longer than a small one.
+    return _central("speech-las", model, num_tokens=256, rounds=40, batch_seconds=480.0)
 
 
 def speech_transducer() -> Experiment:
     """Central training of a Conformer-Transducer over subwords."""
     model = TransducerConfig(ConformerConfig(num_layers=3, stack=2, dropout=0.2), dropout=0.2)
-    return _central("speech-transducer", model, lr=1e-3)
+    return _central("speech-transducer", model, num_tokens=256)
