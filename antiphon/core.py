@@ -260,6 +260,6 @@ class Validating(Protocol):
 
 @runtime_checkable
 class Structured(Protocol):
-    """An algorithm that takes models apart: it is told their layers (`antiphon.prunable`) before a run begins."""
+    """An algorithm that takes models apart: before a run begins it is told their layers (`prunable`)."""
 
     def with_structure(self, structure: Sequence[Any]) -> Algorithm[Any]: ...

@@ -1,7 +1,7 @@
 """What is kept of a model: small tensors out of large ones (`shrink`), and back (`expand`).
 
-A `Kept` names layers and, for each, the units that are left. It is data only: it travels in a task, it is saved
-in a checkpoint, and it is the part of a small model's configuration that says how small it is
+A `Kept` names layers and, for each, the units that are left. It is data only: it travels in a task, it is
+saved in a checkpoint, and it is the part of a small model's configuration that says how small it is
 (`models.reduced` builds a model of it). Weights are [outputs, inputs], as torch stores them.
 
 Units are written as text, their number and a bit for each in hexadecimal: "6:b4" keeps 0, 2, 3 and 5 of 6.

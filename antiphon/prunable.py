@@ -1,7 +1,7 @@
 """What can be removed from a model: its layers, as far as removing units is concerned.
 
-A model's `structure` (`models.reduced.structure_of`) names its layers with their sizes, and which of them have
-units in common. Nothing here knows a model, and nothing in `algorithms` needs to.
+A model's `structure` (`models.reduced.structure_of`) names its layers with their sizes, and which of them
+have units in common. Nothing here knows a model, and nothing in `algorithms` needs to.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Left:
             if first.feeds and not {first.name, first.feeds}.isdisjoint(self.regions)
         }
         before = {first.feeds: alive[first.name] for first in linear.values() if first.name in alive}
-        kept = {}
+        kept: dict[str, KeptLayer] = {}
         for layer in structure:
             if isinstance(layer, LinearLayer):
                 kept[layer.name] = self._linear(layer, alive.get(layer.name), before.get(layer.name))

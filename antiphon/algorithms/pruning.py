@@ -1,8 +1,8 @@
 """Federated Pruning: clients train a small dense model, the server keeps the large one until it knows enough.
 
 R. Lin, Y. Xiao, T.-J. Yang, D. Zhao, L. Xiong, G. Motta, F. Beaufays, "Federated Pruning: Improving Neural
-Network Efficiency with Federated Learning", Interspeech 2022: Algorithm 1. Patterns are in `slices`, scores and
-adaptive sparsity in `scores`.
+Network Efficiency with Federated Learning", Interspeech 2022: Algorithm 1. Patterns are in `slices`, scores
+and adaptive sparsity in `scores`.
 
 | paper                         | here                                                               |
 | ----------------------------- | ------------------------------------------------------------------ |
@@ -20,8 +20,8 @@ grow to its target (pruning) and that then stays there (refining). After that th
 one, and rounds are those of `inner` (fine-tuning).
 
 Deviations.
-- The round of `inner` sees nothing but the small model, so what is removed is moved by nothing: no momentum, no
-  Adam step, no decay. The slots of the server's optimiser rest with their weights and go on if they revive.
+- The round of `inner` sees nothing but the small model, so what is removed is moved by nothing: no momentum,
+  no Adam step, no decay. Slots of the server's optimiser rest with their weights, and go on if they revive.
 - Scores that need a momentum have none before the first round: nothing is removed until the next mask.
 - A step schedule begins at 0, as in Algorithm 1; its number of steps is ours.
 - Only models of the last phase can be a run's result: those before have other sparsities, or masks to come.
@@ -132,7 +132,8 @@ class FederatedPruning:
         first = self.every * max(self.schedule.num_masks, int(self.score.needs_momentum))
         if first >= self.fine_tune_from:
             raise ValueError(
-                f"the target sparsity is reached in round {first}, but fine_tune_from is {self.fine_tune_from}"
+                f"the target sparsity is reached in round {first}: "
+                f"fine_tune_from must be above that, not {self.fine_tune_from}"
             )
 
     def with_structure(self, structure: Sequence[Layer]) -> FederatedPruning:
@@ -146,7 +147,9 @@ class FederatedPruning:
         for pattern in self.layers:
             if not any(fnmatchcase(name, pattern) for name in names):
                 known = ", ".join(names[:5])
-                raise ValueError(f"layers: no layer that can be pruned matches {pattern!r}; there are {known} …")
+                raise ValueError(
+                    f"layers: no layer that can be pruned matches {pattern!r}; there are {known} …"
+                )
         chosen = [layer for layer in self.structure if self._is_prunable(layer.name)]
         return cut(chosen, self.pattern)
 

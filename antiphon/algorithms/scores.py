@@ -8,8 +8,8 @@ R. Lin et al., "Federated Pruning", Interspeech 2022, §2.2 (scores) and §2.4 (
 | momentum of gradient               | moving average of the aggregated Δ, kept by `pruning`           |
 | ‖w_i‖, TargetSparsity, LayerDensity| mean|w| of a matrix, `sparsity`, `Allocation.densities`         |
 
-Deviation. Eq. 1 as printed makes the densities *sum* to 1 − S. Meant is that the model keeps 1 − S of its weights:
-density_i = min(1, c · mean|w_i|) with c solved so that Σ n_i · density_i = (1 − S) · Σ n_i.
+Deviation. Eq. 1 as printed makes the densities *sum* to 1 − S. Meant is that the model keeps 1 − S of its
+weights: density_i = min(1, c · mean|w_i|) with c solved so that Σ n_i · density_i = (1 − S) · Σ n_i.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ R. Lin et al., "Federated Pruning", Interspeech 2022, §2.1.
 | [W_1, W_2]                   | the two halves of every column (or row), ranked each among its like   |
 
 Deviations.
-- Matrices that are stored in one tensor (queries, keys and values) are ranked and counted apart, as in Table 1.
-- An LSTM has one kind of slice whatever the pattern: a unit, with all its gates, is scored by their weights from
-  the input and from the units before. A removed gate alone would leave a unit that still costs as much.
+- Matrices stored in one tensor (queries, keys and values) are ranked and counted apart, as in Table 1.
+- An LSTM has one kind of slice whatever the pattern: a unit, with all its gates, is scored by their weights
+  from the input and from the units before. A removed gate alone would leave a unit that still costs as much.
 - An embedding, where one is asked for, loses values in the column patterns; a row would be a token.
 """
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from antiphon.core import Tensors
 from antiphon.kept import NUM_GATES
-from antiphon.prunable import EmbeddingLayer, Layer, Left, LinearLayer, RecurrentLayer, Region
+from antiphon.prunable import Layer, Left, LinearLayer, RecurrentLayer, Region
 
 Span = tuple[int, int]
 

@@ -66,7 +66,7 @@ class Bench:
         self.load(base)
 
     def shaped(self, shape: str) -> Bench:
-        """This bench with what is kept of its model (`antiphon.kept`); the last one asked for is remembered."""
+        """This bench with what is kept of its model (`antiphon.kept`); it remembers the last one."""
         if shape == self.shape:
             return self
         if self._small is None or self._small.shape != shape:
@@ -74,7 +74,7 @@ class Bench:
             self._small = None  # its memory first
             small = copy.copy(self)
             small.shape, small.base = shape, shrink(self.base, kept)
-            small.model = reduced(self.model, kept)  # type: ignore[type-var]
+            small.model = reduced(self.model, kept)
             small.parameters = {n: p for n, p in small.model.named_parameters() if n in small.base}
             self._small = small
         return self._small

@@ -69,7 +69,7 @@ class StackedWorker:
             yield from (answers.pop(name) for name in names)
 
     def _with(self, bench: Bench) -> StackedWorker:
-        """The same worker for a smaller model: it fits more clients into the memory, and has its own graphs."""
+        """The same worker for a smaller model: more clients fit the memory, and it has its own graphs."""
         self._stack = None
         if self._small is None or self._small.bench is not bench:
             self._small = None

@@ -48,9 +48,11 @@ def _both_ways(forwards: nn.LSTM, backwards: nn.LSTM, frames: Tensor, turned: Te
 
 
 class LstmCell(nn.LSTMCell):
-    """One step of one cell, also of many clients': values [B, D], state ([B, H], [B, H]) -> the next state."""
+    """One step, also of many clients' cells: values [B, D], state ([B, H], [B, H]) -> the next state."""
 
-    def forward(self, values: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, values: Tensor, state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         if not is_stacked(values, self.weight_hh):
             hidden, carry = super().forward(values, state)
             return hidden, carry

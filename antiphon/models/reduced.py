@@ -3,8 +3,8 @@
 The units that R. Lin et al., "Federated Pruning", Interspeech 2022, remove are of three kinds, and each saves
 memory and time in its own way:
 
-- A hidden unit of a feed-forward module is gone from both its matrices: they are ordinary smaller ones, and so
-  is the activation between them.
+- A hidden unit of a feed-forward module is gone from both its matrices: they are ordinary smaller ones, and
+  so is the activation between them.
 - An output into the residual stream, or into an attention head, has neighbours that stay. The product is of a
   smaller matrix; its result is scattered into the whole width, where the bias stands for what is gone.
   The scatter moves one number where the product it saves multiplies hundreds.
@@ -56,10 +56,10 @@ class ReducedConfig:
     kept: Kept = field(default_factory=Kept)
 
     def build(self, input_dim: int, num_tokens: int) -> Model:
-        return reduced(self.full.build(input_dim, num_tokens), self.kept)  # type: ignore[type-var]
+        return reduced(self.full.build(input_dim, num_tokens), self.kept)
 
 
-def structure_of(model: nn.Module) -> tuple[Layer, ...]:
+def structure_of(model: Model | nn.Module) -> tuple[Layer, ...]:
     """The layers of a model that units can be removed from."""
     feeds: dict[str, str] = {}
     matrices: dict[str, int] = {}
@@ -90,7 +90,7 @@ def reduced(model: AnyModule, kept: Kept) -> AnyModule:
     """A small copy of a model with what is kept of its parameters; refuses what does not fit it."""
     params = {name: p.detach() for name, p in model.named_parameters()}
     kept.check(params)
-    layers = {}
+    layers: dict[str, nn.Module] = {}
     for name, layer in kept.layers.items():
         parent = name.rpartition(".")[0]
         owner = model.get_submodule(parent)
@@ -116,7 +116,7 @@ def _reduced_layer(module: nn.Module, layer: object, name: str) -> nn.Module:
         return ReducedCell(module, layer, name)
     if isinstance(module, nn.Embedding) and isinstance(layer, KeptEmbedding):
         return ReducedEmbedding(module, layer, name)
-    raise ValueError(f"{name}: the mask is for another kind of layer than the model's {type(module).__name__}")
+    raise ValueError(f"{name}: the mask is for another kind of layer than a {type(module).__name__}")
 
 
 # --- From some units to all, and back -------------------------------------------------------------
@@ -138,11 +138,11 @@ class Units(nn.Module):
 
     def take(self, values: Tensor) -> Tensor:
         """[..., all] -> [..., some]."""
-        return values if self.is_all else Taken.apply(values, self.index, self.position)  # type: ignore
+        return values if self.is_all else Taken.apply(values, self.index, self.position)
 
     def place(self, values: Tensor) -> Tensor:
         """[..., some] -> [..., all]."""
-        return values if self.is_all else Placed.apply(values, self.index, self.position)  # type: ignore
+        return values if self.is_all else Placed.apply(values, self.index, self.position)
 
 
 def _place(values: Tensor, position: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class Taken(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
         index, position = ctx.saved_tensors
-        return Placed.apply(upstream[0], index, position), None, None  # type: ignore
+        return Placed.apply(upstream[0], index, position), None, None
 
 
 class Placed(torch.autograd.Function):
@@ -183,14 +183,14 @@ class Placed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
         index, position = ctx.saved_tensors
-        return Taken.apply(upstream[0], index, position), None, None  # type: ignore
+        return Taken.apply(upstream[0], index, position), None, None
 
 
 # --- Layers ---------------------------------------------------------------------------------------
 
 
 class ReducedLinear(nn.Module):
-    """Values [..., inputs that exist] -> [..., outputs that exist]: a product for each block, and the bias."""
+    """Values [..., inputs that exist] -> [..., outputs that exist]: a product a block, and the bias."""
 
     @classmethod
     def of(cls, full: nn.Linear, kept: KeptLinear, name: str) -> nn.Module:
@@ -221,7 +221,8 @@ class ReducedLinear(nn.Module):
         weights = [self.weight] if len(self.inputs) == 1 else self.weights
         total: Tensor | None = None
         for weight, inputs, outputs in zip(weights, self.inputs, self.outputs, strict=True):
-            assert isinstance(inputs, Units) and isinstance(outputs, Units)
+            assert isinstance(inputs, Units)
+            assert isinstance(outputs, Units)
             part = outputs.place(F.linear(inputs.take(values), weight))
             total = part if total is None else total + part
         assert total is not None
@@ -241,7 +242,9 @@ class ReducedEmbedding(nn.Module):
 class ReducedBlstmLayer(nn.Module):
     """A `BlstmLayer` of narrower LSTMs; its norm is as wide as ever, with zeros for units that are gone."""
 
-    def __init__(self, full: BlstmLayer, forwards: KeptRecurrent, backwards: KeptRecurrent, name: str) -> None:
+    def __init__(
+        self, full: BlstmLayer, forwards: KeptRecurrent, backwards: KeptRecurrent, name: str
+    ) -> None:
         super().__init__()
         num_inputs, num_units = full.forwards.input_size, full.forwards.hidden_size
         self.inputs = Units(read_units(forwards.inputs, num_inputs, name))
@@ -278,8 +281,9 @@ class ReducedCell(LstmCell):
         super().__init__(inputs.num, units.num)
         self.inputs, self.units = inputs, units
 
-    def forward(self, values: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(  # type: ignore[override]
+        self, values: Tensor, state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         narrow = self.units.take(state[0]), self.units.take(state[1])
         hidden, carry = super().forward(self.inputs.take(values), narrow)
         return self.units.place(hidden), self.units.place(carry)
-
