@@ -166,10 +166,12 @@ class Kept:
 
     def check(self, params: Tensors) -> None:
         """Refuses to be laid over a model it is not for; the error names the layer."""
-        layers = {name.rpartition(".")[0] for name in params}
+        self.check_names({name.rpartition(".")[0] for name in params})
+        self.pieces(params)
+
+    def check_names(self, layers: set[str]) -> None:
         if unknown := sorted(self.layers.keys() - layers):
             raise ValueError(f"{unknown[0]}: the mask is for a layer that the model does not have")
-        self.pieces(params)
 
 
 def shrink(params: Tensors, kept: Kept) -> Tensors:

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from antiphon.kept import Block, Kept, KeptEmbedding, KeptLayer, KeptLinear, KeptRecurrent, write_units
+from antiphon.core import Tensors
+from antiphon.kept import (
+    NUM_GATES,
+    Block,
+    Kept,
+    KeptEmbedding,
+    KeptLayer,
+    KeptLinear,
+    KeptRecurrent,
+    write_units,
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,11 @@ class LinearLayer:
     num_matrices: int = 1
     feeds: str = ""
 
+    @property
+    def weight(self) -> tuple[str, tuple[int, int]]:
+        """How its parameter's name begins, and the shape of that."""
+        return f"{self.name}.weight", (self.num_outputs, self.num_inputs)
+
 
 @dataclass(frozen=True)
 class RecurrentLayer:
@@ -38,12 +53,22 @@ class RecurrentLayer:
     num_inputs: int
     hears: tuple[str, ...] = ()
 
+    @property
+    def weight(self) -> tuple[str, tuple[int, int]]:
+        return f"{self.name}.weight_ih", (NUM_GATES * self.num_units, self.num_inputs)
+
 
 @dataclass(frozen=True)
 class EmbeddingLayer:
+    """A vector of `dim` values for each token."""
+
     name: str
     num_tokens: int
     dim: int
+
+    @property
+    def weight(self) -> tuple[str, tuple[int, int]]:
+        return f"{self.name}.weight", (self.num_tokens, self.dim)
 
 
 Layer = LinearLayer | RecurrentLayer | EmbeddingLayer
@@ -105,6 +130,16 @@ class Left:
         heard = [self.units.get(name, torch.ones(sizes[name]).bool()) for name in layer.hears]
         units = self.units.get(layer.name, torch.ones(layer.num_units).bool())
         return KeptRecurrent(write_units(units), write_units(torch.cat(heard)) if heard else "")
+
+
+def check_structure(structure: Sequence[Layer], params: Tensors) -> None:
+    """Refuses the layers of another model."""
+    for layer in structure:
+        beginning, shape = layer.weight
+        found = [tuple(p.shape) for name, p in params.items() if name.startswith(beginning)]
+        if found != [shape]:
+            has = f"has {found[0]}" if found else "has none"
+            raise ValueError(f"{layer.name}: a weight of {shape} was expected, but the model {has}")
 
 
 def refuse_none(units: Tensor, layer: str) -> Tensor:

@@ -51,7 +51,7 @@ from antiphon.algorithms.slices import (
 )
 from antiphon.core import Metrics, Pool, ServerState, Tensors, Update
 from antiphon.kept import Kept, Shaped, expand, masked, shrink, small_names
-from antiphon.prunable import EmbeddingLayer, Layer, LinearLayer, RecurrentLayer
+from antiphon.prunable import EmbeddingLayer, Layer, LinearLayer, RecurrentLayer, check_structure
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,7 @@ class FederatedPruning:
         for pattern in self.layers:
             if not any(fnmatchcase(name, pattern) for name in names):
                 known = ", ".join(names[:5])
-                raise ValueError(
-                    f"layers: no layer that can be pruned matches {pattern!r}; there are {known} …"
-                )
+                raise ValueError(f"layers: {pattern!r} matches no layer that can be pruned: {known} …")
         chosen = [layer for layer in self.structure if self._is_prunable(layer.name)]
         return cut(chosen, self.pattern)
 
@@ -158,9 +156,9 @@ class FederatedPruning:
         return asked and not any(fnmatchcase(name, pattern) for pattern in self.spared)
 
     def init(self, params: Tensors) -> PrunedState:
+        check_structure(self.structure, params)
         for slices in self.slices:
             num_kept(slices, 1.0 - self.sparsity)
-        self.keep(params, self.sparsity).check(params)
         start = self.inner.init(params)
         return PrunedState(start.round, start.params, start.opt, start.seed)
 

@@ -37,7 +37,7 @@ MAY_SEE = {
     "local": {"core", "seeding"},
     "measure": {"core", "weighting"},
     "kept": {"core", "config"},
-    "prunable": {"kept"},
+    "prunable": {"core", "kept"},
     "algorithms": {
         "core",
         "seeding",
