@@ -164,12 +164,8 @@ class Kept:
                 found[name] = list(self.layers[layer].pieces(layer, parameter, full))
         return found
 
-    def check(self, params: Tensors) -> None:
-        """Refuses to be laid over a model it is not for; the error names the layer."""
-        self.check_names({name.rpartition(".")[0] for name in params})
-        self.pieces(params)
-
-    def check_names(self, layers: set[str]) -> None:
+    def check(self, layers: set[str]) -> None:
+        """Refuses to be laid over a model that does not have the layers."""
         if unknown := sorted(self.layers.keys() - layers):
             raise ValueError(f"{unknown[0]}: the mask is for a layer that the model does not have")
 

@@ -89,7 +89,7 @@ def structure_of(model: Model | nn.Module) -> tuple[Layer, ...]:
 def reduced(model: AnyModule, kept: Kept) -> AnyModule:
     """A small copy of a model with what is kept of its parameters; refuses what does not fit it."""
     params = {name: p.detach() for name, p in model.named_parameters()}
-    kept.check_names({name for name, _ in model.named_modules()})
+    kept.check({name for name, _ in model.named_modules()})
     layers: dict[str, nn.Module] = {}
     for name, layer in kept.layers.items():
         parent = name.rpartition(".")[0]

@@ -129,9 +129,8 @@ def test_what_is_kept_travels_as_text() -> None:
 def test_a_mask_that_does_not_fit_is_refused_by_the_layer_s_name() -> None:
     params = large()
     with pytest.raises(ValueError, match="hidden: the mask is for 5 units, but the model has 4 there"):
-        Kept({"hidden": KeptLinear(outputs=units(0, of=5))}).check(params)
+        shrink(params, Kept({"hidden": KeptLinear(outputs=units(0, of=5))}))
     with pytest.raises(ValueError, match="elsewhere: the mask is for a layer that the model does not have"):
-        Kept({"elsewhere": KeptEmbedding()}).check(params)
+        Kept({"elsewhere": KeptEmbedding()}).check({"hidden"})
     with pytest.raises(ValueError, match="lstm: the mask is for 4 units, but the model has 3"):
-        Kept({"lstm": KeptRecurrent(units(1, of=4))}).check(params)
-    KEPT.check(params)
+        shrink(params, Kept({"lstm": KeptRecurrent(units(1, of=4))}))
