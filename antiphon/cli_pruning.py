@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from antiphon import screen
 
@@ -52,27 +50,22 @@ def _print_plan(model: str, sparsity: float, settings: list[str]) -> None:
     from antiphon.recipes.pruning import plan
 
     found = plan(model, sparsity, settings)
-    table = Table(title=f"{model} at sparsity {sparsity:g}: outputs × inputs of each weight", box=SIMPLE_HEAD)
-    table.add_column("weight", no_wrap=True)
-    for column in ("whole", "kept", "removed", "bytes", "kept bytes"):
-        table.add_column(column, justify="right", no_wrap=True)
+    rows = [("weight", "outputs × inputs", "kept", "removed", "bytes", "kept bytes")]
     for weight in found.weights:
-        table.add_row(
-            weight.name.removesuffix(".weight"),
-            _shape(weight.shape),
-            " + ".join(map(_shape, weight.kept)),
-            f"{100 * (1 - weight.num_kept / weight.num_weights):.1f} %",
-            f"{4 * weight.num_weights:,}",
-            f"{4 * weight.num_kept:,}",
-        )
-    screen.console.print(table, width=max(110, screen.console.width), crop=False)
-    total, kept = (sum(n) for n in zip(*((w.num_weights, w.num_kept) for w in found.weights), strict=True))
-    screen.console.print(
-        f"prunable weights {total:,}, kept {kept:,}: zero-parameter ratio {found.zero_ratio:.3f}"
-    )
-    screen.console.print(
-        f"whole model {found.bytes_before / MIB:,.1f} MiB, kept {found.bytes_after / MIB:,.1f} MiB "
-        f"({found.bytes_after / found.bytes_before:.3f})"
+        removed = f"{100 * (1 - weight.num_kept / weight.num_weights):.1f} %"
+        shapes = _shape(weight.shape), " + ".join(map(_shape, weight.kept))
+        sizes = f"{4 * weight.num_weights:,}", f"{4 * weight.num_kept:,}"
+        rows.append((weight.name.removesuffix(".weight"), *shapes, removed, *sizes))
+    # Plain lines: a table that fits the terminal would cut the names of layers short.
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *cells in rows:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        typer.echo("  ".join([name.ljust(widths[0]), *padded]))
+    total, kept = sum(w.num_weights for w in found.weights), sum(w.num_kept for w in found.weights)
+    typer.echo(f"prunable weights {total:,}, kept {kept:,}: zero-parameter ratio {found.zero_ratio:.3f}")
+    before, after = found.bytes_before, found.bytes_after
+    typer.echo(
+        f"whole model {before / MIB:,.1f} MiB, kept {after / MIB:,.1f} MiB ({after / before:.3f} of it)"
     )
 
 

@@ -1,4 +1,4 @@
-"""A run that is pruned leaves an ordinary model: `evaluate`, `transcribe` and further runs know nothing of it."""
+"""A run that is pruned leaves an ordinary model: what loads it later need not know."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_bad_input_is_refused_before_training(
 
 
 def test_a_run_that_would_end_before_the_model_is_small_is_refused() -> None:
-    with pytest.raises(ValueError, match="rounds.total is 30, so the model would never be made small"):
+    with pytest.raises(ValueError, match=r"rounds\.total is 30, so the model would never be made small"):
         Run(FederatedPruning(), rounds=Rounds(total=30))
 
 
@@ -151,21 +151,8 @@ def test_the_paper_s_zero_parameter_ratios(sparsity: float, ratio: float, antiph
 def test_a_plan_names_every_weight_with_what_is_kept(antiphon: Antiphon) -> None:
     printed = antiphon("prune", "--plan", "transducer-published", "--sparsity", "0.5").output
     line = next(row for row in printed.splitlines() if "layers.16.feed_forward_before.4" in row)
-    assert line.split() == (
-        [
-            "encoder.layers.16.feed_forward_before.4",
-            "512",
-            "×",
-            "2048",
-            "256",
-            "×",
-            "1024",
-            "75.0",
-            "%",
-            "4,194,304",
-            "1,048,576",
-        ]
-    )
+    sizes = "512 × 2048  256 × 1024   75.0 %  4,194,304   1,048,576"
+    assert " ".join(line.split()[1:]) == " ".join(sizes.split())
     assert "convolution" not in printed
     assert antiphon("prune", "--plan", "conformer-huge").code == 2
     adaptive = antiphon("prune", "--plan", "las-small", "--set", "allocation=adaptive")
