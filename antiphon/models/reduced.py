@@ -37,6 +37,7 @@ from antiphon.models.blstm import Blstm, BlstmLayer
 from antiphon.models.conformer import ConformerLayer
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.las import LasConfig
+from antiphon.models.layers import open_forget_gates
 from antiphon.models.lstm import LstmCell, bidirectional
 from antiphon.models.model import Model
 from antiphon.models.transducer import TransducerConfig
@@ -56,7 +57,17 @@ class ReducedConfig:
     kept: Kept = field(default_factory=Kept)
 
     def build(self, input_dim: int, num_tokens: int) -> Model:
-        return reduced(self.full.build(input_dim, num_tokens), self.kept)
+        """Without the large model ever being in memory: it is built of shapes alone."""
+        with torch.device("meta"):
+            full = self.full.build(input_dim, num_tokens)
+        small = reduced(full, self.kept)
+        for module in small.modules():
+            if any(p.is_meta for p in module.parameters(recurse=False)):
+                module.to_empty(device="cpu", recurse=False)
+                module.reset_parameters()  # type: ignore[operator]
+            if isinstance(module, nn.LSTM | nn.LSTMCell):
+                open_forget_gates(module)
+        return small
 
 
 def structure_of(model: Model | nn.Module) -> tuple[Layer, ...]:
@@ -98,10 +109,12 @@ def reduced(model: AnyModule, kept: Kept) -> AnyModule:
             layers[parent] = _reduced_blstm(owner, parent, kept)
         else:
             layers[name] = _reduced_layer(model.get_submodule(name), layer, name)
-    like = next(iter(params.values()))
     # The copy meets the new layers where the old ones were: there are never two large models.
-    met = {id(model.get_submodule(name)): new.to(like.device, like.dtype) for name, new in layers.items()}
-    small = copy.deepcopy(model, met)
+    small = copy.deepcopy(model, {id(model.get_submodule(name)): new for name, new in layers.items()})
+    like = next(iter(params.values()))
+    if like.is_meta:  # there are no values to be kept
+        return small
+    small.to(like.device, like.dtype)
     with torch.no_grad():
         values = shrink(params, kept)
         for name, parameter in small.named_parameters():
@@ -215,7 +228,9 @@ class ReducedLinear(nn.Module):
             self.weight = weights[0]
         else:
             self.weights = nn.ParameterList(weights)
-        self.bias = nn.Parameter(torch.empty(len(blocks[0][1]))) if has_bias else None
+        for weight in weights:
+            nn.init.kaiming_uniform_(weight, a=5**0.5)  # as nn.Linear
+        self.bias = nn.Parameter(torch.zeros(len(blocks[0][1]))) if has_bias else None
 
     def forward(self, values: Tensor) -> Tensor:
         weights = [self.weight] if len(self.inputs) == 1 else self.weights
@@ -233,7 +248,7 @@ class ReducedEmbedding(nn.Module):
     def __init__(self, full: nn.Embedding, kept: KeptEmbedding, name: str) -> None:
         super().__init__()
         self.outputs = Units(read_units(kept.outputs, full.embedding_dim, name))
-        self.weight = nn.Parameter(torch.empty(full.num_embeddings, self.outputs.num))
+        self.weight = nn.Parameter(torch.randn(full.num_embeddings, self.outputs.num))
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.outputs.place(F.embedding(tokens, self.weight))

@@ -146,10 +146,28 @@ def test_a_configuration_builds_the_small_model_and_survives_json() -> None:
     read = config.from_dict(ReducedConfig, json.loads(text))
     assert read == small
     torch.manual_seed(3)
-    built = dict(read.build(5, 7).named_parameters())
+    first, second = (dict(read.build(5, 7).named_parameters()) for _ in range(2))
     expected = shrink({n: p.detach() for n, p in model.named_parameters()}, small.kept)
-    assert built.keys() == expected.keys()
-    assert all(torch.equal(built[name], value) for name, value in expected.items())
+    assert {n: p.shape for n, p in first.items()} == {n: p.shape for n, p in expected.items()}
+    assert all(bool(p.isfinite().all()) for p in first.values())
+    weight = "encoder.layers.0.feed_forward_before.1.weights.0"
+    assert not torch.equal(first[weight], second[weight])  # drawn
+    assert first["encoder.layers.0.norm.weight"].tolist() == [1.0] * 8
+
+
+def test_the_large_model_is_never_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = CtcConfig(ConformerConfig(dim=64, num_layers=1, num_heads=2, kernel_size=3))
+    kept = kept_of(full.build(5, 7), WholeColumn())
+    sizes = []
+    uniform = nn.init.kaiming_uniform_
+
+    def watched(tensor: torch.Tensor, *args: float, **kwargs: float) -> torch.Tensor:
+        sizes.append(0 if tensor.is_meta else tensor.numel())
+        return uniform(tensor, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(nn.init, "kaiming_uniform_", watched)
+    ReducedConfig(full, kept).build(5, 7)
+    assert max(sizes) == 128 * 64  # half of a feed-forward module's 256 × 64
 
 
 def test_a_mask_for_another_model_is_refused_by_the_layer_s_name() -> None:
