@@ -114,7 +114,14 @@ class Experiment:
     def __post_init__(self) -> None:
         self._check_tokens()
         known: set[str] = set()
+        small: set[str] = set()  # runs that end with a pruned model
         for name, run in self.runs.items():
+            if isinstance(run.algorithm, FederatedPruning) and run.start in small:
+                raise ValueError(
+                    f"run {name!r} would prune the model of {run.start!r}, which is pruned already"
+                )
+            if isinstance(run.algorithm, FederatedPruning) or run.start in small:
+                small.add(name)
             if run.start and not run.starts_elsewhere and run.start not in known:
                 raise ValueError(
                     f"run {name!r} starts from {run.start!r}, which does not come before it "

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from antiphon import config
 from antiphon.clients.client import Bench
-from antiphon.core import Stopped
+from antiphon.core import Stopped, Tensors
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.engine import Engine, Listener, Silent
 from antiphon.measure import measure
@@ -117,7 +117,7 @@ def _carry_out(
 
     def open_folder() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "run.json", {**_about(prepared, name), "num_processes": team.size})
+        write_json(folder / "run.json", {**_about(prepared, name, start), "num_processes": team.size})
         _score_start(prepared, recognizer, run, out, folder)
 
     team.first(open_folder)
@@ -173,7 +173,7 @@ def _score(prepared: Prepared, recognizer: Recognizer, folder: Path, which: str,
     return score(recognizer, prepared.store, prepared.groups["test"], target, notes)
 
 
-def _about(prepared: Prepared, name: str) -> dict[str, Any]:
+def _about(prepared: Prepared, name: str, start: Tensors) -> dict[str, Any]:
     experiment, run = prepared.experiment, prepared.experiment.runs[name]
     settings = config.to_dict(experiment)
     others = {key: value for key, value in settings.items() if key not in ("runs", "recipe", "seed")}
@@ -183,7 +183,7 @@ def _about(prepared: Prepared, name: str) -> dict[str, Any]:
         "recipe": experiment.recipe,
         "seed": experiment.seed,
         "config": {**settings["runs"][name], **others},
-        "num_parameters": sum(p.numel() for p in prepared.fresh.values()),
+        "num_parameters": sum(p.numel() for p in start.values()),
         "num_clients": len(prepared.clients[name]),
         "corrupted": prepared.corrupted.shares(prepared.clients[name]),
         "cohort_size": run.rounds.cohort,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,8 @@ def prepare(
         try:
             told(run.algorithm, valid, recognizer).init(fresh)
             if run.starts_elsewhere:
-                check_start(run.start, experiment.blueprint, tokens)
+                found = check_start(run.start, experiment.blueprint, tokens)
+                told(run.algorithm, valid, replace(recognizer, blueprint=found))
             if len(groups[run.data]) == 0:
                 raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
             clients[name] = corrupted.left(run.clients(store, groups[run.data], experiment.seed))

@@ -15,14 +15,15 @@ from antiphon.kept import Kept, shrink
 from antiphon.models.reduced import ReducedConfig
 
 
-def check_start(start: str, wanted: Blueprint, tokens: Tokens) -> None:
-    """Refuses a model from another folder that is not, or was not before it was pruned, the experiment's."""
+def check_start(start: str, wanted: Blueprint, tokens: Tokens) -> Blueprint:
+    """That of a model in another folder; refused if it is not, or was not when whole, the experiment's."""
     folder, found = open_blueprint(start)
     whole = replace(found, model=found.model.full) if isinstance(found.model, ReducedConfig) else found
     if whole != wanted:
         raise ValueError(f"{folder} holds another model or front end than the experiment's: set both alike")
     if load_tokens(folder) != tokens:
         raise ValueError(f"{folder} has other tokens than this corpus gives: was it trained on another?")
+    return found
 
 
 def load_start(start: str, out: Path, fresh: Tensors) -> dict[str, Any]:

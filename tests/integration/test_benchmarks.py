@@ -116,3 +116,10 @@ def test_the_transducer_s_loss_is_the_same_with_and_without_the_whole_lattice_in
 ) -> None:
     found = run_quickly("rnnt", tmp_path)
     assert found["from"]["joint"]["differences"]["whole"]["gradients"] < 1e-5
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc/self/status")
+def test_a_pruned_client_sends_and_gets_fewer_bytes(tmp_path: Path) -> None:
+    found = run_quickly("pruning", tmp_path)["encoders"]["quick"]
+    assert found["ratio"]["bytes_up"] == found["ratio"]["parameters"] < found["ratio"]["bytes_down"] < 0.62
+    assert all(value > 0 for value in found["ratio"].values())

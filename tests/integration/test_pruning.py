@@ -112,6 +112,14 @@ def test_prune_takes_a_run_of_another_folder(
     refused = antiphon("prune", done / "pruned", "--out", tmp_path / "more")
     assert refused.code == 2
     assert "pruned already" in refused.output
+    assert not (tmp_path / "more").exists()
+    with pytest.raises(
+        ValueError, match="'more' would prune the model of 'further', which is pruned already"
+    ):
+        replace(
+            experiment(),
+            runs={**experiment().runs, "more": Run(FederatedPruning(), start="further", rounds=Rounds(40))},
+        )
 
 
 @pytest.mark.parametrize(
