@@ -149,6 +149,8 @@ class FederatedPruning:
                 known = ", ".join(names[:5])
                 raise ValueError(f"layers: {pattern!r} matches no layer that can be pruned: {known} …")
         chosen = [layer for layer in self.structure if self._is_prunable(layer.name)]
+        if not chosen:
+            raise ValueError(f"layers {', '.join(self.layers)} are all spared: there is nothing to prune")
         return cut(chosen, self.pattern)
 
     def _is_prunable(self, name: str) -> bool:
@@ -157,8 +159,10 @@ class FederatedPruning:
 
     def init(self, params: Tensors) -> PrunedState:
         check_structure(self.structure, params)
-        for slices in self.slices:
-            num_kept(slices, 1.0 - self.sparsity)
+        slices = self.slices
+        densities = self.allocation.densities(slices, params, self.sparsity)
+        for own, density in zip(slices, densities, strict=True):
+            num_kept(own, density)  # refuses to leave nothing
         start = self.inner.init(params)
         return PrunedState(start.round, start.params, start.opt, start.seed)
 

@@ -271,6 +271,8 @@ def test_settings_that_cannot_be_are_refused() -> None:
         FederatedPruning(every=0)
     with pytest.raises(ValueError, match=r"'decoder\.\*' matches no layer that can be pruned"):
         pruning(layers=("decoder.*",)).init(params())
+    with pytest.raises(ValueError, match="are all spared: there is nothing to prune"):
+        pruning(spared=("*",)).init(params())
     with pytest.raises(ValueError, match="at least 1 step"):
         StepSparsity(0)
     unprepared = replace(pruning(), structure=())
