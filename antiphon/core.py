@@ -225,6 +225,21 @@ class ServerState:
     opt: Any = None
     seed: int = 0
 
+    @property
+    def model(self) -> Tensors:
+        """The parameters of the model as a client would get it now."""
+        return self.params
+
+    @property
+    def shape(self) -> str:
+        """What that model is of the one the run began with, as `antiphon.kept` writes it; "": all of it."""
+        return ""
+
+    @property
+    def is_result(self) -> bool:
+        """Whether the run may end with this model."""
+        return True
+
 
 State = TypeVar("State", bound=ServerState)
 
@@ -241,3 +256,10 @@ class Validating(Protocol):
     """An algorithm that measures models in its rounds: it is told on which clients before a run begins."""
 
     def with_validation(self, clients: Sequence[str]) -> Algorithm[Any]: ...
+
+
+@runtime_checkable
+class Structured(Protocol):
+    """An algorithm that takes models apart: before a run begins it is told their layers (`prunable`)."""
+
+    def with_structure(self, structure: Sequence[Any]) -> Algorithm[Any]: ...

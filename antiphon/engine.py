@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from antiphon.core import Algorithm, Pool, ServerState, Stopped, Tensors
+from antiphon.kept import Shaped
 from antiphon.observed import Observed
 from antiphon.record import Record
 from antiphon.seeding import derive
@@ -70,11 +71,15 @@ class Silent:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that ended: the last state, the best model by validation WER, and the round it is from."""
+    """A run that ended: the last state, the best model by validation WER, and the round it is from.
+
+    `shape` says what that model is of the one the run began with: see `ServerState.shape`.
+    """
 
     state: ServerState
     best: Tensors
     best_round: int
+    shape: str = ""
 
 
 def sample_cohort(clients: Sequence[str], size: int, seed: int, round: int) -> list[str]:
@@ -130,7 +135,7 @@ class Engine:
                 team.first(lambda: record.catch_up(state))
                 raise
             best = team.first(lambda: record.best_model(state))
-        return Outcome(state, best["params"], best["round"])
+        return Outcome(state, best["params"], best["round"], best["shape"])
 
     def _begin(self, fresh: ServerState, resume: bool, skip_corrupt: bool) -> tuple[ServerState, bool]:
         record = self.record
@@ -177,7 +182,7 @@ class Engine:
         last = state.round == self.rounds.total
         if self.validate and (state.round % self.rounds.valid_every == 0 or last):
             pool = self._watch((), 1, interrupted)
-            entry["valid"] = dict(self.validate(pool, state.params))
+            entry["valid"] = dict(self.validate(Shaped(pool, state.shape), state.model))
             if pool.failures:
                 entry["failures"] = {**entry.get("failures", {}), **pool.failures}
         done = time.perf_counter()

@@ -64,7 +64,8 @@ class Record:
     ) -> None:
         """One round, or the starting model; saved if it is due, or the best so far by validation WER."""
         assert self.events is not None, "begin or restore first"
-        if "valid" in entry and (self.best is None or entry["valid"]["wer"] < self.best["wer"]):
+        may_win = "valid" in entry and state.is_result
+        if may_win and (self.best is None or entry["valid"]["wer"] < self.best["wer"]):
             self.best = {"round": entry["round"], "wer": entry["valid"]["wer"]}
         self.journal.append(entry)
         self.clock.append(clock)
@@ -88,11 +89,11 @@ class Record:
     def best_model(self, state: ServerState) -> dict[str, Any]:
         """The parameters that validated best, and their round; without validation, the last."""
         if self.best is None or self.best["round"] == state.round:
-            return {"params": state.params, "round": state.round}
+            return {"params": state.model, "shape": state.shape, "round": state.round}
         device = str(next(iter(state.params.values())).device)
         folder = checkpoint.folder_of(self.checkpoints, int(self.best["round"]))
         best, _ = checkpoint.load(folder, state, device)
-        return {"params": best.params, "round": best.round}
+        return {"params": best.model, "shape": best.shape, "round": best.round}
 
     def close(self) -> None:
         if self.events is not None:

@@ -20,6 +20,7 @@ from twins import Twins
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, hierarchical
+from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.rehearsal import SERVER_CLIENT, Rehearsed
 from antiphon.algorithms.robust import GeometricMedian
 from antiphon.clients.client import Bench
@@ -41,6 +42,7 @@ from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.las import LasConfig
+from antiphon.models.reduced import structure_of
 from antiphon.models.specaugment import SpecAugment
 from antiphon.models.transducer import TransducerConfig
 from antiphon.pools.local import LocalPool
@@ -144,6 +146,7 @@ class Case:
 
 
 LOCAL = LocalTraining(lr=0.05, epochs=1, batch_seconds=1.5)
+STRUCTURE = structure_of(MODELS["ctc"].build(FRONTEND.dim, len(LETTERS) + 1))  # type: ignore[arg-type]
 
 # One line a configuration.
 ALGORITHMS: dict[str, Case] = {
@@ -168,6 +171,7 @@ ALGORITHMS: dict[str, Case] = {
         GeometricMedian(FedAvg(LOCAL, clipping=ClipLayersRelative(0.001)), iterations=1)
     ),
     "rehearsed": Case(Rehearsed(dga(LOCAL), LocalTraining(lr=0.02, steps=2, batch_seconds=1.5))),
+    "pruned": Case(FederatedPruning(dga(LOCAL), every=1, fine_tune_from=3, structure=STRUCTURE)),
     "subspace": Case(FedAvg(LOCAL, server=Adam(), trainable=("encoder.*",))),
     "rehearsed subspace": Case(Rehearsed(FedAvg(LOCAL, trainable=("output.*",)), LocalTraining(steps=1))),
     "central": Case(Central(LocalTraining(lr=1e-3, steps=3, batch_seconds=4.0)), clients=Iid(1), cohort=1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,9 +16,11 @@ from antiphon.data.batches import Batch, plan_batches
 from antiphon.data.feeding import Feeder, feeder, sent
 from antiphon.data.store import FeatureStore
 from antiphon.data.tokens import Tokens
+from antiphon.kept import Kept, shrink
 from antiphon.local import LocalTraining
 from antiphon.models.model import Model
 from antiphon.models.noise import utterance_keys
+from antiphon.models.reduced import reduced
 from antiphon.models.specaugment import SpecAugment
 from antiphon.seeding import derive
 
@@ -58,7 +61,23 @@ class Bench:
         self.model = model.to(self.device)
         self.parameters = {name: p for name, p in self.model.named_parameters() if name in base}
         self.base = base
+        self.shape = ""
+        self._small: Bench | None = None
         self.load(base)
+
+    def shaped(self, shape: str) -> Bench:
+        """This bench with what is kept of its model (`antiphon.kept`); it remembers the last one."""
+        if shape == self.shape:
+            return self
+        if self._small is None or self._small.shape != shape:
+            kept = Kept.read(shape)
+            self._small = None  # its memory first
+            small = copy.copy(self)
+            small.shape, small.base = shape, shrink(self.base, kept)
+            small.model = reduced(self.model, kept)
+            small.parameters = {n: p for n, p in small.model.named_parameters() if n in small.base}
+            self._small = small
+        return self._small
 
     def load(self, tensors: Tensors) -> list[Tensor]:
         """Lays tensors over the base model; returns the parameters they went to, ready to be trained."""

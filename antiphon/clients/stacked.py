@@ -20,6 +20,7 @@ from antiphon.clients.stack import Stack, StackedBatch, norms, total_magnitudes
 from antiphon.clients.train import delta_stats, report, seed_of
 from antiphon.clients.worker import SpeechWorker, refuse_nonfinite
 from antiphon.core import Failure, Task, Update
+from antiphon.kept import kept_in
 from antiphon.local import LocalTraining
 
 log = logging.getLogger("antiphon")
@@ -49,8 +50,13 @@ class StackedWorker:
     _stack: Stack | None = field(default=None, init=False)
     _footprint: Footprint | None = field(default=None, init=False)
     _why_not: str = field(default="", init=False)
+    _small: StackedWorker | None = field(default=None, init=False)
 
     def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+        bench = self.bench.shaped(kept_in(task.config))
+        if bench is not self.bench:
+            yield from self._with(bench).run(task, clients)
+            return
         alone = SpeechWorker(self.bench, self.clients)
         footprint = self._measured(task) if task.kind == "train" and len(clients) > 1 else None
         if footprint is None:
@@ -61,6 +67,14 @@ class StackedWorker:
             names = clients[first : first + window]
             answers = self._train(task, names, footprint, alone)
             yield from (answers.pop(name) for name in names)
+
+    def _with(self, bench: Bench) -> StackedWorker:
+        """The same worker for a smaller model: more clients fit the memory, and it has its own graphs."""
+        self._stack = None
+        if self._small is None or self._small.bench is not bench:
+            self._small = None
+            self._small = StackedWorker(bench, self.clients, self.most, self.graphs)
+        return self._small
 
     def _measured(self, task: Task) -> Footprint | None:
         """Measured once, on a batch that is always the same: who is trained with whom must not vary.

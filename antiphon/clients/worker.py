@@ -13,6 +13,7 @@ from antiphon.clients.client import Bench, Client, Unusable
 from antiphon.clients.evaluate import evaluate
 from antiphon.clients.train import central, train
 from antiphon.core import Failure, Task, Update, Worker
+from antiphon.kept import kept_in
 from antiphon.seeding import derive
 
 ClientWork = Callable[[Task, Client], Update]
@@ -38,8 +39,9 @@ class SpeechWorker:
         return self.clients[name]
 
     def _run_one(self, task: Task, name: str) -> Update:
-        client = Client(name, self.utterances(name), self.bench)
+        utterances = self.utterances(name)
         try:
+            client = Client(name, utterances, self.bench.shaped(kept_in(task.config)))
             return refuse_nonfinite(WORK[task.kind](task, client))
         except Unusable as error:
             return Update.nothing(Failure(name, str(error)))

@@ -18,10 +18,12 @@ from antiphon.data.batches import Batch
 from antiphon.data.frontends import Filterbank, OnnxEncoder
 from antiphon.data.huggingface import HuggingFaceFeatures, copy_descriptions
 from antiphon.data.tokens import Tokens, load_tokens
+from antiphon.kept import Kept
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.huggingface import HuggingFaceConfig
 from antiphon.models.las import LasConfig
 from antiphon.models.model import Model
+from antiphon.models.reduced import ReducedConfig
 from antiphon.models.transducer import TransducerConfig
 
 FORMAT = "antiphon-model/1"
@@ -32,10 +34,27 @@ class Blueprint:
     """What a model is made of; with parameters and tokens it is a recogniser."""
 
     frontend: Filterbank | OnnxEncoder | HuggingFaceFeatures = Filterbank()
-    model: CtcConfig | LasConfig | TransducerConfig | HuggingFaceConfig = CtcConfig()
+    model: CtcConfig | LasConfig | TransducerConfig | HuggingFaceConfig | ReducedConfig = CtcConfig()
 
     def build(self, num_tokens: int) -> Model:
         return self.model.build(self.frontend.dim, num_tokens)
+
+    def shaped(self, shape: str) -> Blueprint:
+        """Of the same with what is kept of the model (`antiphon.kept`); refuses models that stay whole."""
+        return replace(self, model=ReducedConfig(self.whole_model(), Kept.read(shape))) if shape else self
+
+    def whole_model(self) -> CtcConfig | LasConfig | TransducerConfig:
+        """The model, if units can be removed from it."""
+        if isinstance(self.model, ReducedConfig):
+            raise ValueError("this model was pruned already: prune the one it was made from")
+        if isinstance(self.model, HuggingFaceConfig):
+            raise ValueError("a Hugging Face model cannot be pruned here: take ctc, las or transducer")
+        return self.model
+
+    @property
+    def shape(self) -> str:
+        """What is kept of the model; "": all of it."""
+        return self.model.kept.write() if isinstance(self.model, ReducedConfig) else ""
 
     def packed(self, folder: Path) -> Blueprint:
         """Copies what Hugging Face folders say, all but weights, into a model's folder: it can be moved."""
@@ -56,6 +75,21 @@ class Blueprint:
         if isinstance(self.model, HuggingFaceConfig):
             found = replace(found, model=replace(self.model, folder=str(folder / self.model.folder)))
         return found
+
+
+def open_blueprint(folder: str | Path) -> tuple[Path, Blueprint]:
+    """What the model in a folder is made of; of a run, the folder in it that has the model."""
+    folder = Path(folder)
+    folder = folder / "model" if (folder / "model" / "model.json").exists() else folder
+    try:
+        body = json.loads((folder / "model.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{folder} holds no model ({error}); give the folder of a finished run, such as out/dga"
+        ) from error
+    if body.get("format") != FORMAT:
+        raise ValueError(f"{folder / 'model.json'} has format {body.get('format')!r}, not {FORMAT!r}")
+    return folder, config.from_dict(Blueprint, body["blueprint"]).unpacked(folder)
 
 
 @dataclass(frozen=True)
@@ -82,17 +116,7 @@ class Recognizer:
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu") -> Recognizer:
         """Opens a model folder, or the model of a run."""
-        folder = Path(folder)
-        folder = folder / "model" if (folder / "model" / "model.json").exists() else folder
-        try:
-            body = json.loads((folder / "model.json").read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"{folder} holds no model ({error}); give the folder of a finished run, such as out/dga"
-            ) from error
-        if body.get("format") != FORMAT:
-            raise ValueError(f"{folder / 'model.json'} has format {body.get('format')!r}, not {FORMAT!r}")
-        blueprint = config.from_dict(Blueprint, body["blueprint"]).unpacked(folder)
+        folder, blueprint = open_blueprint(folder)
         tokens = load_tokens(folder)
         model = blueprint.build(tokens.size)
         parameters = dict(model.named_parameters())

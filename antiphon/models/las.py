@@ -42,7 +42,7 @@ from antiphon.models.layers import (
     next_tokens,
     open_forget_gates,
 )
-from antiphon.models.lstm import lstm_cell
+from antiphon.models.lstm import LstmCell
 from antiphon.models.noise import Dropout
 
 
@@ -103,7 +103,7 @@ class Las(nn.Module):
         self.attention = Attention(config, self.encoder.dim)
         self.embedding = nn.Embedding(num_tokens, config.decoder_dim)
         widths = [config.decoder_dim + self.encoder.dim] + [config.decoder_dim] * (config.decoder_layers - 1)
-        self.cells = nn.ModuleList(nn.LSTMCell(width, config.decoder_dim) for width in widths)
+        self.cells = nn.ModuleList(LstmCell(width, config.decoder_dim) for width in widths)
         for cell in self.cells:
             assert isinstance(cell, nn.LSTMCell)
             open_forget_gates(cell)
@@ -210,8 +210,7 @@ class Las(nn.Module):
         values = torch.cat((embedded, decoder.context), dim=-1)
         states = []
         for cell, state in zip(self.cells, decoder.states, strict=True):
-            assert isinstance(cell, nn.LSTMCell)
-            values, carry = lstm_cell(cell, values, state)
+            values, carry = cell(values, state)
             states.append((values, carry))
         context, weights = self.attention(values, decoder.weights, memory)
         return Decoder(tuple(states), context, weights, torch.cat((values, context), dim=-1))

@@ -27,26 +27,39 @@ def bidirectional(forwards: nn.LSTM, backwards: nn.LSTM, frames: Tensor, lengths
     """Frames [B, T, D], lengths [B] -> [B, T, 2 H]; the second LSTM starts at each utterance's last frame."""
     turned = reversed_frames(frames, lengths)
     if is_stacked(frames, *_parameters(forwards)):
-        inputs, weights, gates = (frames, turned), [], []
-        for lstm, given in zip((forwards, backwards), inputs, strict=True):
-            from_input, from_hidden, *biases = _parameters(lstm)
-            gates.append(F.linear(given, from_input, biases[0] + biases[1]))
-            weights.append(from_hidden)
-        past, future = Recurrence.apply(torch.stack(gates), torch.stack(weights))[0]
+        past, future = _both_ways(forwards, backwards, frames, turned)
     else:
         (past, _), (future, _) = forwards(frames), backwards(turned)
     return torch.cat((past, reversed_frames(future, lengths)), dim=-1)
 
 
-def lstm_cell(cell: nn.LSTMCell, values: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """One step of one cell: values [B, D], state ([B, H], [B, H]) -> the next state."""
-    if not is_stacked(values, cell.weight_hh):
-        hidden, carry = cell(values, state)
+def _both_ways(forwards: nn.LSTM, backwards: nn.LSTM, frames: Tensor, turned: Tensor) -> tuple[Tensor, ...]:
+    """Both recurrences of stacked clients: at once, unless one was made narrower than the other."""
+    weights, gates = [], []
+    for lstm, given in ((forwards, frames), (backwards, turned)):
+        from_input, from_hidden, *biases = _parameters(lstm)
+        gates.append(F.linear(given, from_input, biases[0] + biases[1]))
+        weights.append(from_hidden)
+    if forwards.hidden_size != backwards.hidden_size:
+        pairs = zip(gates, weights, strict=True)
+        return tuple(Recurrence.apply(own[None], weight[None])[0][0] for own, weight in pairs)
+    past, future = Recurrence.apply(torch.stack(gates), torch.stack(weights))[0]
+    return past, future
+
+
+class LstmCell(nn.LSTMCell):
+    """One step, also of many clients' cells: values [B, D], state ([B, H], [B, H]) -> the next state."""
+
+    def forward(  # type: ignore[override]
+        self, values: Tensor, state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        if not is_stacked(values, self.weight_hh):
+            hidden, carry = super().forward(values, state)
+            return hidden, carry
+        from_input = F.linear(values, self.weight_ih, self.bias_ih)
+        from_hidden = F.linear(state[0], self.weight_hh, self.bias_hh)
+        hidden, carry, _ = Cell.apply(from_input, from_hidden, state[1])
         return hidden, carry
-    from_input = F.linear(values, cell.weight_ih, cell.bias_ih)
-    from_hidden = F.linear(state[0], cell.weight_hh, cell.bias_hh)
-    hidden, carry, _ = Cell.apply(from_input, from_hidden, state[1])
-    return hidden, carry
 
 
 def _parameters(lstm: nn.LSTM) -> tuple[Tensor, ...]:

@@ -16,6 +16,7 @@ from antiphon import config
 from antiphon.recipes.demo import demo
 from antiphon.recipes.experiment import Experiment
 from antiphon.recipes.librispeech import librispeech
+from antiphon.recipes.pruning_tables import pruning_librispeech
 from antiphon.recipes.single import (
     bmuf_blocks,
     central_training,
@@ -23,6 +24,7 @@ from antiphon.recipes.single import (
     dga_softmax,
     encoder_only,
     federated_averaging,
+    federated_pruning,
     federated_sgd,
     geometric_median,
     hierarchical_optimisation,
@@ -47,6 +49,8 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "layer-clip": layer_clipping,
     "rehearsal": server_rehearsal,
     "subspace": encoder_only,
+    "pruning": federated_pruning,
+    "pruning-librispeech": pruning_librispeech,
     "librispeech": librispeech,
     "table1": table1,
     "table1-trials": table1_trials,

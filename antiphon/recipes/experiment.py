@@ -11,6 +11,7 @@ from antiphon import config
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg
+from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.algorithms.robust import GeometricMedian
 from antiphon.clients.worker import Unreliability
@@ -72,11 +73,25 @@ class Speakers:
 class Run:
     """One row of a table."""
 
-    algorithm: FedAvg | DgaRl | GeometricMedian | Rehearsed | Central = FedAvg()
+    algorithm: FedAvg | DgaRl | GeometricMedian | Rehearsed | FederatedPruning | Central = FedAvg()
     data: str = "federated"  # whose utterances: seed, federated or both
     clients: BySpeaker | BySession | Iid | Dirichlet = BySpeaker()
-    start: str = "seed"  # the run whose best model this one starts from; empty: from nothing
+    start: str = (
+        "seed"  # the run whose best model this one starts from, or a folder (it has a "/"); empty: none
+    )
     rounds: Rounds = Rounds()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.algorithm, FederatedPruning) and self.rounds.total < self.algorithm.fine_tune_from:
+            raise ValueError(
+                f"rounds.total is {self.rounds.total}, so the model would never be made small: "
+                f"fine_tune_from is {self.algorithm.fine_tune_from}"
+            )
+
+    @property
+    def starts_elsewhere(self) -> bool:
+        """From a model that no run of the experiment made."""
+        return "/" in self.start
 
 
 @dataclass(frozen=True)
@@ -99,8 +114,15 @@ class Experiment:
     def __post_init__(self) -> None:
         self._check_tokens()
         known: set[str] = set()
+        small: set[str] = set()  # runs that end with a pruned model
         for name, run in self.runs.items():
-            if run.start and run.start not in known:
+            if isinstance(run.algorithm, FederatedPruning) and run.start in small:
+                raise ValueError(
+                    f"run {name!r} would prune the model of {run.start!r}, which is pruned already"
+                )
+            if isinstance(run.algorithm, FederatedPruning) or run.start in small:
+                small.add(name)
+            if run.start and not run.starts_elsewhere and run.start not in known:
                 raise ValueError(
                     f"run {name!r} starts from {run.start!r}, which does not come before it "
                     f"(before it: {', '.join(known) or 'none'})"

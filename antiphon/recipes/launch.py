@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from safetensors.torch import load_file
-
 from antiphon import config
 from antiphon.clients.client import Bench
 from antiphon.core import Stopped, Tensors
@@ -21,6 +19,7 @@ from antiphon.recipes.folder import check_folder, claim_folder
 from antiphon.recipes.preparation import Prepared, prepare, told
 from antiphon.recipes.provenance import commit, versions
 from antiphon.recipes.scoring import score, write_json
+from antiphon.recipes.starting import load_start
 from antiphon.report import write_report
 from antiphon.team import Alone, Team
 
@@ -109,21 +108,22 @@ def _carry_out(
     listener: Listener,
     team: Team,
 ) -> Scores:
-    run, folder, recognizer = prepared.experiment.runs[name], out / name, prepared.recognizer()
-    start = team.first(lambda: _load_start(prepared, name, out))
+    run, folder = prepared.experiment.runs[name], out / name
+    begin = team.first(lambda: load_start(run.start, out, prepared.fresh))
+    start, recognizer = begin["params"], prepared.recognizer(begin["shape"])
     augment, device = prepared.experiment.augment, prepared.device
     bfloat16 = prepared.experiment.bfloat16
     bench = Bench(prepared.store, prepared.tokens, recognizer.model, start, augment, device, bfloat16)
 
     def open_folder() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "run.json", {**_about(prepared, name), "num_processes": team.size})
+        write_json(folder / "run.json", {**_about(prepared, name, start), "num_processes": team.size})
         _score_start(prepared, recognizer, run, out, folder)
 
     team.first(open_folder)
     valid = sorted(prepared.valid_clients())
     engine = Engine(
-        told(run.algorithm, valid),
+        told(run.algorithm, valid, recognizer),
         prepared.pool(name, bench, team),
         list(prepared.clients[name]),
         run.rounds,
@@ -137,24 +137,14 @@ def _carry_out(
     outcome = engine.run(start, resume, skip_corrupt)
 
     def finish() -> Scores:
-        bench.load(outcome.best)
-        recognizer.save(folder / "model", {"run": name, "round": outcome.best_round})
-        return _score(prepared, recognizer, folder, "best", outcome.best_round)
+        last = bench.shaped(outcome.shape)
+        last.load(outcome.best)
+        blueprint = recognizer.blueprint.shaped(outcome.shape)
+        result = Recognizer(blueprint, recognizer.tokens, last.model)
+        result.save(folder / "model", {"run": name, "round": outcome.best_round})
+        return _score(prepared, result, folder, "best", outcome.best_round)
 
     return team.first(finish)
-
-
-def _load_start(prepared: Prepared, name: str, out: Path) -> Tensors:
-    """The parameters a run starts from: of the run it names, or fresh ones."""
-    source = prepared.experiment.runs[name].start
-    if not source:
-        return prepared.fresh
-    model = out / source / "model" / "model.safetensors"
-    if not model.exists():
-        raise ValueError(f"run {name!r} starts from {source!r}, which has not finished in {out}")
-    found = load_file(model, device=str(prepared.device))
-    # In the order of the file: the last bit of a sum over parameters depends on their order.
-    return {name: tensor for name, tensor in found.items() if name in prepared.fresh}
 
 
 def _score_start(prepared: Prepared, recognizer: Recognizer, run: Run, out: Path, folder: Path) -> None:
@@ -162,7 +152,7 @@ def _score_start(prepared: Prepared, recognizer: Recognizer, run: Run, out: Path
     split = prepared.experiment.speakers.test
     if (folder / "evaluation" / split / "start" / "scores.json").exists():
         return
-    if run.start:
+    if run.start and not run.starts_elsewhere:
         source, target = (f / "evaluation" / split for f in (out / run.start, folder))
         shutil.copytree(
             source / "best",
@@ -183,7 +173,7 @@ def _score(prepared: Prepared, recognizer: Recognizer, folder: Path, which: str,
     return score(recognizer, prepared.store, prepared.groups["test"], target, notes)
 
 
-def _about(prepared: Prepared, name: str) -> dict[str, Any]:
+def _about(prepared: Prepared, name: str, start: Tensors) -> dict[str, Any]:
     experiment, run = prepared.experiment, prepared.experiment.runs[name]
     settings = config.to_dict(experiment)
     others = {key: value for key, value in settings.items() if key not in ("runs", "recipe", "seed")}
@@ -193,7 +183,7 @@ def _about(prepared: Prepared, name: str) -> dict[str, Any]:
         "recipe": experiment.recipe,
         "seed": experiment.seed,
         "config": {**settings["runs"][name], **others},
-        "num_parameters": sum(p.numel() for p in prepared.fresh.values()),
+        "num_parameters": sum(p.numel() for p in start.values()),
         "num_clients": len(prepared.clients[name]),
         "corrupted": prepared.corrupted.shares(prepared.clients[name]),
         "cohort_size": run.rounds.cohort,

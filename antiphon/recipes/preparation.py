@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,17 @@ from antiphon.algorithms.rehearsal import SERVER_CLIENT
 from antiphon.clients.client import Bench, check_precision
 from antiphon.clients.stacked import StackedWorker
 from antiphon.clients.worker import SpeechWorker, UnreliableWorker
-from antiphon.core import Algorithm, Pool, Tensors, Validating, Worker
+from antiphon.core import Algorithm, Pool, Structured, Tensors, Validating, Worker
 from antiphon.data.corpus import Corpus
 from antiphon.data.corrupted import corrupted_features
 from antiphon.data.corruption import Chosen
 from antiphon.data.store import FeatureStore, Progress, compute_features
 from antiphon.data.tokens import Tokens
-from antiphon.decoding.recognizer import Recognizer
+from antiphon.decoding.recognizer import Blueprint, Recognizer
 from antiphon.models.model import Model
+from antiphon.models.reduced import structure_of
 from antiphon.recipes.experiment import Experiment
+from antiphon.recipes.starting import check_start
 from antiphon.seeding import derive
 from antiphon.team import Alone, Team
 
@@ -41,8 +43,10 @@ class Prepared:
     fresh: Tensors  # parameters to be trained, of a model that has learnt nothing here
     device: torch.device
 
-    def recognizer(self) -> Recognizer:
-        return Recognizer(self.experiment.blueprint, self.tokens, draw(self.experiment, self.tokens))
+    def recognizer(self, shape: str = "") -> Recognizer:
+        """The experiment's model, or what is kept of it."""
+        blueprint = self.experiment.blueprint.shaped(shape)
+        return Recognizer(blueprint, self.tokens, draw(self.experiment.seed, blueprint, self.tokens))
 
     def valid_clients(self) -> dict[str, np.ndarray]:
         return valid_clients(self.experiment, self.store)
@@ -72,9 +76,14 @@ def valid_clients(experiment: Experiment, store: FeatureStore) -> dict[str, np.n
     return {f"valid/{s}": store.where(split, [s]) for s in store.speakers(split)}
 
 
-def told(algorithm: Algorithm[Any], valid: Sequence[str]) -> Algorithm[Any]:
-    """The algorithm, which now knows the validation clients if its rounds measure models."""
-    return algorithm.with_validation(valid) if isinstance(algorithm, Validating) else algorithm
+def told(algorithm: Algorithm[Any], valid: Sequence[str], recognizer: Recognizer) -> Algorithm[Any]:
+    """The algorithm, which now knows what it asks for: the validation clients, or the model's layers."""
+    if isinstance(algorithm, Validating):
+        return algorithm.with_validation(valid)
+    if isinstance(algorithm, Structured):
+        recognizer.blueprint.whole_model()
+        return algorithm.with_structure(structure_of(recognizer.model))
+    return algorithm
 
 
 def choose_device(name: str) -> torch.device:
@@ -112,12 +121,16 @@ def prepare(
     (team or Alone()).first(compute)
     store, groups, corrupted = open_speech(experiment, corpus)
     tokens = experiment.tokens.fit([store.text(int(i)) for i in groups["seed"]], corpus.alphabet)
-    model = draw(experiment, tokens)
+    recognizer = Recognizer(experiment.blueprint, tokens, draw(experiment.seed, experiment.blueprint, tokens))
+    model = recognizer.model
     fresh = {name: p.detach().to(chosen) for name, p in model.named_parameters() if p.requires_grad}
     clients, valid = {}, sorted(valid_clients(experiment, store))
     for name, run in experiment.runs.items():
         try:
-            told(run.algorithm, valid).init(fresh)
+            told(run.algorithm, valid, recognizer).init(fresh)
+            if run.starts_elsewhere:
+                found = check_start(run.start, experiment.blueprint, tokens)
+                told(run.algorithm, valid, replace(recognizer, blueprint=found))
             if len(groups[run.data]) == 0:
                 raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
             clients[name] = corrupted.left(run.clients(store, groups[run.data], experiment.seed))
@@ -140,7 +153,7 @@ def open_speech(
     return store, groups, chosen
 
 
-def draw(experiment: Experiment, tokens: Tokens) -> Model:
-    """The experiment's model, the same every time: parameters that are frozen stay as they are drawn."""
-    torch.manual_seed(derive(experiment.seed, "init"))
-    return experiment.blueprint.build(tokens.size)
+def draw(seed: int, blueprint: Blueprint, tokens: Tokens) -> Model:
+    """A model, the same every time: parameters that are frozen stay as they are drawn."""
+    torch.manual_seed(derive(seed, "init"))
+    return blueprint.build(tokens.size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, hierarchical
+from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.algorithms.robust import GeometricMedian
 from antiphon.clipping import ClipLayersRelative
@@ -64,6 +65,12 @@ def dga_softmax() -> Experiment:
 def dga_reinforced() -> Experiment:
     """DGA with learnt weights (2021): a network that is rewarded when its weights beat the softmax's."""
     return _after_seed("dga-rl", Run(DgaRl(dga(LOCAL, beta=1.0, server=SERVER))))
+
+
+def federated_pruning() -> Experiment:
+    """Federated Pruning (2022): clients train a model of half the size, which is the result."""
+    pruning = FederatedPruning(hierarchical(LOCAL, SERVER), every=5, fine_tune_from=20)
+    return _after_seed("pruning", Run(pruning, rounds=Rounds(total=40)))
 
 
 def geometric_median() -> Experiment:

@@ -156,3 +156,10 @@ def test_perplexity_falls_where_meetings_repeat_their_words(tmp_path: Path) -> N
     for ways in found["backgrounds"].values():
         assert ways["own"]["perplexity"] < ways["background"]["perplexity"]
         assert ways["own"]["meetings_better"] == 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc/self/status")
+def test_a_pruned_client_sends_and_gets_fewer_bytes(tmp_path: Path) -> None:
+    found = run_quickly("pruning", tmp_path)["encoders"]["quick"]
+    assert found["ratio"]["bytes_up"] == found["ratio"]["parameters"] < found["ratio"]["bytes_down"] < 0.62
+    assert all(value > 0 for value in found["ratio"].values())

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from antiphon.models.lstm import Cell, Recurrence, bidirectional, is_stacked, lstm_cell
+from antiphon.models.lstm import Cell, LstmCell, Recurrence, bidirectional, is_stacked
 
 
 def double(*shape: int) -> torch.Tensor:
@@ -43,7 +43,7 @@ def test_gradients_of_a_cell() -> None:
 @pytest.mark.parametrize("shared_input", [False, True])
 def test_a_cell_of_many_clients_is_each_client_s_own(shared_input: bool) -> None:
     torch.manual_seed(3)
-    cell = nn.LSTMCell(3, 4).double()
+    cell = LstmCell(3, 4).double()
     stacked = {name: double(2, *p.shape) for name, p in cell.named_parameters()}
     values, state = double(5, 3) if shared_input else double(2, 5, 3), (double(2, 5, 4), double(2, 5, 4))
 
@@ -54,7 +54,7 @@ def test_a_cell_of_many_clients_is_each_client_s_own(shared_input: bool) -> None
 
         def forward(self, values: torch.Tensor, *state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             assert is_stacked(self.cell.weight_hh)
-            return lstm_cell(self.cell, values, (state[0], state[1]))
+            return self.cell(values, (state[0], state[1]))
 
     named = {f"cell.{name}": p for name, p in stacked.items()}
     step = Step()

@@ -1,0 +1,251 @@
+"""Federated Pruning: clients train a small dense model, the server keeps the large one until it knows enough.
+
+R. Lin, Y. Xiao, T.-J. Yang, D. Zhao, L. Xiong, G. Motta, F. Beaufays, "Federated Pruning: Improving Neural
+Network Efficiency with Federated Learning", Interspeech 2022: Algorithm 1. Patterns are in `slices`, scores
+and adaptive sparsity in `scores`.
+
+| paper                         | here                                                               |
+| ----------------------------- | ------------------------------------------------------------------ |
+| w^r, M                        | state.params, state.kept                                           |
+| S, s                          | `sparsity`, state.sparsity                                         |
+| ΔR, R^fine-tune               | `every`, `fine_tune_from`; R^end is the run's number of rounds     |
+| Shrink, Expand                | `antiphon.kept`                                                    |
+| GetImportanceScore            | `score`                                                            |
+| GenerateMask                  | `scores.choose`, `slices.left`                                     |
+| FPTrain                       | a round of `inner` on the small model: its server optimiser too    |
+| with / without mask refinement| `refine`: removed slices keep their values, or are set to 0        |
+
+Until round `fine_tune_from` the mask is made anew every `every` rounds, at a sparsity that the schedule lets
+grow to its target (pruning) and that then stays there (refining). After that the server's model is the small
+one, and rounds are those of `inner` (fine-tuning).
+
+Deviations.
+- The round of `inner` sees nothing but the small model, so what is removed is moved by nothing: no momentum,
+  no Adam step, no decay. Slots of the server's optimiser rest with their weights, and go on if they revive.
+- Scores that need a momentum have none before the first round: nothing is removed until the next mask.
+- A step schedule begins at 0, as in Algorithm 1; its number of steps is ours.
+- Only models of the last phase can be a run's result: those before have other sparsities, or masks to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from antiphon.algorithms.fedavg import FedAvg
+from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.algorithms.scores import Adaptive, ByMomentum, ByProduct, ByWeight, Unified, choose, num_kept
+from antiphon.algorithms.slices import (
+    HalfColumn,
+    HalfRow,
+    Slices,
+    WholeColumn,
+    WholeRow,
+    cut,
+    left,
+    moving,
+)
+from antiphon.core import Metrics, Pool, ServerState, Tensors, Update
+from antiphon.kept import Kept, Shaped, expand, masked, shrink, small_names
+from antiphon.prunable import EmbeddingLayer, Layer, LinearLayer, RecurrentLayer, check_structure
+
+
+@dataclass(frozen=True)
+class ConstantSparsity:
+    """The target from the first mask on."""
+
+    num_masks = 0  # before the target is reached
+
+    def __call__(self, target: float, mask: int) -> float:
+        return target
+
+
+@dataclass(frozen=True)
+class StepSparsity:
+    """From 0 to the target in equal steps, one a mask."""
+
+    steps: int = 4
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"a sparsity grows in at least 1 step, not {self.steps}")
+
+    @property
+    def num_masks(self) -> int:
+        return self.steps
+
+    def __call__(self, target: float, mask: int) -> float:
+        return target * min(1.0, mask / self.steps)
+
+
+@dataclass(frozen=True)
+class PrunedState(ServerState):
+    """A server's state, and what clients get of its model."""
+
+    kept: str = ""  # as `Kept.write` writes it
+    is_small: bool = False  # the last phase: params are what is kept and nothing else
+    sparsity: float = 0.0
+    momentum: Tensors = field(default_factory=dict)  # of Δ, for the weights that are scored by it
+
+    @property
+    def model(self) -> Tensors:
+        return self.params if self.is_small else shrink(self.params, Kept.read(self.kept))
+
+    @property
+    def shape(self) -> str:
+        return self.kept
+
+    @property
+    def is_result(self) -> bool:
+        return self.is_small
+
+
+@dataclass(frozen=True)
+class FederatedPruning:
+    """An algorithm whose clients train a model that gets smaller, and in the end is."""
+
+    inner: FedAvg | Rehearsed = FedAvg()
+    sparsity: float = 0.5
+    pattern: WholeColumn | HalfColumn | WholeRow | HalfRow = WholeColumn()
+    score: ByWeight | ByMomentum | ByProduct = ByWeight()
+    allocation: Unified | Adaptive = Unified()
+    schedule: ConstantSparsity | StepSparsity = ConstantSparsity()
+    every: int = 10  # rounds from one mask to the next
+    fine_tune_from: int = 40  # the round at which the server's model is made small
+    refine: bool = True
+    momentum: float = 0.9  # of the moving average of Δ
+    layers: tuple[str, ...] = ("encoder.layers.*",)  # patterns of names of layers that may lose units …
+    spared: tuple[str, ...] = ("*.convolution.*",)  # … and of those among them that may not
+    structure: tuple[LinearLayer | RecurrentLayer | EmbeddingLayer, ...] = ()  # told when the run begins
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sparsity < 1:
+            raise ValueError(f"sparsity is a share of at least 0 and below 1, not {self.sparsity}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum}")
+        if self.every < 1:
+            raise ValueError(f"every must be at least 1, not {self.every}")
+        first = self.every * max(self.schedule.num_masks, int(self.score.needs_momentum))
+        if first >= self.fine_tune_from:
+            raise ValueError(
+                f"the target sparsity is reached in round {first}: "
+                f"fine_tune_from must be above that, not {self.fine_tune_from}"
+            )
+
+    def with_structure(self, structure: Sequence[Layer]) -> FederatedPruning:
+        """Knows the layers of the model now."""
+        return replace(self, structure=tuple(structure))
+
+    @property
+    def slices(self) -> list[Slices]:
+        """All that is ranked: of the layers that a pattern names and none spares."""
+        names = [layer.name for layer in self.structure]
+        for pattern in self.layers:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                known = ", ".join(names[:5])
+                raise ValueError(f"layers: {pattern!r} matches no layer that can be pruned: {known} …")
+        chosen = [layer for layer in self.structure if self._is_prunable(layer.name)]
+        if not chosen:
+            raise ValueError(f"layers {', '.join(self.layers)} are all spared: there is nothing to prune")
+        return cut(chosen, self.pattern)
+
+    def _is_prunable(self, name: str) -> bool:
+        asked = any(fnmatchcase(name, pattern) for pattern in self.layers)
+        return asked and not any(fnmatchcase(name, pattern) for pattern in self.spared)
+
+    def init(self, params: Tensors) -> PrunedState:
+        check_structure(self.structure, params)
+        slices = self.slices
+        densities = self.allocation.densities(slices, params, self.sparsity)
+        for own, density in zip(slices, densities, strict=True):
+            num_kept(own, density)  # refuses to leave nothing
+        start = self.inner.init(params)
+        return PrunedState(start.round, start.params, start.opt, start.seed)
+
+    def keep(self, params: Tensors, sparsity: float, momentum: Tensors | None = None) -> Kept:
+        """What is kept of a model at a sparsity; before there is a momentum, by the weights."""
+        slices = self.slices
+        score = self.score if momentum else ByWeight(self.score.norm)
+        kept = choose(slices, params, momentum or {}, score, self.allocation, sparsity)
+        return left(slices, kept).kept(self.structure)
+
+    def round(self, state: PrunedState, cohort: Sequence[str], pool: Pool) -> tuple[PrunedState, Metrics]:
+        if not self.structure:
+            raise ValueError("pruning does not know the model's layers: tell them with with_structure")
+        state, revived = self._with_mask(state)
+        heard: list[Update] = []
+        small = ServerState(state.round, state.model, _each(state.opt, self._shrinking(state)), state.seed)
+        after, metrics = self.inner.round(small, cohort, Shaped(pool, state.kept, heard.append))
+        notes = {"sparsity": state.sparsity, "revived_weights": float(revived)}
+        if state.is_small:
+            return replace(state, round=after.round, params=after.params, opt=after.opt), {**metrics, **notes}
+        grown = self._grown(state, after, heard[0].mean)
+        ready = grown.round == self.fine_tune_from
+        return self._shrunk(grown) if ready else grown, {**metrics, **notes}
+
+    def _with_mask(self, state: PrunedState) -> tuple[PrunedState, int]:
+        """The state with a new mask if it is time for one, and how many weights that brings back."""
+        is_known = bool(state.momentum) or not self.score.needs_momentum
+        if state.is_small or state.round % self.every or not is_known:
+            return state, 0
+        sparsity = self.schedule(self.sparsity, state.round // self.every)
+        kept = self.keep(state.params, sparsity, state.momentum)
+        revived = num_revived(state.params, self.slices, Kept.read(state.kept), kept)
+        after = replace(state, kept=kept.write(), sparsity=sparsity)
+        if not self.refine:
+            momentum = masked(state.momentum, kept)
+            after = replace(after, params=masked(state.params, kept), momentum=momentum)
+        return after, revived
+
+    def _shrinking(self, state: PrunedState) -> Callable[[Tensors], Tensors]:
+        kept = Kept.read("" if state.is_small else state.kept)
+        return lambda tensors: shrink(tensors, kept)
+
+    def _grown(self, state: PrunedState, after: ServerState, delta: Tensors) -> PrunedState:
+        """The large model with the small one's new values in it; all else as it was."""
+        kept = Kept.read(state.kept)
+
+        def slots(kind: str) -> Tensors:
+            """Of the server's optimiser, before the round."""
+            held: Tensors = (state.opt or {}).get(kind, {})
+            names = small_names(state.params, kept, after.opt[kind])
+            return {name: held.get(name, torch.zeros_like(state.params[name])) for name in names}
+
+        opt = {
+            kind: expand(value, kept, slots(kind)) if isinstance(value, dict) else value
+            for kind, value in after.opt.items()
+        }
+        params = expand(after.params, kept, state.params)
+        momentum = self._momentum(state, kept, delta) if self.score.needs_momentum else {}
+        return replace(state, round=after.round, params=params, opt=opt, momentum=momentum)
+
+    def _momentum(self, state: PrunedState, kept: Kept, delta: Tensors) -> Tensors:
+        """The moving average of Δ; of what is removed, the one it had."""
+        weights = moving(state.params, self.slices)
+        before = state.momentum or {name: torch.zeros_like(p) for name, p in weights.items()}
+        news = shrink(before, kept)
+        told = {n: m.lerp(delta[n], 1 - self.momentum) for n, m in news.items() if n in delta}
+        return expand(told, kept, before)
+
+    def _shrunk(self, state: PrunedState) -> PrunedState:
+        """The last phase: nothing is left of what was removed."""
+        opt = _each(state.opt, self._shrinking(state))
+        return replace(state, params=state.model, opt=opt, is_small=True, momentum={})
+
+
+def num_revived(params: Tensors, slices: Sequence[Slices], before: Kept, now: Kept) -> int:
+    """Weights that were removed and no longer are."""
+    ones = {name: torch.ones_like(p) for name, p in moving(params, slices).items()}
+    old, new = masked(ones, before), masked(ones, now)
+    return sum(int((new[name] > old[name]).sum()) for name in ones)
+
+
+def _each(opt: Any, action: Callable[[Tensors], Tensors]) -> Any:
+    """A state of a server's optimiser with its tensors changed."""
+    if opt is None:
+        return None
+    return {kind: action(value) if isinstance(value, dict) else value for kind, value in opt.items()}

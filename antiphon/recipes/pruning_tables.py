@@ -1,0 +1,64 @@
+"""The tables and the figure of Federated Pruning on LibriSpeech: everything is pruned from one trained model.
+
+R. Lin et al., Interspeech 2022, Tables 2 (scores), 3 (unified or adaptive), 4 (with or without refinement)
+and Figure 4 (patterns, sparsities). A small Conformer with CTC on the frozen encoder of Moonshine tiny (an
+ONNX file) is trained on all the pool's speakers; they are the clients too, as the paper prunes on what it
+trained on. `dense` is the same rounds without pruning: what every other row is to be compared with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from antiphon.algorithms.fedavg import hierarchical
+from antiphon.algorithms.pruning import FederatedPruning
+from antiphon.algorithms.scores import Adaptive, ByMomentum, ByProduct
+from antiphon.algorithms.slices import HalfColumn, HalfRow, WholeRow
+from antiphon.data.frontends import OnnxEncoder
+from antiphon.engine import Rounds
+from antiphon.local import LocalTraining
+from antiphon.models.ctc import CtcConfig
+from antiphon.models.specaugment import SpecAugment
+from antiphon.recipes.experiment import Experiment, Run
+from antiphon.recipes.single import central
+from antiphon.schedule import Cosine
+from antiphon.server_opt import Adam
+
+ROUNDS, FINE_TUNE_FROM, EVERY = 60, 30, 5
+SPARSITIES = (0.1, 0.2, 0.3, 0.4, 0.5)
+
+
+def pruning_librispeech() -> Experiment:
+    """Federated Pruning (2022), Tables 2 to 4, Figure 4: scores, layers, refinement, patterns, sparsities."""
+    local, server = LocalTraining(lr=0.5, epochs=2, batch_seconds=60.0), Adam(lr=5e-3, epsilon=1e-5)
+    inner = replace(hierarchical(local, server), server_schedule=Cosine(ROUNDS, final=0.02, warmup=3))
+    usual = FederatedPruning(inner, every=EVERY, fine_tune_from=FINE_TUNE_FROM)
+    ways = {
+        "weight": usual,
+        "momentum": replace(usual, score=ByMomentum()),
+        "product": replace(usual, score=ByProduct()),
+        "adaptive": replace(usual, allocation=Adaptive()),
+        "unrefined": replace(usual, refine=False),
+        "half-column": replace(usual, pattern=HalfColumn()),
+        "row": replace(usual, pattern=WholeRow()),
+        "half-row": replace(usual, pattern=HalfRow()),
+    }
+    rounds = Rounds(total=ROUNDS, cohort=10, valid_every=5, save_every=10)
+    pruned = {
+        f"{way}-{sparsity}": Run(
+            replace(pruning, sparsity=sparsity), "both", start="pretrained", rounds=rounds
+        )
+        for way, pruning in ways.items()
+        for sparsity in SPARSITIES
+    }
+    return Experiment(
+        recipe="pruning-librispeech",
+        frontend=OnnxEncoder("encoder_model.onnx"),
+        model=CtcConfig(),
+        augment=SpecAugment(num_time_masks=4, time_width=12, num_frequency_masks=2, frequency_width=40),
+        runs={
+            "pretrained": central("both", rounds=80),
+            "dense": Run(inner, "both", start="pretrained", rounds=rounds),
+            **pruned,
+        },
+    )

@@ -1,0 +1,285 @@
+"""Algorithm 1 on a model of three small matrices: phases, masks, revival, and what never moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from world import LOCAL, MODELS, Case, World, assert_same, run_rounds, start
+
+from antiphon import checkpoint
+from antiphon.algorithms.fedavg import FedAvg, hierarchical
+from antiphon.algorithms.pruning import ConstantSparsity, FederatedPruning, PrunedState, StepSparsity
+from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.algorithms.scores import Adaptive, ByMomentum, ByProduct
+from antiphon.algorithms.slices import HalfColumn, HalfRow
+from antiphon.core import Collected, Report, Task, Tensors, Update, Weigh
+from antiphon.kept import Kept, masked, shrink
+from antiphon.local import LocalTraining
+from antiphon.models.reduced import structure_of
+from antiphon.pools.local import LocalPool
+from antiphon.prunable import LinearLayer
+from antiphon.server_opt import Adam, Sgd
+
+STRUCTURE = (
+    LinearLayer("encoder.layers.0.first", 4, 3, feeds="encoder.layers.0.second"),
+    LinearLayer("encoder.layers.0.second", 3, 4),
+    LinearLayer("encoder.layers.0.other", 4, 4),
+)
+OTHER = "encoder.layers.0.other.weight"
+Change = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+@dataclass
+class Toy:
+    """A pool whose clients all answer with the same change of each small tensor; it keeps the tasks."""
+
+    change: Change = lambda name, tensor: torch.full_like(tensor, 0.1)
+    tasks: list[Task] = field(default_factory=list)
+
+    def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
+        self.tasks.append(task)
+        reports = tuple(Report(client, {"loss": 1.0, "num_utterances": 1.0}) for client in cohort)
+        return Update({name: self.change(name, t) for name, t in task.tensors.items()}, reports=reports)
+
+    def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
+        raise NotImplementedError
+
+
+def params() -> Tensors:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {f"{layer.name}.weight": (layer.num_outputs, layer.num_inputs) for layer in STRUCTURE}
+    shapes |= {"encoder.layers.0.first.bias": (4,), "norm": (3,)}  # type: ignore[dict-item]
+    return {name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
+
+
+def pruning(inner: FedAvg | Rehearsed = FedAvg(server=Sgd()), **settings: object) -> FederatedPruning:
+    usual = {"every": 2, "fine_tune_from": 6, "structure": STRUCTURE}
+    return FederatedPruning(inner, **{**usual, **settings})  # type: ignore[arg-type]
+
+
+def play(algorithm: FederatedPruning, pool: Toy, rounds: int) -> list[PrunedState]:
+    states = [algorithm.init(params())]
+    for _ in range(rounds):
+        states.append(algorithm.round(states[-1], ["a", "b"], pool)[0])
+    return states
+
+
+# --- Phases ---------------------------------------------------------------------------------------
+
+
+def test_a_constant_schedule_is_at_its_target_at_once_and_a_step_schedule_climbs() -> None:
+    assert [ConstantSparsity()(0.5, mask) for mask in range(3)] == [0.5] * 3
+    assert [StepSparsity(2)(0.5, mask) for mask in range(4)] == [0.0, 0.25, 0.5, 0.5]
+    algorithm = pruning(schedule=StepSparsity(2))
+    states = play(algorithm, Toy(), 7)
+    assert [state.sparsity for state in states[1:]] == [0, 0, 0.25, 0.25, 0.5, 0.5, 0.5]
+
+
+def test_the_server_keeps_the_large_model_until_fine_tuning_and_then_has_the_small_one() -> None:
+    pool = Toy()
+    states = play(pruning(), pool, 8)
+    large = {name: p.shape for name, p in params().items()}
+    small = {name: p.shape for name, p in states[-1].params.items()}
+    assert [state.is_small for state in states] == [False] * 6 + [True] * 3
+    assert [state.is_result for state in states] == [False] * 6 + [True] * 3
+    assert {name: p.shape for name, p in states[5].params.items()} == large
+    assert small["encoder.layers.0.first.weight"] == (2, 3)
+    assert small["encoder.layers.0.first.bias"] == (2,)
+    assert small["encoder.layers.0.second.weight"] == (1, 2)
+    assert small[OTHER] == (2, 4)
+    # Clients got the small model in every round, and were told what it is.
+    for task in pool.tasks:
+        assert {name: t.shape for name, t in task.tensors.items()} == small
+        assert task.config["kept"]
+    assert {task.config["kept"] for task in pool.tasks[6:]} == {states[6].kept}
+    assert torch.equal(states[6].params[OTHER], shrink(states[6].params, Kept())[OTHER])
+
+
+def test_without_sparsity_it_is_the_inner_algorithm() -> None:
+    inner = hierarchical(LOCAL, Adam())
+    mine = play(pruning(inner, sparsity=0.0), Toy(), 7)[-1]
+    state, pool = inner.init(params()), Toy()
+    for _ in range(7):
+        state, _ = inner.round(state, ["a", "b"], pool)
+    assert_same(mine.params, state.params)
+    assert_same(mine.opt, state.opt)
+    assert all("kept" not in task.config for task in pool.tasks)
+
+
+# --- What is removed does not move ----------------------------------------------------------------
+
+
+SERVERS = {
+    "adam": Adam(),
+    "momentum": Sgd(lr=0.5, momentum=0.9),
+    "nesterov": Sgd(lr=0.5, momentum=0.9, nesterov=True),
+}
+
+
+@pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS.keys())
+def test_removed_weights_and_their_slots_rest(server: Adam | Sgd) -> None:
+    """A step schedule: everything has moments by the time something is removed."""
+    algorithm = pruning(FedAvg(server=server), schedule=StepSparsity(1), fine_tune_from=20)
+    states = play(algorithm, Toy(), 4)
+    kept = Kept.read(states[-1].kept)
+    mask = masked({name: torch.ones_like(p) for name, p in params().items()}, kept)
+    before, after = states[2], states[4]
+    assert any(bool((m == 0).any()) for m in mask.values())
+    groups = [(before.params, after.params)]
+    groups += [(before.opt[kind], after.opt[kind]) for kind in ("first", "second") if kind in before.opt]
+    for old, new in groups:
+        for name, m in mask.items():
+            assert torch.equal(old[name][m == 0], new[name][m == 0]), name
+            assert bool((old[name] != new[name])[m == 1].all()), name
+    assert bool((before.opt["first"][OTHER][mask[OTHER] == 0] != 0).all())  # or there was nothing to move it
+
+
+# --- Refinement -----------------------------------------------------------------------------------
+
+
+def towards_zero(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Clients who want the weights they see to vanish."""
+    return 0.9 * tensor
+
+
+def test_a_removed_column_revives_when_those_in_use_become_smaller() -> None:
+    algorithm = pruning(sparsity=0.5)
+    states = play(algorithm, Toy(towards_zero), 5)
+    first, second = (
+        Kept.read(state.kept).layers["encoder.layers.0.other"] for state in (states[1], states[3])
+    )
+    assert first != second
+    scores = params()[OTHER].abs().sum(dim=1)
+    weak = scores.argsort()[:2].sort().values  # removed first: the other two come down to a hundredth
+    small = shrink(states[2].params, Kept.read(states[3].kept))[OTHER]
+    assert torch.equal(small, params()[OTHER][weak])  # with the values they had when they were removed
+    _, metrics = algorithm.round(states[2], ["a", "b"], Toy(towards_zero))
+    assert metrics["revived_weights"] > 0
+    assert algorithm.round(states[1], ["a", "b"], Toy(towards_zero))[1]["revived_weights"] == 0
+
+
+def test_without_refinement_what_is_removed_is_gone() -> None:
+    states = play(pruning(refine=False), Toy(towards_zero), 6)
+    assert len({state.kept for state in states[1:]}) == 1
+    mask = masked({name: torch.ones_like(p) for name, p in params().items()}, Kept.read(states[1].kept))
+    assert bool((states[1].params[OTHER][mask[OTHER] == 0] == 0).all())
+
+
+def test_without_refinement_masks_only_lose_on_the_way_up() -> None:
+    states = play(pruning(refine=False, schedule=StepSparsity(2), every=1), Toy(towards_zero), 4)
+    ones = {name: torch.ones_like(p) for name, p in params().items()}
+    masks = [masked(ones, Kept.read(state.kept))[OTHER] for state in states[1:]]
+    for before, after in pairwise(masks):
+        assert bool((after <= before).all())
+    assert masks[-1].sum() < masks[1].sum() < masks[0].sum()
+
+
+# --- Momentum -------------------------------------------------------------------------------------
+
+
+def test_the_momentum_is_a_moving_average_of_delta_and_rests_where_weights_do() -> None:
+    algorithm = pruning(score=ByMomentum(), momentum=0.5, fine_tune_from=20)
+    rows = torch.tensor([[3.0], [1.0], [2.0], [4.0]])
+
+    def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return rows.expand(4, 4).clone() if tensor.shape == (4, 4) else torch.full_like(tensor, 0.1)
+
+    states = play(algorithm, Toy(change), 3)
+    assert states[1].kept == ""  # there is no momentum to go by yet
+    torch.testing.assert_close(states[1].momentum[OTHER], 0.5 * rows.expand(4, 4))
+    torch.testing.assert_close(states[2].momentum[OTHER], 0.75 * rows.expand(4, 4))
+    kept = shrink({OTHER: rows.expand(4, 4)}, Kept.read(states[3].kept))[OTHER]
+    assert kept[:, 0].tolist() == [3.0, 4.0]  # the two that clients want to change most
+    gone = states[3].momentum[OTHER][[1, 2]]
+    assert torch.equal(gone, states[2].momentum[OTHER][[1, 2]])
+    torch.testing.assert_close(states[3].momentum[OTHER][0], torch.full((4,), 0.5 * 0.75 * 3 + 0.5 * 0.1))
+
+
+def test_the_momentum_is_of_clients_not_of_rehearsal() -> None:
+    inner = Rehearsed(FedAvg(server=Sgd()), LocalTraining(steps=1))
+    pool = Toy()
+    states = play(pruning(inner, score=ByMomentum(), momentum=0.0), pool, 1)
+    assert len(pool.tasks) == 2
+    torch.testing.assert_close(states[1].momentum[OTHER], torch.full((4, 4), 0.1))
+
+
+# --- On speech, with a checkpoint in the middle ---------------------------------------------------
+
+
+def everything(structure: tuple[object, ...]) -> FederatedPruning:
+    return FederatedPruning(
+        Rehearsed(hierarchical(LOCAL), LocalTraining(lr=0.02, steps=1, batch_seconds=1.5)),
+        pattern=HalfColumn(),
+        score=ByProduct(),
+        allocation=Adaptive(),
+        schedule=StepSparsity(2),
+        every=1,
+        fine_tune_from=4,
+        structure=structure,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("model", ["ctc", "las"])
+def test_resuming_in_any_phase_is_exact(model: str, world: World, tmp_path: Path) -> None:
+    built = MODELS[model].build(8, world.tokens.size)
+    case = Case(everything(structure_of(built)))
+    clients = world.clients()
+    state, straight = start(case, world.params(model)), []
+    pool = LocalPool(world.worker(clients, world.bench(model)))
+    for _ in range(5):
+        state = run_rounds(case, state, list(clients), pool, 1)
+        straight.append(state)
+    for round in (2, 4):  # while the sparsity climbs; just after the model was made small
+        checkpoint.save(tmp_path / str(round), straight[round - 1], {})
+        restored, _ = checkpoint.load(tmp_path / str(round), start(case, world.params(model)))
+        again = LocalPool(world.worker(clients, world.bench(model)))
+        assert_same(run_rounds(case, restored, list(clients), again, 5 - round), straight[-1])
+    assert straight[-1].is_small  # type: ignore[attr-defined]
+    assert set(straight[-1].opt["first"]) == set(straight[-1].params)
+
+
+# --- What is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sparsity", [-0.1, 1.0, 1.5, float("nan")])
+def test_a_sparsity_is_a_share_below_one(sparsity: float) -> None:
+    with pytest.raises(ValueError, match="sparsity is a share of at least 0 and below 1"):
+        FederatedPruning(sparsity=sparsity)
+
+
+def test_a_layer_that_would_lose_everything_is_refused_before_training() -> None:
+    with pytest.raises(ValueError, match=r"encoder.layers.0.first would lose every unit \(4 of 4\)"):
+        pruning(sparsity=0.95).init(params())
+
+
+def test_a_structure_of_another_model_is_refused_by_the_layer_s_name() -> None:
+    wrong = (*STRUCTURE[:2], LinearLayer("encoder.layers.0.other", 6, 4))
+    expected = r"encoder.layers.0.other: a weight of \(6, 4\) was expected, but the model has \(4, 4\)"
+    with pytest.raises(ValueError, match=expected):
+        pruning(structure=wrong).init(params())
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="reached in round 40: fine_tune_from must be above that, not 40"):
+        FederatedPruning(schedule=StepSparsity(4))
+    with pytest.raises(ValueError, match="every must be at least 1"):
+        FederatedPruning(every=0)
+    with pytest.raises(ValueError, match=r"'decoder\.\*' matches no layer that can be pruned"):
+        pruning(layers=("decoder.*",)).init(params())
+    with pytest.raises(ValueError, match="are all spared: there is nothing to prune"):
+        pruning(spared=("*",)).init(params())
+    with pytest.raises(ValueError, match="at least 1 step"):
+        StepSparsity(0)
+    unprepared = replace(pruning(), structure=())
+    with pytest.raises(ValueError, match="tell them with with_structure"):
+        unprepared.round(PrunedState(0, params()), ["a"], Toy())
+
+
+def test_layers_that_are_spared_stay_whole() -> None:
+    states = play(pruning(layers=("encoder.*",), spared=("*.other",), pattern=HalfRow()), Toy(), 1)
+    assert set(Kept.read(states[1].kept).layers) == {"encoder.layers.0.first", "encoder.layers.0.second"}
