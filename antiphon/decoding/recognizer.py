@@ -68,13 +68,28 @@ class Blueprint:
         return packed
 
     def unpacked(self, folder: Path) -> Blueprint:
-        """The blueprint of a model in `folder`, where `packed` has put what it needs."""
+        """The blueprint of a model in `folder`, where `packed` has put what it needs.
+
+        An ONNX encoder that is not where it was is looked for beside the model, under its name.
+        """
         found = self
+        if isinstance(self.frontend, OnnxEncoder) and not Path(self.frontend.path).exists():
+            found = replace(found, frontend=self._encoder_beside(folder, self.frontend))
         if isinstance(self.frontend, HuggingFaceFeatures):
             found = replace(found, frontend=replace(self.frontend, folder=str(folder / self.frontend.folder)))
         if isinstance(self.model, HuggingFaceConfig):
             found = replace(found, model=replace(self.model, folder=str(folder / self.model.folder)))
         return found
+
+    @staticmethod
+    def _encoder_beside(folder: Path, encoder: OnnxEncoder) -> OnnxEncoder:
+        moved = folder / Path(encoder.path).name
+        if not moved.exists():
+            raise ValueError(
+                f"the model in {folder} hears through the ONNX encoder {encoder.path}, which does not exist: "
+                f"put the file there, or beside the model as {moved}"
+            )
+        return replace(encoder, path=str(moved))
 
 
 def open_blueprint(folder: str | Path) -> tuple[Path, Blueprint]:

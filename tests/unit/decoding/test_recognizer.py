@@ -10,6 +10,7 @@ import pytest
 import torch
 from world import FRONTEND, MODELS, World
 
+from antiphon.data.frontends import OnnxEncoder
 from antiphon.decoding.recognizer import Blueprint, Recognizer
 from antiphon.models.las import LasConfig
 
@@ -47,3 +48,11 @@ def test_parameters_that_the_settings_do_not_ask_for_are_refused(world: World, t
     (tmp_path / "model.json").write_text(text.replace('"ctc_weight": 0.3', '"ctc_weight": 0.0'))
     with pytest.raises(ValueError, match=r"does not fit model.json \(parameter 'ctc"):
         Recognizer.load(tmp_path)
+
+
+def test_an_encoder_that_was_left_behind_is_found_beside_the_model(tmp_path: Path) -> None:
+    blueprint = Blueprint(OnnxEncoder("another/machine/encoder.onnx"))
+    with pytest.raises(ValueError, match=r"another/machine/encoder.onnx, which does not exist: .*beside"):
+        blueprint.unpacked(tmp_path)
+    (tmp_path / "encoder.onnx").write_bytes(b"")
+    assert blueprint.unpacked(tmp_path).frontend == OnnxEncoder(str(tmp_path / "encoder.onnx"))
