@@ -26,7 +26,18 @@ MAY_SEE = {
     "observed": {"core", "team"},
     "local": {"core", "seeding"},
     "measure": {"core", "weighting"},
-    "algorithms": {"core", "seeding", "weighting", "server_opt", "schedule", "local", "measure", "clipping"},
+    "privacy": {"core", "seeding"},
+    "algorithms": {
+        "core",
+        "seeding",
+        "weighting",
+        "server_opt",
+        "schedule",
+        "local",
+        "measure",
+        "clipping",
+        "privacy",
+    },
     "data": {"core", "seeding"},
     "models": {"core", "seeding", "data"},
     "decoding": {"core", "seeding", "data", "models", "config"},
@@ -48,6 +59,7 @@ EXTRAS = {
     "mpi4py",
     "transformers",
     "peft",
+    "dp_accounting",
 }
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 

@@ -1,0 +1,262 @@
+"""Noise on counts, matched to how far one unit of data can move them; caps that bound how far that is.
+
+Liu, Peng, "Federated Marginal Personalization for ASR Rescoring", 2020, §4, eq. 8-9, and what its future work
+leaves open. Three things may be protected, each with its sensitivity (distance between pooled counts of neighbours, one unit
+added or removed):
+
+| unit                  | sensitivity                                             | who sees to it               |
+| --------------------- | ------------------------------------------------------- | ---------------------------- |
+| one word of utterance | 1: the paper's claim, for a word said once in it        | nobody: an assumption        |
+| one utterance         | longest utterance in words · Σ of its rank weights (l1) | client: `utterance_weight`   |
+| one client            | the cap, l1 (Laplace) or l2 (Gaussian)                  | client: `CapL1`, `CapL2`     |
+
+The last two hold for whatever was said, however often. Utterance level holds only where counts come from first-pass
+lists: lists re-ranked by a model that has learnt from earlier utterances carry those into later counts.
+
+All counts are multiples of `step`, a power of two, so that sums of them are exact and noise can be drawn over
+integers (`noise`). Clients round towards zero after capping: rounding never lengthens a vector, so it never breaks a cap.
+Rounding on the server instead could add one step for every word of the vocabulary to the sensitivity.
+
+Deviation. The paper says larger ε is stronger protection; it is weaker.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from antiphon.privacy.losses import GaussianLoss, LaplaceLoss, Loss, epsilon_of_rho
+from antiphon.privacy.noise import Words, discrete_gaussian, discrete_laplace
+
+STEP = 2.0**-6  # of the grid of counts, in words
+OFF_GRID = 0.25  # of a step: more than sums in floating point can be off, less than what rounding would hide
+
+
+def rank_weights(num_hypotheses: int, sigma: float) -> list[float]:
+    """K(s) of ranks 1, 2, … (eq. 3)."""
+    return [math.exp(-(rank**2) / (2 * sigma**2)) for rank in range(num_hypotheses)]
+
+
+def utterance_sensitivity(longest: int, num_hypotheses: int, sigma: float) -> float:
+    """The most that one utterance adds to the counts (l1, so l2 as well): all its words, on every rank.
+
+    >>> round(utterance_sensitivity(longest=10, num_hypotheses=20, sigma=1.0), 2)
+    17.53
+    """
+    return longest * sum(rank_weights(num_hypotheses, sigma))
+
+
+# --- Caps: what a client does to its own counts before they leave it -------------------------------
+
+
+class Cap(Protocol):
+    """Counts that a client may send. The norm of the result is at most `limit`, whatever was said."""
+
+    limit: float
+
+    def __call__(self, counts: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class CapL1:
+    """Counts scaled down to a sum of at most `limit`: every word keeps its share. Then rounded to the grid.
+
+    `per_word` first cuts each word's count down to that: what is said all the time leaves room for the rest.
+
+    >>> CapL1(limit=3.0, step=0.5)(torch.tensor([1.0, 4.0, 1.0], dtype=torch.float64))
+    tensor([0.5000, 2.0000, 0.5000], dtype=torch.float64)
+    """
+
+    limit: float
+    per_word: float = math.inf
+    step: float = STEP
+
+    def __post_init__(self) -> None:
+        _check_cap(self.limit, self.per_word, self.step)
+
+    def __call__(self, counts: Tensor) -> Tensor:
+        return _capped(counts.clamp(max=self.per_word), self.limit, 1, self.step)
+
+
+@dataclass(frozen=True)
+class CapL2:
+    """Counts scaled down to an l2 norm of at most `limit`, then rounded to the grid; see `CapL1`."""
+
+    limit: float
+    per_word: float = math.inf
+    step: float = STEP
+
+    def __post_init__(self) -> None:
+        _check_cap(self.limit, self.per_word, self.step)
+
+    def __call__(self, counts: Tensor) -> Tensor:
+        return _capped(counts.clamp(max=self.per_word), self.limit, 2, self.step)
+
+
+def _capped(counts: Tensor, limit: float, order: int, step: float) -> Tensor:
+    counts = counts.to(torch.float64)
+    if bool((counts < 0).any()) or not bool(counts.isfinite().all()):
+        raise ValueError("counts to be capped must be finite and not negative")
+    length = float(torch.linalg.vector_norm(counts, order))
+    scaled = counts * min(1.0, limit / length) if length else counts
+    gridded = to_grid(scaled, step)
+    while float(torch.linalg.vector_norm(gridded, order)) > limit:  # the product was rounded up
+        scaled = scaled * (1 - 1e-9)
+        gridded = to_grid(scaled, step)
+    return gridded
+
+
+def to_grid(counts: Tensor, step: float = STEP) -> Tensor:
+    """Rounded towards zero to multiples of `step`, in float64, which holds them exactly."""
+    return torch.trunc(counts.to(torch.float64) / step) * step
+
+
+# --- Noise: what the server adds to pooled counts --------------------------------------------------
+
+
+class Mechanism(Protocol):
+    """Adds noise to pooled counts; `loss` is what one release costs a unit of that sensitivity."""
+
+    step: float
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise on a word, in counts."""
+
+    @property
+    def loss(self) -> Loss: ...
+    def loss_at(self, sensitivity: float) -> Loss:
+        """What the same noise costs units of another sensitivity."""
+
+    def add(self, counts: Tensor, words: Words) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """Noise of scale sensitivity / epsilon (rounded up to steps): one release is (epsilon, 0)-DP. l1."""
+
+    sensitivity: float
+    epsilon: float
+    step: float = STEP
+
+    def __post_init__(self) -> None:
+        _check_mechanism(self.sensitivity, self.epsilon, self.step)
+
+    @property
+    def scale(self) -> int:
+        return _up(self.sensitivity / self.epsilon / self.step)
+
+    @property
+    def deviation(self) -> float:
+        tail = math.exp(-1 / self.scale)
+        return math.sqrt(2 * tail) / (1 - tail) * self.step
+
+    @property
+    def loss(self) -> LaplaceLoss:
+        return self.loss_at(self.sensitivity)
+
+    def loss_at(self, sensitivity: float) -> LaplaceLoss:
+        return LaplaceLoss(_up(sensitivity / self.step), self.scale)
+
+    def add(self, counts: Tensor, words: Words) -> Tensor:
+        steps = _in_steps(counts, self.step)
+        return _in_counts(steps + discrete_laplace(words, self.scale, len(steps)), self.step)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Noise of `multiplier` times the l2 sensitivity (rounded up to steps)."""
+
+    sensitivity: float
+    multiplier: float
+    step: float = STEP
+
+    def __post_init__(self) -> None:
+        _check_mechanism(self.sensitivity, self.multiplier, self.step)
+
+    @property
+    def scale(self) -> int:
+        return _up(self.sensitivity * self.multiplier / self.step)
+
+    @property
+    def deviation(self) -> float:
+        return self.scale * self.step  # a discrete Gaussian's is never above its scale
+
+    @property
+    def loss(self) -> GaussianLoss:
+        return self.loss_at(self.sensitivity)
+
+    def loss_at(self, sensitivity: float) -> GaussianLoss:
+        return GaussianLoss(sensitivity / self.step, self.scale)
+
+    def add(self, counts: Tensor, words: Words) -> Tensor:
+        steps = _in_steps(counts, self.step)
+        return _in_counts(steps + discrete_gaussian(words, self.scale, len(steps)), self.step)
+
+
+def gaussian_for(
+    sensitivity: float, epsilon: float, delta: float, rounds: int = 1, step: float = STEP
+) -> Gaussian:
+    """The least Gaussian noise of which `rounds` releases together are (epsilon, delta)-DP."""
+    if not epsilon > 0 or not 0 < delta < 1 or rounds < 1:
+        raise ValueError(
+            f"a Gaussian needs epsilon above 0, delta in (0, 1) and a round, not {epsilon}, {delta}, {rounds}"
+        )
+    low, high = 0.0, 1.0  # of the concentrated loss: ε grows with it
+    while epsilon_of_rho(high, delta) < epsilon:
+        high *= 2
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if epsilon_of_rho(middle, delta) < epsilon else (low, middle)
+    return Gaussian(sensitivity, math.sqrt(rounds / (2 * low)), step)
+
+
+def _in_steps(counts: Tensor, step: float) -> np.ndarray:
+    """Pooled counts as integers: exact sums of what clients rounded, but for floating point."""
+    steps = counts.to(torch.float64) / step
+    whole = steps.round()
+    if bool(((steps - whole).abs() > OFF_GRID).any()):
+        worst = int((steps - whole).abs().argmax())
+        raise ValueError(
+            f"pooled count {float(counts[worst])} of word {worst} is not a multiple of {step}: "
+            "clients must cap or round their counts (CapL1, CapL2, to_grid) to the step of the noise"
+        )
+    return whole.to(torch.int64).numpy()
+
+
+def _in_counts(steps: np.ndarray, step: float) -> Tensor:
+    return torch.from_numpy(steps).to(torch.float64) * step
+
+
+def _up(steps: float) -> int:
+    """A whole number of steps, at least 1, not below `steps` (which may have been rounded in its last bits)."""
+    return max(1, math.ceil(steps * (1 - 1e-12)))
+
+
+def _check_cap(limit: float, per_word: float, step: float) -> None:
+    _check_step(step)
+    if not math.isfinite(limit) or limit < step or per_word <= 0:
+        raise ValueError(
+            f"a cap needs a finite limit of at least a step ({step}) and a per_word above 0, "
+            f"not {limit} and {per_word}"
+        )
+
+
+def _check_mechanism(sensitivity: float, strength: float, step: float) -> None:
+    _check_step(step)
+    if not (0 < sensitivity < math.inf and 0 < strength < math.inf):
+        raise ValueError(
+            f"noise needs a sensitivity and an epsilon or multiplier above 0, not {sensitivity} and {strength}"
+        )
+
+
+def _check_step(step: float) -> None:
+    if step <= 0 or math.frexp(step)[0] != 0.5:
+        raise ValueError(
+            f"the step of counts must be a power of two, so that sums of it are exact, not {step}"
+        )
