@@ -1,7 +1,7 @@
 """The ledger: what has been spent of a privacy budget, and no release that would go past it.
 
 A ledger is a value: `spend` returns the next one, or raises `Stopped` and nothing was released. Its `state`
-(numbers and strings in dicts and a tuple) travels in the checkpoint of a run; a ledger that is resumed from it
+(numbers and strings in dicts and a tuple) travels in the checkpoint of a run; a ledger resumed from it
 goes on to the same last bit.
 """
 
@@ -84,13 +84,13 @@ class Ledger:
             )
         return after
 
-    def check_rounds(self, loss: Loss, rounds: int) -> None:
-        """Refuses, before work starts, a budget that not even the first of `rounds` releases fits in."""
-        affordable = self.affordable(loss, rounds)
-        if affordable < 1:
+    def check_affordable(self, loss: Loss) -> None:
+        """Refuses, before work starts, a budget that not even one release fits in."""
+        if not self.affordable(loss, most=1):
+            cost = self.composition.epsilon([(loss, 1)], self.budget.delta)
             raise ValueError(
-                f"one release costs epsilon {self.composition.epsilon([(loss, 1)], self.budget.delta):.4g}, "
-                f"more than the budget of {self.budget.epsilon:.4g}: add noise or raise the budget"
+                f"one release costs epsilon {cost:.4g}, more than the budget of {self.budget.epsilon:.4g} "
+                "has left: add noise or raise the budget"
             )
 
     def affordable(self, loss: Loss, most: int) -> int:

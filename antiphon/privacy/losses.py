@@ -1,25 +1,25 @@
 """What releases cost, and how costs compose.
 
 basic      Dwork, McSherry, Nissim, Smith 2006: epsilons add up.
-advanced   Kairouz, Oh, Viswanathan, "The composition theorem for differential privacy", ICML 2015, theorem 3.5.
+advanced   Kairouz, Oh, Viswanath, "The composition theorem for differential privacy", ICML 2015, th. 3.5.
 Rényi      Mironov 2017; conversion to (ε, δ) by `dp-accounting` (extra `privacy`).
 Gaussian   Canonne, Kamath, Steinke 2020, theorem 4 and proposition 12.
 
 Neighbours differ by one unit (an utterance, or a client with all its speech), added or removed.
 
-Discrete Laplace noise loses a little more than continuous noise of the same scale at the middle Rényi orders
-(on a grid of one step per count it *is* randomised response), so its divergence is computed for what is drawn.
+Discrete Laplace noise loses a little more than continuous noise of the same scale (where one unit is one step
+it *is* randomised response), so its divergence is computed for what is drawn.
 With q = exp(−1/t), r = q^(2α−1) and a distance of k steps
 
     exp((α−1) D_α) = C q^(−(α−1)k) + (1−C) q^(αk),   C = (1 + (1−q) r/(1−r)) / (1+q),
 
-summed over the integers piece by piece. D_α is a log-sum-exp of lines through 0 at k = 0: convex, so a total l1
-distance of k does most harm on a single word, which is the case computed.
+summed over the integers piece by piece. D_α is a log-sum-exp of lines in k and 0 at k = 0: convex, so a total
+l1 distance of k does most harm on a single word, which is the case computed.
 
-Sampling of clients. A cohort of fixed size gets no credit. `rate` below 1 may be given only where each client is in each
-round independently with that probability and nobody learns who was (Poisson sampling); the engine's cohorts are not such.
-Its Rényi divergence is that of continuous Gaussian noise; at whole orders the discrete one's is the same, because there
-every term of the binomial sum is a Gaussian shifted by whole steps.
+Sampling of clients. A cohort of fixed size gets no credit. `rate` below 1 may be given only where each client
+is in each round independently with that probability and nobody learns who was (Poisson sampling): the
+engine's cohorts are not such. The Rényi divergence is then that of continuous Gaussian noise; at whole orders the
+discrete one's is the same, because there every term of the binomial sum is a Gaussian shifted by whole steps.
 """
 
 from __future__ import annotations
@@ -194,5 +194,6 @@ def _num_gaussian(losses: Sequence[tuple[Loss, int]]) -> int:
 def _check(sensitivity: float, scale: float, rate: float) -> None:
     if not sensitivity > 0 or not scale > 0 or not 0 < rate <= 1:
         raise ValueError(
-            f"a loss needs sensitivity and scale above 0 and a rate in (0, 1], not {sensitivity}, {scale}, {rate}"
+            "a loss needs sensitivity and scale above 0 and a rate in (0, 1], "
+            f"not {sensitivity}, {scale} and {rate}"
         )

@@ -1,21 +1,21 @@
 """Noise on counts, matched to how far one unit of data can move them; caps that bound how far that is.
 
 Liu, Peng, "Federated Marginal Personalization for ASR Rescoring", 2020, §4, eq. 8-9, and what its future work
-leaves open. Three things may be protected, each with its sensitivity (distance between pooled counts of neighbours, one unit
-added or removed):
+leaves open. Three units may be protected. Sensitivity is the distance between the pooled counts of
+neighbours, with one unit added or removed:
 
-| unit                  | sensitivity                                             | who sees to it               |
-| --------------------- | ------------------------------------------------------- | ---------------------------- |
-| one word of utterance | 1: the paper's claim, for a word said once in it        | nobody: an assumption        |
-| one utterance         | longest utterance in words · Σ of its rank weights (l1) | client: `utterance_weight`   |
-| one client            | the cap, l1 (Laplace) or l2 (Gaussian)                  | client: `CapL1`, `CapL2`     |
+| unit                     | sensitivity                                      | who sees to it           |
+| ------------------------ | ------------------------------------------------ | ------------------------ |
+| one word of an utterance | 1: the paper's claim, for a word said once in it | nobody: an assumption    |
+| one utterance            | its words · Σ of the rank weights (l1)           | the longest utterance    |
+| one client               | the cap: l1 for Laplace, l2 for Gaussian noise   | client: `CapL1`, `CapL2` |
 
-The last two hold for whatever was said, however often. Utterance level holds only where counts come from first-pass
+A cap holds whatever was said, and however often. Utterance level holds only where counts come from first-pass
 lists: lists re-ranked by a model that has learnt from earlier utterances carry those into later counts.
 
 All counts are multiples of `step`, a power of two, so that sums of them are exact and noise can be drawn over
-integers (`noise`). Clients round towards zero after capping: rounding never lengthens a vector, so it never breaks a cap.
-Rounding on the server instead could add one step for every word of the vocabulary to the sensitivity.
+integers (`noise`). Clients round towards zero after capping, which never lengthens a vector. Rounding on the
+server instead could add one step for every word of the vocabulary to the sensitivity.
 
 Deviation. The paper says larger ε is stronger protection; it is weaker.
 """
@@ -234,7 +234,7 @@ def _in_counts(steps: np.ndarray, step: float) -> Tensor:
 
 
 def _up(steps: float) -> int:
-    """A whole number of steps, at least 1, not below `steps` (which may have been rounded in its last bits)."""
+    """A whole number of steps, at least 1, not below `steps` but for what floating point added to it."""
     return max(1, math.ceil(steps * (1 - 1e-12)))
 
 
@@ -251,7 +251,8 @@ def _check_mechanism(sensitivity: float, strength: float, step: float) -> None:
     _check_step(step)
     if not (0 < sensitivity < math.inf and 0 < strength < math.inf):
         raise ValueError(
-            f"noise needs a sensitivity and an epsilon or multiplier above 0, not {sensitivity} and {strength}"
+            "noise needs a sensitivity and an epsilon or multiplier above 0, "
+            f"not {sensitivity} and {strength}"
         )
 
 

@@ -1,4 +1,4 @@
-"""From noised counts, some of them negative, to a distribution. All of it is post-processing: it costs no privacy.
+"""From noised counts, some of them negative, to a distribution: post-processing, which costs no privacy.
 
 Project   Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient projections onto the l1-ball for learning in
           high dimensions", ICML 2008, fig. 1: the nearest distribution in l2.
@@ -57,9 +57,9 @@ class Clamp:
 class Shrink:
     """A word keeps its noised count only if that is `threshold` deviations of noise off its background.
 
-    The total is estimated as the sum over frequent words, where the noise is small beside the counts: those
-    `head` words that the background has most of, divided by the share that it gives to them. Words that keep nothing of
-    their own have the background's odds among themselves.
+    The total is estimated on the `head` words most frequent in the background, where noise is small beside
+    counts: their sum, divided by the share that the background gives them. Words that keep nothing of their
+    own have the background's odds among themselves.
     """
 
     threshold: float = 3.0

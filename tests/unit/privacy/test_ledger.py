@@ -22,7 +22,7 @@ def test_the_budget_is_spent_to_the_end_and_not_past_it() -> None:
     for _ in range(10):  # ten tenths are a whole, whatever floating point says
         ledger = ledger.spend(TENTH)
     assert ledger.epsilon == pytest.approx(1.0)
-    with pytest.raises(Stopped, match="10 releases, epsilon 1 of 1 spent .* would make it 1.1"):
+    with pytest.raises(Stopped, match=r"10 releases, epsilon 1 of 1 spent .* would make it 1.1"):
         ledger.spend(TENTH)
     assert ledger.num_releases == 10
 
@@ -91,3 +91,9 @@ def test_without_a_cap_a_client_is_not_protected_at_all() -> None:
     claims = PrivacyStatement(Gaussian(1.0, 2.0), rounds=3, utterance=20.0).claims()
     assert claims[-1].epsilon == math.inf
     assert "no cap" in claims[-1].unit
+
+
+def test_a_budget_too_small_for_a_single_release_is_refused_before_work_starts() -> None:
+    Ledger(Budget(0.1)).check_affordable(TENTH)
+    with pytest.raises(ValueError, match=r"one release costs epsilon 0\.1, more than the budget of 0\.05"):
+        Ledger(Budget(0.05)).check_affordable(TENTH)

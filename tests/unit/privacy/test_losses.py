@@ -77,7 +77,7 @@ def test_basic_composition_adds_up() -> None:
 
 
 def test_advanced_composition_is_its_formula() -> None:
-    # 100 releases of 0.1: drift 100 · 0.1 · tanh(0.05) = 0.49958, spread sqrt(2 · ln(1e5) · 100 · 0.01) = 4.79853
+    # 100 releases of 0.1: 100 · 0.1 · tanh(0.05) = 0.49958, and sqrt(2 · ln(1e5) · 100 · 0.01) = 4.79853
     assert Advanced().epsilon([(LAPLACE, 100)], 1e-5) == pytest.approx(0.49958 + 4.79853, abs=1e-4)
     assert Advanced().epsilon([(LAPLACE, 100)], 0.0) == math.inf
     assert Advanced().epsilon([], 1e-5) == 0

@@ -134,7 +134,7 @@ def test_sums_that_are_off_by_floating_point_are_repaired_and_uncapped_counts_re
     mechanism = Laplace(1.0, 1.0, step=1.0)
     near = mechanism.add(counts(3.0 + 1e-9, 5.0 - 1e-9), Seeded(0).words(0))
     assert torch.equal(near, mechanism.add(counts(3.0, 5.0), Seeded(0).words(0)))
-    with pytest.raises(ValueError, match="not a multiple of 1.0: clients must cap or round"):
+    with pytest.raises(ValueError, match=r"not a multiple of 1\.0: clients must cap or round"):
         mechanism.add(counts(3.0, 5.4), Seeded(0).words(0))
 
 

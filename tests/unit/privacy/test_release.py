@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from antiphon import checkpoint
+from antiphon.core import Stopped
+from antiphon.privacy.ledger import Budget, Ledger
+from antiphon.privacy.mechanisms import Laplace
+from antiphon.privacy.noise import Secure, Seeded
+from antiphon.privacy.release import PrivateRelease
+from antiphon.privacy.simplex import Clamp
+
+COUNTS = torch.tensor([50.0, 30.0, 0.0, 0.0], dtype=torch.float64)
+UNIFORM = torch.full((4,), 0.25, dtype=torch.float64)
+
+
+def release(epsilon: float = 1.0, decay: float = 0.0, total: float = 3.0) -> PrivateRelease:
+    ledger = Ledger(Budget(total))
+    return PrivateRelease(Laplace(1.0, epsilon), ledger, UNIFORM, Seeded(0), Clamp(), decay)
+
+
+def test_counts_are_noised_paid_for_and_none_is_negative() -> None:
+    found = release()(COUNTS, 0, None)
+    assert found.metrics == {"epsilon": 1.0, "epsilon_left": 2.0}
+    assert not torch.equal(found.memory["noised"], COUNTS)
+    assert float((found.memory["noised"] - COUNTS).abs().max()) < 20
+    assert bool((found.counts >= 0).all())
+
+
+def test_every_round_has_noise_of_its_own_and_the_budget_ends_it() -> None:
+    private, memory, seen = release(), None, []
+    for round in range(3):
+        found = private(COUNTS, round, memory)
+        memory = found.memory
+        seen.append(tuple(found.memory["noised"].tolist()))
+    assert len(set(seen)) == 3
+    with pytest.raises(Stopped, match="3 releases, epsilon 3 of 3 spent"):
+        private(COUNTS, 3, memory)
+
+
+def test_a_release_goes_on_exactly_after_a_checkpoint(tmp_path: Path) -> None:
+    private = release(decay=0.5)
+    first = private(COUNTS, 0, None)
+    checkpoint.save(tmp_path / "c", {"memory": first.memory}, {})
+    restored, _ = checkpoint.load(tmp_path / "c", {"memory": first.memory})
+    straight, resumed = private(COUNTS, 1, first.memory), private(COUNTS, 1, restored["memory"])
+    assert torch.equal(straight.counts, resumed.counts)
+    assert straight.memory["spent"] == resumed.memory["spent"]
+    assert straight.metrics == resumed.metrics
+
+
+def test_words_sent_once_add_up_and_so_does_the_variance_of_their_noise() -> None:
+    private = release(epsilon=100.0, decay=1.0, total=1000.0)
+    first = private(COUNTS, 0, None)
+    second = private(COUNTS, 1, first.memory)
+    torch.testing.assert_close(second.memory["noised"], 2 * COUNTS, atol=0.5, rtol=0)
+    assert second.memory["variance"] == pytest.approx(2 * private.mechanism.deviation**2)
+
+
+def test_secure_noise_is_the_default_and_differs_between_calls() -> None:
+    private = PrivateRelease(Laplace(1.0, 0.01), Ledger(Budget(1.0)), UNIFORM)
+    assert private.randomness == Secure()
+    assert not torch.equal(private(COUNTS, 0, None).counts, private(COUNTS, 0, None).counts)
+
+
+def test_a_release_that_could_never_be_paid_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="add noise or raise the budget"):
+        release(epsilon=4.0, total=3.0)
