@@ -18,8 +18,8 @@ l1 distance of k does most harm on a single word, which is the case computed.
 
 Sampling of clients. A cohort of fixed size gets no credit. `rate` below 1 may be given only where each client
 is in each round independently with that probability and nobody learns who was (Poisson sampling): the
-engine's cohorts are not such. The Rényi divergence is then that of continuous Gaussian noise; at whole orders the
-discrete one's is the same, because there every term of the binomial sum is a Gaussian shifted by whole steps.
+engine's cohorts are not such. The Rényi divergence is then that of continuous Gaussian noise; at whole orders
+the discrete one's is the same: there every term of the binomial sum is a Gaussian shifted by whole steps.
 """
 
 from __future__ import annotations
