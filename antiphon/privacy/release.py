@@ -4,8 +4,8 @@ Liu and Peng 2020, eq. 8: q̄ = (counts + r) / (their sum). Here the same noised
 simplex (`simplex`), as a negative probability is of no use to a client.
 
 Only noised counts are remembered, so whatever is in a checkpoint may be published. In `Secure` mode a round
-must be saved before its outcome is sent to anyone (the engine does, with `save_every` 1): a round that is done
-again draws other noise, and both outcomes together say more than the ledger knows. The noise is drawn by
+must be saved before its outcome is sent to anyone (the engine does, with `save_every` 1): a round that is
+done again draws other noise, and both outcomes together say more than the ledger knows. Noise is drawn by
 whoever calls: several processes that each compute a round would each draw their own, so `Secure` is for one.
 """
 
