@@ -17,6 +17,7 @@ import yaml
 from antiphon import config, screen
 from antiphon.cli_corpus import corpus_commands
 from antiphon.cli_decoding import lm_commands, nbest_command, rescore_command
+from antiphon.cli_personalisation import personalize_command
 from antiphon.cli_scoring import Steps, alignments_command, compare_command
 from antiphon.core import Stopped
 from antiphon.pools.joining import Place, choose_gpu, find_place, is_left_behind, join
@@ -159,6 +160,7 @@ app.command("compare")(compare_command)
 app.command("alignments")(alignments_command)
 app.command("nbest")(nbest_command)
 app.command("rescore")(rescore_command)
+app.command("personalize")(personalize_command)
 
 
 @contextmanager

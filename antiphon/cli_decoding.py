@@ -64,7 +64,7 @@ def ngram_command(
     from antiphon.models.kneser_ney import estimate
 
     started = time.monotonic()
-    model = estimate(_sentences(texts), order, _counts(min_counts))
+    model = estimate(sentences_of(texts), order, _counts(min_counts))
     seconds = time.monotonic() - started
     save_ngram(model, out)
     sizes = ", ".join(f"{len(level.keys):,}" for level in model.levels)
@@ -88,7 +88,7 @@ def train_command(
     """Train a Transformer language model: 3 blocks of width 256."""
     from antiphon.models.lm_training import LmTraining, train_lm
 
-    sentences = _sentences(texts)
+    sentences = sentences_of(texts)
     some = sentences[:: -(-len(sentences) // MOST_FOR_TOKENS) or 1]
     config = UnigramConfig(subwords) if subwords else WordsConfig(words)
     tokens = config.fit(some if subwords else sentences, alphabet=None)
@@ -130,19 +130,19 @@ def rescore_command(
     out: Annotated[Path | None, typer.Option(help="Write the lists, best first, with all parts.")] = None,
 ) -> None:
     """Rank N-best lists anew with language models: word error rates before, after, and of the oracle."""
-    models = dict(_named_model(text) for text in lm)
+    models = dict(named_model(text) for text in lm)
     lists = tabulate(read_nbest(nbest), models)
-    columns = _columns(list(models), _numbers("--weight", weight), search)
-    scored = _of_split(lists, split) if split else lists
+    columns = columns_for(list(models), numbers_of("--weight", weight), search)
+    scored = of_split(lists, split) if split else lists
     if tune_on or all(column.step == 0 for column in columns):
-        weights = tune(_of_split(lists, tune_on), columns) if tune_on else {c.name: c.weight for c in columns}
+        weights = tune(of_split(lists, tune_on), columns) if tune_on else {c.name: c.weight for c in columns}
         chosen = scored.best(weights)
-        screen.console.print(_listed(f"weights, found on {tune_on}" if tune_on else "weights", weights))
+        screen.console.print(listed(f"weights, found on {tune_on}" if tune_on else "weights", weights))
     else:
         by_session = tune_leaving_out(scored, columns)
         chosen, weights = best_leaving_out(scored, by_session), tune(scored, columns)
         screen.console.print(f"each session with weights found on the {len(by_session) - 1} others")
-        screen.console.print(_listed("weights, found on all", weights))
+        screen.console.print(listed("weights, found on all", weights))
     rows = {"first pass": scored.first(), "rescored": chosen, "oracle": scored.oracle()}
     screen.console.print(_table(scored, rows))
     if out is not None:
@@ -158,13 +158,13 @@ def load_sentence_model(path: Path) -> SentenceModel:
     return NeuralLm.load(path) if (path / "lm.json").exists() else load_ngram(path)
 
 
-def _named_model(text: str) -> tuple[str, SentenceModel]:
+def named_model(text: str) -> tuple[str, SentenceModel]:
     name, equals, path = text.partition("=")
     path = path if equals else text
     return name if equals else Path(path).name.split(".")[0], load_sentence_model(Path(path))
 
 
-def _columns(models: Sequence[str], weights: Mapping[str, float], search: Sequence[str]) -> list[Column]:
+def columns_for(models: Sequence[str], weights: Mapping[str, float], search: Sequence[str]) -> list[Column]:
     """Fixed weights do not step; one that is searched for starts where it was given, or at zero."""
     free = [name for name in models if name not in weights]
     searched = _steps(search) if search else dict.fromkeys([*free, *([WORDS] if free else [])], 1.0)
@@ -179,10 +179,10 @@ def _columns(models: Sequence[str], weights: Mapping[str, float], search: Sequen
 
 
 def _steps(search: Sequence[str]) -> dict[str, float]:
-    return _numbers("--search", [text if "=" in text else f"{text}=1" for text in search])
+    return numbers_of("--search", [text if "=" in text else f"{text}=1" for text in search])
 
 
-def _numbers(option: str, texts: Sequence[str]) -> dict[str, float]:
+def numbers_of(option: str, texts: Sequence[str]) -> dict[str, float]:
     numbers = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -195,7 +195,7 @@ def _numbers(option: str, texts: Sequence[str]) -> dict[str, float]:
     return numbers
 
 
-def _of_split(lists: Lists, split: str) -> Lists:
+def of_split(lists: Lists, split: str) -> Lists:
     places = [place for place, entry in enumerate(lists.entries) if entry.split == split]
     if not places:
         there = ", ".join(sorted({str(entry.split) for entry in lists.entries}))
@@ -217,8 +217,8 @@ def _table(lists: Lists, choices: Mapping[str, np.ndarray]) -> Table:
     for name, rows in choices.items():
         errors, counts = lists.count(rows), _per_session(lists, rows, sessions)
         kinds = f"{errors.substitutions}/{errors.deletions}/{errors.insertions}"
-        change = "" if name == beginning else _percent(difference_interval(counts[0], first[0], counts[1]))
-        rate = _percent(rate_interval(*counts)) or f"{100 * errors.rate:.2f}"
+        change = "" if name == beginning else percent(difference_interval(counts[0], first[0], counts[1]))
+        rate = percent(rate_interval(*counts)) or f"{100 * errors.rate:.2f}"
         table.add_row(name, rate, change, kinds)
     return table
 
@@ -231,17 +231,17 @@ def _per_session(lists: Lists, rows: np.ndarray, sessions: Sequence[str]) -> tup
     return wrong, np.bincount(numbers, weights=lists.errors[rows, 3])
 
 
-def _percent(interval: Interval | None) -> str:
+def percent(interval: Interval | None) -> str:
     if interval is None:
         return ""
     return f"{100 * interval.estimate:.2f} [{100 * interval.low:.2f}, {100 * interval.high:.2f}]"
 
 
-def _listed(title: str, weights: Mapping[str, float]) -> str:
+def listed(title: str, weights: Mapping[str, float]) -> str:
     return f"{title}: " + ", ".join(f"{name} {value:g}" for name, value in weights.items())
 
 
-def _sentences(paths: Sequence[Path]) -> list[str]:
+def sentences_of(paths: Sequence[Path]) -> list[str]:
     return [text for path in paths for text in read_sentences(path)]
 
 
@@ -254,7 +254,7 @@ def _counts(text: str) -> list[int]:
 
 def _show_perplexity(measure: Callable[[list[str]], Perplexity], heldout: Sequence[Path]) -> None:
     for path in heldout:
-        found = measure(_sentences([path]))
+        found = measure(sentences_of([path]))
         screen.console.print(
             f"{path.name}: perplexity {found.value:.1f} per word, ends of sentences included "
             f"({found.num_words:,} words, {found.num_sentences:,} sentences, {found.num_unknown:,} unknown)"
@@ -299,7 +299,7 @@ def nbest_command(
     indices = hearer.store.where(split=split)
     if tune_on:
         ranking = hearer.tuned(ranking, hearer.store.where(split=tune_on), told=_tell_trial)
-        screen.console.print(_listed(f"weights, found on {tune_on}", ranking.weights))
+        screen.console.print(listed(f"weights, found on {tune_on}", ranking.weights))
     began = time.perf_counter()
     with screen.bar("search") as progress:
         found = list(hearer.nbest(indices, beam, ranking, progress))
@@ -315,4 +315,4 @@ def nbest_command(
 
 
 def _tell_trial(tried: Ranking, errors: int) -> None:
-    screen.console.print(_listed(f"{errors:,} errors", tried.weights))
+    screen.console.print(listed(f"{errors:,} errors", tried.weights))

@@ -13,7 +13,17 @@ import antiphon
 ROOT = Path(antiphon.__file__).parent
 
 # Part (a root module or a package) -> the other parts of antiphon it may see. Only the top sees everything.
-TOP = {"recipes", "cli", "cli_corpus", "cli_decoding", "cli_scoring", "screen", "workers", "__main__"}
+TOP = {
+    "recipes",
+    "cli",
+    "cli_corpus",
+    "cli_decoding",
+    "cli_personalisation",
+    "cli_scoring",
+    "screen",
+    "workers",
+    "__main__",
+}
 MAY_SEE = {
     "core": set(),
     "seeding": set(),
@@ -41,7 +51,7 @@ MAY_SEE = {
     "data": {"core", "seeding"},
     "models": {"core", "seeding", "data"},
     "decoding": {"core", "seeding", "data", "models", "config"},
-    "clients": {"core", "seeding", "data", "models", "decoding", "local"},
+    "clients": {"core", "seeding", "data", "models", "decoding", "local", "checkpoint"},
     "pools": {"core", "seeding", "checkpoint"},
     "team": {"core", "pools"},
     "report": {"core"},

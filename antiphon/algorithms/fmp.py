@@ -1,0 +1,101 @@
+"""Federated Marginal Personalization, the server's half: how often all clients together say each word.
+
+Z. Liu and F. Peng, "Federated Marginal Personalization for ASR Rescoring", 2020, §2.3 (and §4: `release`).
+
+| symbol | here |
+| --- | --- |
+| q̄(w) | state.params["marginal"] [words] float64; u(w) before the first round |
+| q_i(w) | an update's mean: the client's words, normalised, not smoothed |
+| c_i | exp of its log-weight, which comes from the report's "pseudo_count" |
+
+Eq. 6 is what `Update.+` computes: q̄ = Σ c_i q_i / Σ c_i, and mean · exp(log-weight) = Σ c_i q_i are the
+pooled counts. The clients of a round are those the engine draws: all of them, or a sample.
+
+Deviations. Smoothing with u is left to where q̄ is used (`decoding.adaptation`): eq. 6 is linear, so it
+comes to the same. Beyond the paper: `decay` keeps a fading memory of earlier rounds' counts, for when only
+some clients are drawn in each. A round in which nobody had anything to report changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from antiphon.core import Metrics, Pool, Report, ServerState, Task, Tensors
+
+MARGINAL = "marginal"  # the kind of task, and the name of its tensor
+PSEUDO_COUNT = "pseudo_count"
+
+
+class Release(Protocol):
+    """Turns pooled counts [words] of a round into counts fit to be published: noised, none negative."""
+
+    def __call__(self, counts: Tensor, round: int) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class FmpState(ServerState):
+    """mass: the pseudo-count that q̄ stands for; 0 while it is still the background."""
+
+    mass: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fmp:
+    """q̄ is the pooled unigram of the clients of the round.
+
+    differences: clients send q_i − q̄ instead of q_i; the outcome is the same.
+    decay: what the counts of the rounds before are multiplied with before new ones are added; 0: forgotten.
+    """
+
+    differences: bool = False
+    decay: float = 0.0
+    release: Release | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay <= 1:
+            raise ValueError(f"decay must be between 0 (forget) and 1 (keep everything), got {self.decay}")
+
+    def init(self, params: Tensors) -> FmpState:
+        """params: {"marginal": u [words]}."""
+        if params.keys() != {MARGINAL} or params[MARGINAL].dim() != 1:
+            raise ValueError(f"FMP starts from one vector called {MARGINAL!r}, not from {sorted(params)}")
+        return FmpState(round=0, params={MARGINAL: params[MARGINAL].double()})
+
+    def round(self, state: FmpState, cohort: Sequence[str], pool: Pool) -> tuple[FmpState, Metrics]:
+        before = state.params[MARGINAL]
+        update = pool.reduce(self._task(before), cohort, by_pseudo_count)
+        if update.is_empty:
+            return replace(state, round=state.round + 1), {"mass": state.mass, "num_clients": 0}
+        mean = update.mean[MARGINAL] + before if self.differences else update.mean[MARGINAL]
+        counts = mean * math.exp(update.log_weight)
+        if self.release is not None:
+            counts = self.release(counts, state.round)
+        counts = counts + self.decay * state.mass * before
+        metrics = {"mass": float(counts.sum()), "num_clients": len(update.reports)}
+        return self._with(state, counts), metrics
+
+    def _task(self, before: Tensor) -> Task:
+        tensors = {MARGINAL: before} if self.differences else {}  # clients that send all of q need nothing
+        return Task(MARGINAL, tensors, {"differences": self.differences})
+
+    def _with(self, state: FmpState, counts: Tensor) -> FmpState:
+        mass = float(counts.sum())
+        if mass <= 0:  # noise may have left nothing
+            return replace(state, round=state.round + 1)
+        return replace(state, round=state.round + 1, params={MARGINAL: counts / mass}, mass=mass)
+
+
+def by_pseudo_count(report: Report) -> float:
+    """log c_i, so that clients weigh by how much they said (eq. 6)."""
+    return math.log(report.stats[PSEUDO_COUNT])
+
+
+def background_params(probabilities: Tensor | Sequence[float]) -> Tensors:
+    """What `Fmp.init` takes: the background u."""
+    return {MARGINAL: torch.as_tensor(probabilities, dtype=torch.float64)}
