@@ -2,10 +2,10 @@
 
     python benchmarks/canary.py AMI_TEXT
 
-Clients are the meetings of the pool. A word that nobody uses is planted in one of them, in the first of T groups of
-utterances; its caches are cumulative, so every round carries it. Two worlds, each as likely: with the unit, or without.
-The unit is an utterance of that one word, or the whole meeting, in which the word is said 20 times.
-Clients, pool, server and release are the real ones. Three attackers, who know everything else:
+Clients are the meetings of the pool. A word that nobody uses is planted in one of them, in the first of T
+groups of utterances; caches are cumulative, so every round carries it. Two worlds, each as likely: with the
+unit, or without. The unit is an utterance of that one word, or the whole meeting, in which the word is said 20
+times. Clients, pool, server and release are the real ones. Three attackers, who know everything else:
 
 published   looks at q̄ of the word, averaged over the rounds; its threshold is fitted on other trials
 word        likelihood ratio of the word's noised counts of all rounds
@@ -21,7 +21,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ from antiphon.decoding.cache import Cache
 from antiphon.models.unigram import Unigram, estimate_unigram
 from antiphon.pools.local import LocalPool
 from antiphon.privacy.ledger import Budget, Ledger
-from antiphon.privacy.losses import Basic, GaussianLoss, Renyi
-from antiphon.privacy.mechanisms import Cap, CapL1, CapL2, Gaussian, Laplace, gaussian_for
+from antiphon.privacy.losses import Basic, Renyi
+from antiphon.privacy.mechanisms import Cap, CapL1, CapL2, Gaussian, Laplace, Rounded, gaussian_for
 from antiphon.privacy.noise import Seeded
 from antiphon.privacy.release import PrivateRelease
 from antiphon.privacy.simplex import Clamp
@@ -48,16 +48,6 @@ CANARY = "zyzzyva"
 DELTA = 1e-5
 TIMES = 20  # that a client says it
 EPSILONS = (2.0, 1.0, 0.5, 0.1)
-
-
-@dataclass(frozen=True)
-class Unlimited:
-    """No cap."""
-
-    limit: float = math.inf
-
-    def __call__(self, counts: Tensor) -> Tensor:
-        return counts
 
 
 @dataclass(frozen=True)
@@ -70,7 +60,7 @@ class Case:
     claimed: float
     epsilon: float
     delta: float = 0.0
-    cap: Cap = Unlimited()
+    cap: Cap = Rounded()
 
 
 @dataclass(frozen=True)
@@ -115,18 +105,14 @@ def caches_by_round(texts: Sequence[str], background: Unigram, rounds: int) -> l
     return caches
 
 
-def pooled_by_round(
-    clients: Mapping[str, Sequence[Cache]], size: int, cap: Cap, rounds: int
-) -> list[Update]:
+def pooled_by_round(clients: Mapping[str, Sequence[Cache]], size: int, cap: Cap, rounds: int) -> list[Update]:
     """What the server gets in each round, through a real pool."""
     updates = []
     for round in range(rounds):
         caches = {name: caches[round] for name, caches in clients.items()}
         pool = LocalPool(MarginalWorker(caches, size, cap))
         seen: list[Update] = []
-        Fmp().round(
-            Fmp().init(background_params([1 / size] * size)), sorted(caches), Recording(pool, seen)
-        )
+        Fmp().round(Fmp().init(background_params([1 / size] * size)), sorted(caches), Recording(pool, seen))
         updates += seen
     return updates
 
@@ -156,9 +142,7 @@ class Worlds:
         return self.background.ids[CANARY]
 
 
-def make_worlds(
-    meetings: Mapping[str, list[str]], background: Unigram, case: Case, rounds: int
-) -> Worlds:
+def make_worlds(meetings: Mapping[str, list[str]], background: Unigram, case: Case, rounds: int) -> Worlds:
     target = sorted(meetings)[0]
     if case.unit == "utterance":
         others, member = dict(meetings), [CANARY, *meetings[target]]
@@ -270,7 +254,13 @@ def make_cases(rounds: int, limit_l1: float, limit_l2: float) -> list[Case]:
         for epsilon in EPSILONS[1::2]
     ]
     capped = [_capped_l1(epsilon, rounds, limit_l1) for epsilon in EPSILONS]
-    return [*none, *paper, *uncapped, *capped, *(_capped_l2(epsilon, rounds, limit_l2) for epsilon in EPSILONS)]
+    return [
+        *none,
+        *paper,
+        *uncapped,
+        *capped,
+        *(_capped_l2(epsilon, rounds, limit_l2) for epsilon in EPSILONS),
+    ]
 
 
 def _capped_l1(epsilon: float, rounds: int, limit: float) -> Case:

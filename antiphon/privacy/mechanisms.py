@@ -23,6 +23,7 @@ Deviation. The paper says larger ε is stronger protection; it is weaker.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,18 +38,16 @@ STEP = 2.0**-6  # of the grid of counts, in words
 OFF_GRID = 0.25  # of a step: more than sums in floating point can be off, less than what rounding would hide
 
 
-def rank_weights(num_hypotheses: int, sigma: float) -> list[float]:
-    """K(s) of ranks 1, 2, … (eq. 3)."""
-    return [math.exp(-(rank**2) / (2 * sigma**2)) for rank in range(num_hypotheses)]
+def utterance_sensitivity(longest: int, weights: Sequence[float], step: float = STEP) -> float:
+    """The most that one utterance adds to the counts of its client (l1, so l2 as well), rounding included.
 
+    longest: words of a hypothesis; weights: of the hypotheses of a list, by rank (eq. 3). A sum that is
+    rounded moves by at most what is added to it, rounded up.
 
-def utterance_sensitivity(longest: int, num_hypotheses: int, sigma: float) -> float:
-    """The most that one utterance adds to the counts (l1, so l2 as well): all its words, on every rank.
-
-    >>> round(utterance_sensitivity(longest=10, num_hypotheses=20, sigma=1.0), 2)
-    17.53
+    >>> utterance_sensitivity(longest=10, weights=[1.0, 0.6065, 0.1353])
+    17.5
     """
-    return longest * sum(rank_weights(num_hypotheses, sigma))
+    return longest * sum(math.ceil(weight / step) * step for weight in weights)
 
 
 # --- Caps: what a client does to its own counts before they leave it -------------------------------
@@ -60,6 +59,20 @@ class Cap(Protocol):
     limit: float
 
     def __call__(self, counts: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Counts rounded to the grid, and no cap: clients as a whole are not protected."""
+
+    step: float = STEP
+    limit: float = math.inf
+
+    def __post_init__(self) -> None:
+        _check_step(self.step)
+
+    def __call__(self, counts: Tensor) -> Tensor:
+        return to_grid(counts, self.step)
 
 
 @dataclass(frozen=True)

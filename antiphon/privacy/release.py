@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +33,12 @@ class Released:
     counts: Tensor
     memory: Mapping[str, Any]
     metrics: Metrics
+
+
+class Release(Protocol):
+    """Turns pooled counts [words] of a round into counts fit to be published."""
+
+    def __call__(self, counts: Tensor, round: int, memory: Mapping[str, Any] | None) -> Released: ...
 
 
 @dataclass(frozen=True)

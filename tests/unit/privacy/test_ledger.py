@@ -78,7 +78,7 @@ def test_a_resumed_ledger_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
 
 
 def test_the_papers_claim_stands_beside_the_honest_total() -> None:
-    longest = utterance_sensitivity(24, 1, 0.1)
+    longest = utterance_sensitivity(24, [1.0])
     statement = PrivacyStatement(Laplace(1.0, 0.5), rounds=10, utterance=longest, client=100.0)
     found = {(c.unit.split(" (")[0], c.composition): c.epsilon for c in statement.claims()}
     assert found[("one word, one utterance", "none")] == 0.5
