@@ -1,0 +1,102 @@
+"""`antiphon personalize` on lists small enough to check by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from antiphon.cli_personalisation import personalize_command
+from antiphon.decoding.hypothesis import Hypothesis, NBest, write_nbest
+from antiphon.models.arpa import save_ngram
+from antiphon.models.kneser_ney import estimate
+
+TEXT = "the cat sat\nthe dog sat\na dog sat on the mat\nthe cat ran\n" * 5
+
+
+@pytest.fixture
+def command(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    app = typer.Typer()
+    app.command()(personalize_command)
+    return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Every meeting has a word of its own, heard right at first and then twice as "dog"."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    save_ngram(estimate(TEXT.splitlines(), order=2), tmp_path / "lm.arpa")
+    lists = []
+    for split, word in (("heldout", "fog"), ("heldout", "bog"), ("test", "log"), ("test", "hog")):
+        clear = [Hypothesis(f"{word} the {word}", score=-1.0, parts={"lm": -5.0})]
+        unclear = [Hypothesis(f"the {heard} sat", score=-1.0 - 0.1 * rank, parts={"lm": -5.0})
+                   for rank, heard in enumerate(("dog", word))]  # fmt: skip
+        for number, hypotheses in enumerate((clear, unclear, unclear)):
+            said = hypotheses[-1].text
+            lists.append(NBest(f"{word}{number}", tuple(hypotheses), said, session=word, split=split))
+    write_nbest(tmp_path / "lists.jsonl", lists)
+    return tmp_path
+
+
+def options(files, *more):
+    model = f"own={files / 'lm.arpa'}"
+    weights = ("--weight", "own=1", "--weight", "score=1")
+    splits = ("--tune", "heldout", "--split", "test")
+    return (
+        files / "lists.jsonl",
+        "--background",
+        files / "text.txt",
+        "--lm",
+        model,
+        *weights,
+        *splits,
+        *more,
+    )
+
+
+def test_meetings_learn_their_words(command, files):
+    result = command(*options(files, "--rounds", "1,2", "--out", files / "out"))
+    assert result.exit_code == 0
+    pattern = r"^ ?(background model|T = \d|oracle) +(\d+\.\d\d) \["
+    rates = {name: float(rate) for name, rate in re.findall(pattern, result.output, re.MULTILINE)}
+    # Two of nine words of each meeting are wrong; with T = 1 only the third list is decoded knowing the word.
+    assert rates["background model"] == pytest.approx(100 * 2 / 9, abs=0.01)
+    assert rates["T = 1"] == pytest.approx(100 * 1 / 9, abs=0.01)
+    assert rates["T = 2"] == rates["oracle"] == 0.0
+    assert "2 clients win, 0 lose, 0 stay" in result.output
+    found = json.loads((files / "out" / "results.json").read_text())
+    assert found["clients"]["log"] == {"words": 9, "before": 2, "after": 0}
+    assert (files / "out" / "clients.svg").read_text().startswith("<svg")
+
+
+def test_a_part_of_the_lists_can_be_what_is_adapted(command, files):
+    result = command(files / "lists.jsonl", "--background", files / "text.txt", "--adapt", "lm", "--weight",
+    "lm=1",
+                     "--weight", "score=1", "--rounds", "2", "--every-utterance")  # fmt: skip
+    assert result.exit_code == 0
+    assert "4 clients win" in result.output
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--alpha", "much"), "--alpha takes numbers"),
+        (("--adapt", "nothing"), "no column 'nothing'"),
+        (("--split", "train"), "no lists of split 'train'"),
+        (("--client", "colour"), "not by 'colour'"),
+        (("--rounds", "-1"), "rounds and cohort"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(command, files, more, message):
+    with pytest.raises(ValueError, match=message):
+        command(*options(files, *more))
+
+
+def test_lists_without_scores_are_refused_by_their_line(command, files):
+    (files / "bad.jsonl").write_text('{"id": "1", "meeting": "m", "ref": "a", "hyps": [{"text": "a"}]}\n')
+    with pytest.raises(ValueError, match=r"bad\.jsonl:1, hypothesis 1: 'score' is missing"):
+        command(files / "bad.jsonl", "--background", files / "text.txt", "--adapt", "score")
