@@ -202,18 +202,18 @@ def backed_off(
     """ln p of words [n] after contexts [n, length] (the nearest word first, NONE where it ends): [n]."""
     log_probs = np.zeros(len(words))
     matched = np.zeros(len(words), dtype=np.int64)  # the order of the longest n-gram found
-    for order, places in _walk(levels, num_words, words, contexts):
+    for order, places in walk(levels, num_words, words, contexts):
         found = places != NONE
         log_probs[found] = levels[order - 1].log_probs[places[found]]
         matched[found] = order
     if contexts.shape[1]:
-        for order, places in _walk(levels, num_words, contexts[:, 0], contexts[:, 1:]):
+        for order, places in walk(levels, num_words, contexts[:, 0], contexts[:, 1:]):
             given_up = (places != NONE) & (order >= matched)
             log_probs[given_up] += levels[order - 1].backoffs[places[given_up]]
     return log_probs
 
 
-def _walk(
+def walk(
     levels: Sequence[Level], num_words: int, last: np.ndarray, earlier: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Orders from 1 up, and the places of the n-grams that end in `last` [n] and reach as far back."""
