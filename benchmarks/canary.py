@@ -37,8 +37,8 @@ from antiphon.core import Task, Update, Weigh
 from antiphon.decoding.cache import Cache
 from antiphon.models.unigram import Unigram, estimate_unigram
 from antiphon.pools.local import LocalPool
-from antiphon.privacy.ledger import Budget, Ledger
-from antiphon.privacy.losses import Basic, Renyi
+from antiphon.privacy.ledger import Ledger
+from antiphon.privacy.losses import Basic, Budget, Renyi
 from antiphon.privacy.mechanisms import Cap, CapL1, CapL2, Gaussian, Laplace, Rounded, gaussian_for
 from antiphon.privacy.noise import Seeded
 from antiphon.privacy.release import PrivateRelease

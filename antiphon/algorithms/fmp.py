@@ -60,7 +60,9 @@ class Fmp:
         if not 0 <= self.decay <= 1:
             raise ValueError(f"decay must be between 0 (forget) and 1 (keep everything), got {self.decay}")
         if self.decay and self.release is not None:
-            raise ValueError("decay is the release's where there is one: it adds up noised counts")
+            raise ValueError(
+                "decay would keep noised counts and add others to them: use one of decay and release"
+            )
 
     def init(self, params: Tensors) -> FmpState:
         """params: {"marginal": u [words]}."""

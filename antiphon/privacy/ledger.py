@@ -17,6 +17,7 @@ from antiphon.core import Scalar, Stopped
 from antiphon.privacy.losses import (
     Advanced,
     Basic,
+    Budget,
     Composition,
     GaussianLoss,
     Loss,
@@ -30,24 +31,10 @@ State = tuple[Mapping[str, Scalar], ...]
 
 
 @dataclass(frozen=True)
-class Budget:
-    """The most that all releases together may cost a unit."""
-
-    epsilon: float
-    delta: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.epsilon > 0 or not 0 <= self.delta < 1:
-            raise ValueError(
-                f"a budget needs epsilon above 0 and delta in [0, 1), not {self.epsilon}, {self.delta}"
-            )
-
-
-@dataclass(frozen=True)
 class Ledger:
     """Releases made so far, in order, equal neighbours counted together.
 
-    >>> from antiphon.privacy.losses import LaplaceLoss
+    >>> from antiphon.privacy.losses import Budget, LaplaceLoss
     >>> ledger = Ledger(Budget(epsilon=1.0)).spend(LaplaceLoss(sensitivity=1, scale=2))
     >>> print(ledger)
     1 release, epsilon 0.5 of 1 spent (Basic)

@@ -130,6 +130,20 @@ def _amplified(epsilon: float, rate: float) -> float:
 # --- Composition ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Budget:
+    """The most that all releases together may cost a unit."""
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0 or not 0 <= self.delta < 1:
+            raise ValueError(
+                f"a budget needs epsilon above 0 and delta in [0, 1), not {self.epsilon}, {self.delta}"
+            )
+
+
 class Composition(Protocol):
     """The total ε of releases (each with how often it was made) at a given δ."""
 

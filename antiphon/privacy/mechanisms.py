@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from antiphon.privacy.losses import GaussianLoss, LaplaceLoss, Loss, epsilon_of_rho
+from antiphon.privacy.losses import Budget, Composition, GaussianLoss, LaplaceLoss, Loss, Renyi
 from antiphon.privacy.noise import Words, discrete_gaussian, discrete_laplace
 
 STEP = 2.0**-6  # of the grid of counts, in words
@@ -213,20 +213,27 @@ class Gaussian:
 
 
 def gaussian_for(
-    sensitivity: float, epsilon: float, delta: float, rounds: int = 1, step: float = STEP
+    sensitivity: float,
+    budget: Budget,
+    rounds: int = 1,
+    step: float = STEP,
+    composition: Composition = Renyi(),
 ) -> Gaussian:
-    """The least Gaussian noise of which `rounds` releases together are (epsilon, delta)-DP."""
-    if not epsilon > 0 or not 0 < delta < 1 or rounds < 1:
-        raise ValueError(
-            f"a Gaussian needs epsilon above 0, delta in (0, 1) and a round, not {epsilon}, {delta}, {rounds}"
-        )
-    low, high = 0.0, 1.0  # of the concentrated loss: ε grows with it
-    while epsilon_of_rho(high, delta) < epsilon:
-        high *= 2
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if epsilon_of_rho(middle, delta) < epsilon else (low, middle)
-    return Gaussian(sensitivity, math.sqrt(rounds / (2 * low)), step)
+    """The least Gaussian noise of which `rounds` releases together fit in the budget."""
+    if budget.delta == 0 or rounds < 1:
+        raise ValueError(f"Gaussian noise needs a delta above 0 and a round, not {budget.delta} and {rounds}")
+    too_little, enough = 0, 1  # in steps: ε falls as they grow
+    while not _fits(budget, composition, GaussianLoss(sensitivity / step, enough), rounds):
+        too_little, enough = enough, 2 * enough
+    while enough - too_little > 1:
+        middle = (too_little + enough) // 2
+        fits = _fits(budget, composition, GaussianLoss(sensitivity / step, middle), rounds)
+        too_little, enough = (too_little, middle) if fits else (middle, enough)
+    return Gaussian(sensitivity, enough * step / sensitivity, step)
+
+
+def _fits(budget: Budget, composition: Composition, loss: Loss, rounds: int) -> bool:
+    return composition.epsilon([(loss, rounds)], budget.delta) <= budget.epsilon
 
 
 def _in_steps(counts: Tensor, step: float) -> np.ndarray:

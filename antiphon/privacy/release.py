@@ -11,12 +11,10 @@ whoever calls: several processes that each compute a round would each draw their
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from antiphon.core import Metrics
@@ -43,29 +41,21 @@ class Release(Protocol):
 
 @dataclass(frozen=True)
 class PrivateRelease:
-    """Noise on the counts of every round. Raises `Stopped` instead of going past the ledger's budget.
-
-    decay: what earlier noised counts are multiplied with before new ones are added. 0 where clients send
-    all their words every round; 1 where each word is sent once, so that noise adds up more slowly than words.
-    """
+    """Noise on the counts of every round. Raises `Stopped` instead of going past the ledger's budget."""
 
     mechanism: Mechanism
     ledger: Ledger
     background: Tensor
     randomness: Randomness = Secure()
     denoise: Denoise = Project()
-    decay: float = 0.0
 
     def __post_init__(self) -> None:
         self.ledger.check_affordable(self.mechanism.loss)
 
     def __call__(self, counts: Tensor, round: int, memory: Mapping[str, Any] | None) -> Released:
-        before = memory or {"spent": (), "noised": torch.zeros_like(counts), "variance": 0.0}
-        ledger = self.ledger.resumed(before["spent"]).spend(self.mechanism.loss)
-        noised = self.mechanism.add(counts, self.randomness.words(round)) + self.decay * before["noised"]
-        variance = self.mechanism.deviation**2 + self.decay**2 * before["variance"]
-        clean = self.denoise(noised, self.background, math.sqrt(variance))
-        mass = max(1.0, float(noised.sum()))
-        after = {"spent": ledger.state(), "noised": noised, "variance": variance}
+        ledger = self.ledger.resumed(memory["spent"] if memory else ()).spend(self.mechanism.loss)
+        noised = self.mechanism.add(counts, self.randomness.words(round))
+        distribution = self.denoise(noised, self.background)
         metrics = {"epsilon": ledger.epsilon, "epsilon_left": ledger.left}
-        return Released(clean * mass, after, metrics)
+        mass = max(1.0, float(noised.sum()))
+        return Released(mass * distribution, {"spent": ledger.state(), "noised": noised}, metrics)

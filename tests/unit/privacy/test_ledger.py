@@ -10,8 +10,8 @@ import torch
 
 from antiphon import checkpoint
 from antiphon.core import ServerState, Stopped
-from antiphon.privacy.ledger import HEADER, Budget, Ledger, PrivacyStatement, State
-from antiphon.privacy.losses import Advanced, Basic, Composition, GaussianLoss, LaplaceLoss, Renyi
+from antiphon.privacy.ledger import HEADER, Ledger, PrivacyStatement, State
+from antiphon.privacy.losses import Advanced, Basic, Budget, Composition, GaussianLoss, LaplaceLoss, Renyi
 from antiphon.privacy.mechanisms import Gaussian, Laplace, utterance_sensitivity
 
 TENTH = LaplaceLoss(1, 10)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from antiphon.privacy.losses import epsilon_of_rho
+from antiphon.privacy.losses import Budget, Renyi, epsilon_of_rho
 from antiphon.privacy.mechanisms import (
     Cap,
     CapL1,
@@ -145,9 +146,13 @@ def test_sums_that_are_off_by_floating_point_are_repaired_and_uncapped_counts_re
 
 @pytest.mark.parametrize("rounds", [1, 10])
 def test_gaussian_noise_is_as_small_as_its_budget_lets_it_be(rounds: int) -> None:
-    mechanism = gaussian_for(10.0, epsilon=2.0, delta=1e-5, rounds=rounds, step=2.0**-10)
-    spent = epsilon_of_rho(rounds * mechanism.loss.rho, 1e-5)
-    assert 1.999 < spent <= 2.0
+    mechanism = gaussian_for(10.0, Budget(2.0, 1e-5), rounds)
+    less = replace(mechanism, multiplier=mechanism.multiplier * (1 - 1.5 / mechanism.scale))
+    assert less.scale == mechanism.scale - 1
+    spent = [Renyi().epsilon([(each.loss, rounds)], 1e-5) for each in (mechanism, less)]
+    assert spent[0] <= 2.0 < spent[1]
+    by_hand = epsilon_of_rho(rounds * mechanism.loss.rho, 1e-5)
+    assert 1.99 < by_hand <= spent[0]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +163,7 @@ def test_gaussian_noise_is_as_small_as_its_budget_lets_it_be(rounds: int) -> Non
         lambda: CapL2(3.0, per_word=0.0),
         lambda: Laplace(1.0, 0.0),
         lambda: Gaussian(-1.0, 1.0),
-        lambda: gaussian_for(1.0, 1.0, 0.0),
+        lambda: gaussian_for(1.0, Budget(1.0)),
     ],
     ids=["no limit", "step", "per_word", "epsilon", "sensitivity", "delta"],
 )

@@ -7,7 +7,8 @@ import torch
 
 from antiphon import checkpoint
 from antiphon.core import Stopped
-from antiphon.privacy.ledger import Budget, Ledger
+from antiphon.privacy.ledger import Ledger
+from antiphon.privacy.losses import Budget
 from antiphon.privacy.mechanisms import Laplace
 from antiphon.privacy.noise import Secure, Seeded
 from antiphon.privacy.release import PrivateRelease
@@ -17,9 +18,9 @@ COUNTS = torch.tensor([50.0, 30.0, 0.0, 0.0], dtype=torch.float64)
 UNIFORM = torch.full((4,), 0.25, dtype=torch.float64)
 
 
-def release(epsilon: float = 1.0, decay: float = 0.0, total: float = 3.0) -> PrivateRelease:
+def release(epsilon: float = 1.0, total: float = 3.0) -> PrivateRelease:
     ledger = Ledger(Budget(total))
-    return PrivateRelease(Laplace(1.0, epsilon), ledger, UNIFORM, Seeded(0), Clamp(), decay)
+    return PrivateRelease(Laplace(1.0, epsilon), ledger, UNIFORM, Seeded(0), Clamp())
 
 
 def test_counts_are_noised_paid_for_and_none_is_negative() -> None:
@@ -42,7 +43,7 @@ def test_every_round_has_noise_of_its_own_and_the_budget_ends_it() -> None:
 
 
 def test_a_release_goes_on_exactly_after_a_checkpoint(tmp_path: Path) -> None:
-    private = release(decay=0.5)
+    private = release()
     first = private(COUNTS, 0, None)
     checkpoint.save(tmp_path / "c", {"memory": first.memory}, {})
     restored, _ = checkpoint.load(tmp_path / "c", {"memory": first.memory})
@@ -50,14 +51,6 @@ def test_a_release_goes_on_exactly_after_a_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(straight.counts, resumed.counts)
     assert straight.memory["spent"] == resumed.memory["spent"]
     assert straight.metrics == resumed.metrics
-
-
-def test_words_sent_once_add_up_and_so_does_the_variance_of_their_noise() -> None:
-    private = release(epsilon=100.0, decay=1.0, total=1000.0)
-    first = private(COUNTS, 0, None)
-    second = private(COUNTS, 1, first.memory)
-    torch.testing.assert_close(second.memory["noised"], 2 * COUNTS, atol=0.5, rtol=0)
-    assert second.memory["variance"] == pytest.approx(2 * private.mechanism.deviation**2)
 
 
 def test_secure_noise_is_the_default_and_differs_between_calls() -> None:
