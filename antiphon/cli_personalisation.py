@@ -25,8 +25,10 @@ from antiphon.cli_decoding import (
 from antiphon.decoding.hypothesis import read_nbest
 from antiphon.decoding.rescoring import Lists, tabulate, tune
 from antiphon.models.unigram import estimate_unigram
+from antiphon.privacy.noise import Secure, Seeded
 from antiphon.recipes.personalisation import Federation, Grid, Schedule, SecondPass, search_grid
 from antiphon.recipes.personalised import BASELINE, ORACLE, Row, Trial, described, write_results
+from antiphon.recipes.private import PrivateRow, PrivateTrial, read_protection
 
 
 def personalize_command(
@@ -63,6 +65,20 @@ def personalize_command(
         bool, typer.Option(help="A client's own words count at once, not only after the round.")
     ] = False,
     cohort: Annotated[int, typer.Option(min=0, help="Clients that report in a round; 0 for all.")] = 0,
+    private: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NOISE=ε,…", help="Once more under noise: paper, laplace or gaussian. Repeatable."
+        ),
+    ] = [],
+    cap: Annotated[
+        float | None, typer.Option(help="Words a client may add: l1 for laplace (100), l2 for gaussian (20).")
+    ] = None,
+    population: Annotated[
+        str, typer.Option(metavar="K,…", help="Noise as if each client were so many who speak alike.")
+    ] = "1",
+    noise_seeds: Annotated[int, typer.Option(min=1, help="Draws of noise to average over.")] = 3,
+    secure: Annotated[bool, typer.Option(help="Noise of the operating system, not of seeds.")] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for results.json and clients.svg.")] = None,
 ) -> None:
     """Language models that learn every client's words: word error rates round by round, client by client."""
@@ -70,6 +86,7 @@ def personalize_command(
                   (("--alpha", alpha), ("--beta", beta), ("--lambda", lam), ("--sigma", sigma))))  # fmt: skip
     numbers = sorted(int(number) for number in _floats("--rounds", rounds))
     schedule = Schedule(numbers[-1], every_utterance, cohort)
+    protections = [read_protection(text, cap) for text in private]
     models = dict(named_model(text) for text in lm)
     adapt = adapt or next(iter(models), "")
     entries = [replace(entry, hypotheses=entry.hypotheses[:depth]) for entry in read_nbest(nbest)]
@@ -102,8 +119,19 @@ def personalize_command(
     others = trial.rows(trial.variations(mixture), baseline)
     screen.console.print(_table(f"other settings, T = {numbers[-1]}", others))
     screen.console.print(_client_table(trial, baseline, last))
+    sources = [Secure() if secure else Seeded(seed) for seed in range(noise_seeds)]
+    noised = [
+        PrivateTrial(trial, mixture, sources, int(number)).row(name, protection, epsilon)
+        for number in _floats("--population", population)
+        for name, protection, epsilons in protections
+        for epsilon in epsilons
+    ]
+    if noised:
+        screen.console.print(_private_table(trial, baseline, last, noised))
     if out is not None:
-        write_results(out, trial, [*rows, *others], weights, mixture, baseline, last)
+        write_results(
+            out, trial, [*rows, *others], weights, mixture, baseline, last, [row.to_dict() for row in noised]
+        )
         screen.console.print(f"wrote {out / 'results.json'} and {out / 'clients.svg'}")
 
 
@@ -134,6 +162,35 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
             percent(row.wer) or f"{100 * row.rate:.2f}",
             "" if row.name == BASELINE else percent(row.change),
             "" if same else ("< 0.0001" if row.test.p < 1e-4 else f"{row.test.p:.4f}"),
+        )
+    return table
+
+
+def _private_table(
+    trial: Trial, before: np.ndarray, after: np.ndarray, noised: Sequence[PrivateRow]
+) -> Table:
+    """Table 4: error rates under noise; what the paper says the noise protects, and what it does protect."""
+    table = Table(
+        title=f"noise on everyone's words, T = {trial.schedule.rounds}; ε of all rounds at the δ beside it, "
+        "but for the paper's",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    columns = ("", "clients", "WER %", "by seed", "gain kept %", "paper: word, round", "utterance", "client")
+    for column in columns:
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    rates = [float(errors.sum() / words.sum()) for errors, words in map(trial.by_client, (before, after))]
+    number = len(trial.federation.clients)
+    table.add_row("no noise", f"{number:,}", f"{100 * rates[1]:.2f}", "", "100", "∞", "∞", "∞")
+    for row in noised:
+        kept = 100 * (rates[0] - row.rate) / (rates[0] - rates[1]) if rates[0] > rates[1] else float("nan")
+        table.add_row(
+            f"{row.name}, ε {row.epsilon:g}",
+            f"{number * row.population:,}",
+            f"{100 * row.rate:.2f}",
+            " ".join(f"{100 * rate:.2f}" for rate in row.rates),
+            f"{kept:.0f}",
+            *(row.best(unit).short() for unit in ("one word", "one utterance", "one client")),
         )
     return table
 

@@ -124,6 +124,15 @@ class Claim:
     epsilon: float
     delta: float
 
+    def short(self) -> str:
+        """
+        >>> Claim("one client", 10, "renyi", 2.0, 1e-5).short()
+        '2 (1e-05)'
+        """
+        if math.isinf(self.epsilon):
+            return "∞"
+        return f"{self.epsilon:.4g}" + (f" ({self.delta:g})" if self.delta else "")
+
     def row(self) -> list[str]:
         return [self.unit, str(self.rounds), self.composition, f"{self.epsilon:.4g}", f"{self.delta:g}"]
 

@@ -56,8 +56,8 @@ def utterance_sensitivity(longest: int, weights: Sequence[float], step: float = 
 class Cap(Protocol):
     """Counts that a client may send. The norm of the result is at most `limit`, whatever was said."""
 
-    limit: float
-
+    @property
+    def limit(self) -> float: ...
     def __call__(self, counts: Tensor) -> Tensor: ...
 
 
@@ -134,8 +134,6 @@ def to_grid(counts: Tensor, step: float = STEP) -> Tensor:
 
 class Mechanism(Protocol):
     """Adds noise to pooled counts; `loss` is what one release costs a unit of that sensitivity."""
-
-    step: float
 
     @property
     def deviation(self) -> float:

@@ -96,7 +96,7 @@ def described(mixture: Mixture) -> str:
 
 def write_results(
     folder: Path, trial: Trial, rows: Sequence[Row], weights: Mapping[str, float], mixture: Mixture,
-    before: np.ndarray, after: np.ndarray,
+    before: np.ndarray, after: np.ndarray, noised: Sequence[Mapping[str, Any]] = (),
 ) -> None:  # fmt: skip
     """results.json: all figures; clients.svg: error rates of every client before and after."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,6 +114,7 @@ def write_results(
         "mixture": asdict(mixture),
         "schedule": asdict(trial.schedule),
         "rows": [asdict(row) for row in rows],
+        "private": list(noised),
         "clients": clients,
     }
     (folder / "results.json").write_text(
