@@ -127,7 +127,8 @@ def personalize_command(
         for epsilon in epsilons
     ]
     if noised:
-        screen.console.print(_private_table(trial, baseline, last, noised))
+        own = PrivateTrial(trial, mixture).own_words()
+        screen.console.print(_private_table(trial, baseline, last, own, noised))
     if out is not None:
         write_results(
             out, trial, [*rows, *others], weights, mixture, baseline, last, [row.to_dict() for row in noised]
@@ -167,7 +168,7 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def _private_table(
-    trial: Trial, before: np.ndarray, after: np.ndarray, noised: Sequence[PrivateRow]
+    trial: Trial, before: np.ndarray, after: np.ndarray, own: float, noised: Sequence[PrivateRow]
 ) -> Table:
     """Table 4: error rates under noise; what the paper says the noise protects, and what it does protect."""
     table = Table(
@@ -181,17 +182,17 @@ def _private_table(
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     rates = [float(errors.sum() / words.sum()) for errors, words in map(trial.by_client, (before, after))]
     number = len(trial.federation.clients)
-    table.add_row("no noise", f"{number:,}", f"{100 * rates[1]:.2f}", "", "100", "∞", "∞", "∞")
+
+    def add(name: str, clients: int, rate: float, seeds: Sequence[float], epsilons: Sequence[str]) -> None:
+        kept = f"{100 * (rates[0] - rate) / (rates[0] - rates[1]):.0f}" if rates[0] > rates[1] else ""
+        by_seed = " ".join(f"{100 * each:.2f}" for each in seeds)
+        table.add_row(name, f"{clients:,}", f"{100 * rate:.2f}", by_seed, kept, *epsilons)
+
+    add("no noise", number, rates[1], (), ["∞"] * 3)
+    add("own words alone", number, own, (), ["0"] * 3)
     for row in noised:
-        kept = 100 * (rates[0] - row.rate) / (rates[0] - rates[1]) if rates[0] > rates[1] else float("nan")
-        table.add_row(
-            f"{row.name}, ε {row.epsilon:g}",
-            f"{number * row.population:,}",
-            f"{100 * row.rate:.2f}",
-            " ".join(f"{100 * rate:.2f}" for rate in row.rates),
-            f"{kept:.0f}",
-            *(row.best(unit).short() for unit in ("one word", "one utterance", "one client")),
-        )
+        epsilons = [row.best(unit).short() for unit in ("one word", "one utterance", "one client")]
+        add(f"{row.name}, ε {row.epsilon:g}", number * row.population, row.rate, row.rates, epsilons)
     return table
 
 

@@ -121,8 +121,9 @@ class PrivateRow:
         return found
 
     def best(self, unit: str) -> Claim:
-        """The smallest ε that any composition proves for what is protected."""
-        return min((claim for claim in self.claims if claim.unit.startswith(unit)), key=lambda c: c.epsilon)
+        """The smallest ε that any composition proves for what is protected; without δ if that is as good."""
+        found = [claim for claim in self.claims if claim.unit.startswith(unit)]
+        return min(found, key=lambda claim: (float(f"{claim.epsilon:.2g}"), claim.delta))
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,10 @@ class PrivateTrial:
         statement = PrivacyStatement(mechanism, rounds, self.utterance, cap.limit, self.delta)
         return PrivateRow(name, epsilon, self.population, rates, tuple(statement.claims()))
 
+    def own_words(self) -> float:
+        """Error rate where clients publish nothing: α = 0, and noise has nothing to protect."""
+        return self._error_rate(self.trial.adapted(replace(self.mixture, alpha=0.0)))
+
     @property
     def utterance(self) -> float:
         """Sensitivity to one list: its longest hypothesis on every rank that counts."""
@@ -169,7 +174,9 @@ class PrivateTrial:
         background = torch.from_numpy(self.trial.federation.background.probabilities)
         release = PrivateRelease(mechanism, ledger, background, randomness)
         federation = replace(self.trial.federation, algorithm=Fmp(release=release), cap=cap)
-        rows = replace(self.trial, federation=federation).adapted(self.mixture)
+        return self._error_rate(replace(self.trial, federation=federation).adapted(self.mixture))
+
+    def _error_rate(self, rows: np.ndarray) -> float:
         errors, words = self.trial.by_client(rows)
         return float(errors.sum() / words.sum())
 
