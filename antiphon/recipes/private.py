@@ -22,12 +22,12 @@ from antiphon.decoding.cache import rank_weights
 from antiphon.privacy.ledger import Claim, Ledger, PrivacyStatement
 from antiphon.privacy.losses import Budget, Renyi
 from antiphon.privacy.mechanisms import (
-    STEP,
     Cap,
     CapL1,
     CapL2,
     Gaussian,
     Laplace,
+    Mechanism,
     Rounded,
     gaussian_for,
     utterance_sensitivity,
@@ -40,8 +40,8 @@ from antiphon.recipes.personalised import Trial
 class Protection(Protocol):
     """What is protected: the cap on clients, noise for an ε, and the ledger that pays for the rounds."""
 
-    def cap(self, step: float) -> Cap: ...
-    def mechanism(self, epsilon: float, rounds: int, step: float) -> Laplace | Gaussian: ...
+    def cap(self) -> Cap: ...
+    def mechanism(self, epsilon: float, rounds: int) -> Mechanism: ...
     def ledger(self, epsilon: float, rounds: int) -> Ledger: ...
 
 
@@ -49,11 +49,11 @@ class Protection(Protocol):
 class PaperNoise:
     """Eq. 9: Laplace(1/ε) in every round, for a word said once in an utterance. The ledger adds up rounds."""
 
-    def cap(self, step: float) -> Rounded:
-        return Rounded(step)
+    def cap(self) -> Rounded:
+        return Rounded()
 
-    def mechanism(self, epsilon: float, rounds: int, step: float) -> Laplace:
-        return Laplace(1.0, epsilon, step)
+    def mechanism(self, epsilon: float, rounds: int) -> Laplace:
+        return Laplace(1.0, epsilon)
 
     def ledger(self, epsilon: float, rounds: int) -> Ledger:
         return Ledger(Budget(epsilon * rounds))
@@ -65,11 +65,11 @@ class ClientLaplace:
 
     limit: float = 100.0
 
-    def cap(self, step: float) -> CapL1:
-        return CapL1(self.limit, step=step)
+    def cap(self) -> CapL1:
+        return CapL1(self.limit)
 
-    def mechanism(self, epsilon: float, rounds: int, step: float) -> Laplace:
-        return Laplace(self.limit, epsilon / rounds, step)
+    def mechanism(self, epsilon: float, rounds: int) -> Laplace:
+        return Laplace(self.limit, epsilon / rounds)
 
     def ledger(self, epsilon: float, rounds: int) -> Ledger:
         return Ledger(Budget(epsilon))
@@ -82,11 +82,11 @@ class ClientGaussian:
     limit: float = 20.0
     delta: float = 1e-5
 
-    def cap(self, step: float) -> CapL2:
-        return CapL2(self.limit, step=step)
+    def cap(self) -> CapL2:
+        return CapL2(self.limit)
 
-    def mechanism(self, epsilon: float, rounds: int, step: float) -> Gaussian:
-        return gaussian_for(self.limit, Budget(epsilon, self.delta), rounds, step)
+    def mechanism(self, epsilon: float, rounds: int) -> Gaussian:
+        return gaussian_for(self.limit, Budget(epsilon, self.delta), rounds)
 
     def ledger(self, epsilon: float, rounds: int) -> Ledger:
         return Ledger(Budget(epsilon, self.delta), Renyi())
@@ -130,8 +130,8 @@ class PrivateRow:
 class PrivateTrial:
     """A trial again, with noise. `population`: as if each client were so many who speak alike.
 
-    Pooled counts grow with the clients and the noise does not, so the latter is divided by `population`: an
-    extrapolation to more clients, not a measurement of them.
+    Pooled counts grow with the clients and the noise does not: an extrapolation to more clients, not a
+    measurement of them.
     """
 
     trial: Trial
@@ -144,17 +144,11 @@ class PrivateTrial:
         if self.population < 1:
             raise ValueError(f"a population is at least 1 client for each that speaks, not {self.population}")
 
-    @property
-    def step(self) -> float:
-        """Fine enough for noise that is divided."""
-        return STEP * 2.0 ** -math.ceil(math.log2(self.population))
-
     def row(self, name: str, protection: Protection, epsilon: float) -> PrivateRow:
         rounds = self.trial.schedule.rounds
-        mechanism = protection.mechanism(epsilon, rounds, self.step)
-        less = replace(mechanism, sensitivity=mechanism.sensitivity / self.population)
-        cap, ledger = protection.cap(self.step), protection.ledger(epsilon, rounds)
-        rates = tuple(self._rate(less, cap, ledger, randomness) for randomness in self.seeds)
+        mechanism, cap = protection.mechanism(epsilon, rounds), protection.cap()
+        ledger = protection.ledger(epsilon, rounds)
+        rates = tuple(self._rate(mechanism, cap, ledger, randomness) for randomness in self.seeds)
         statement = PrivacyStatement(mechanism, rounds, self.utterance, cap.limit, self.delta)
         return PrivateRow(name, epsilon, self.population, rates, tuple(statement.claims()))
 
@@ -168,12 +162,16 @@ class PrivateTrial:
         lists = self.trial.second_pass.lists.entries
         longest = max(len(h.text.split()) for entry in lists for h in entry.hypotheses)
         deepest = max(len(entry.hypotheses) for entry in lists)
-        return utterance_sensitivity(longest, rank_weights(deepest, self.mixture.sigma).tolist(), self.step)
+        return utterance_sensitivity(longest, rank_weights(deepest, self.mixture.sigma).tolist())
 
-    def _rate(self, mechanism: Laplace | Gaussian, cap: Cap, ledger: Ledger, randomness: Randomness) -> float:
+    def _rate(self, mechanism: Mechanism, cap: Cap, ledger: Ledger, randomness: Randomness) -> float:
         background = torch.from_numpy(self.trial.federation.background.probabilities)
         release = PrivateRelease(mechanism, ledger, background, randomness)
-        federation = replace(self.trial.federation, algorithm=Fmp(release=release), cap=cap)
+        federation = replace(
+            self.trial.federation,
+            algorithm=Fmp(release=release),
+            cap=lambda counts: self.population * cap(counts),
+        )
         return self._error_rate(replace(self.trial, federation=federation).adapted(self.mixture))
 
     def _error_rate(self, rows: np.ndarray) -> float:
