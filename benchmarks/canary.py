@@ -281,7 +281,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=250, help="runs of each world")
     parser.add_argument("--rounds", type=int, default=10)
     arguments = parser.parse_args()
-    trials, size, rounds = (10, 20, 2) if arguments.quick else (arguments.trials, 500, arguments.rounds)
+    trials, size, rounds = (4, 20, 2) if arguments.quick else (arguments.trials, 500, arguments.rounds)
     meetings = read_meetings(arguments.folder, "pool")
     public = [text for texts in read_meetings(arguments.folder, "heldout").values() for text in texts]
     background = make_background(public, size)
