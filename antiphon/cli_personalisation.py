@@ -22,13 +22,15 @@ from antiphon.cli_decoding import (
     percent,
     sentences_of,
 )
+from antiphon.cli_private import show_private
+from antiphon.decoding.adaptation import Mixture
 from antiphon.decoding.hypothesis import read_nbest
 from antiphon.decoding.rescoring import Lists, tabulate, tune
 from antiphon.models.unigram import estimate_unigram
 from antiphon.privacy.noise import Secure, Seeded
 from antiphon.recipes.personalisation import Federation, Grid, Schedule, SecondPass, search_grid
 from antiphon.recipes.personalised import BASELINE, ORACLE, Row, Trial, described, write_results
-from antiphon.recipes.private import PrivateRow, PrivateTrial, read_protection
+from antiphon.recipes.private import read_protection
 
 
 def personalize_command(
@@ -51,13 +53,16 @@ def personalize_command(
         list[str], typer.Option("--tune", metavar="SPLIT", help="Where settings are found.")
     ] = [],
     split: Annotated[list[str], typer.Option(metavar="SPLIT", help="Whose lists are scored.")] = [],
+    earlier: Annotated[
+        list[str], typer.Option(metavar="SPLIT", help="Clients who were there before, and go on reporting.")
+    ] = [],
     weight: Annotated[
         list[str], typer.Option(metavar="NAME=VALUE", help="A fixed weight of a model or a part.")
     ] = [],
     search: Annotated[list[str], typer.Option(metavar="NAME[=STEP]", help="A weight to search for.")] = [],
     alpha: Annotated[str, typer.Option(help="Weights of everyone's words to try.")] = "0,0.25,0.5,0.75",
     beta: Annotated[str, typer.Option(help="Weights of the client's own words to try.")] = "0,0.25,0.5,0.75",
-    lam: Annotated[str, typer.Option("--lambda", help="Exponents to try.")] = "0.25,0.5,0.75,1,1.5,2",
+    lam: Annotated[str, typer.Option("--lambda", help="Exponents to try.")] = "0.25,0.5,0.75,1,1.5,2,2.5,3",
     sigma: Annotated[str, typer.Option(help="Widths of the weights by rank to try.")] = "0.1,1,5",
     smoothing: Annotated[float, typer.Option(help="Share of the background in both.")] = 0.1,
     depth: Annotated[int, typer.Option(min=1, help="Hypotheses of a list that are used.")] = 20,
@@ -87,6 +92,7 @@ def personalize_command(
     numbers = sorted(int(number) for number in _floats("--rounds", rounds))
     schedule = Schedule(numbers[-1], every_utterance, cohort)
     protections = [read_protection(text, cap) for text in private]
+    populations = [int(number) for number in _floats("--population", population)]
     models = dict(named_model(text) for text in lm)
     adapt = adapt or next(iter(models), "")
     entries = [replace(entry, hypotheses=entry.hypotheses[:depth]) for entry in read_nbest(nbest)]
@@ -94,12 +100,17 @@ def personalize_command(
     unigram = estimate_unigram(sentences_of(background), spoken)
     lists = tabulate(entries, models)
     heldout, scored = (_of_splits(lists, splits) for splits in (tune_on, split))
+    before = _of_splits(lists, earlier).entries if earlier else ()
     columns = columns_for(list(models), numbers_of("--weight", weight), search)
     weights = tune(heldout, columns)
+    if {entry.id for entry in heldout.entries} & {entry.id for entry in scored.entries}:
+        screen.console.print(
+            "[yellow]settings are found on lists that are scored: error rates flatter them[/]"
+        )
     screen.console.print(listed("weights of the second pass", weights))
     with screen.bar("settings") as progress:
         mixture = search_grid(
-            Federation.of(heldout.entries, unigram, client),
+            Federation.of(heldout.entries, unigram, client, before),
             SecondPass(heldout, weights, adapt),
             schedule,
             grid,
@@ -107,32 +118,26 @@ def personalize_command(
             progress,
         )
     screen.console.print(f"settings: {described(mixture)}")
-    federation = Federation.of(scored.entries, unigram, client)
+    federation = Federation.of(scored.entries, unigram, client, before)
     trial = Trial(federation, SecondPass(scored, weights, adapt), schedule)
-    choices = trial.choices(mixture, numbers)
-    baseline, last = choices[BASELINE], choices[f"T = {numbers[-1]}"]
-    rows = trial.rows(choices, baseline)
-    title = (
-        f"{len(scored.entries):,} lists of {len(federation.clients):,} clients; 95 % intervals over clients"
-    )
+    _show(trial, mixture, numbers, out)
+    if protections:
+        sources = [Secure() if secure else Seeded(seed) for seed in range(noise_seeds)]
+        show_private(trial, mixture, protections, populations, sources, out)
+
+
+def _show(trial: Trial, mixture: Mixture, rounds: Sequence[int], out: Path | None) -> None:
+    """Tables of rounds, of other settings and of clients; files where they are wanted."""
+    choices = trial.choices(mixture, rounds)
+    baseline, last = choices[BASELINE], choices[f"T = {rounds[-1]}"]
+    rows, others = trial.rows(choices, baseline), trial.rows(trial.variations(mixture), baseline)
+    num_lists, num_clients = len(trial.federation.entries), len(trial.federation.clients)
+    title = f"{num_lists:,} lists of {num_clients:,} clients; 95 % intervals over clients"
     screen.console.print(_table(title, rows))
-    others = trial.rows(trial.variations(mixture), baseline)
-    screen.console.print(_table(f"other settings, T = {numbers[-1]}", others))
+    screen.console.print(_table(f"other settings, T = {rounds[-1]}", others))
     screen.console.print(_client_table(trial, baseline, last))
-    sources = [Secure() if secure else Seeded(seed) for seed in range(noise_seeds)]
-    noised = [
-        PrivateTrial(trial, mixture, sources, int(number)).row(name, protection, epsilon)
-        for number in _floats("--population", population)
-        for name, protection, epsilons in protections
-        for epsilon in epsilons
-    ]
-    if noised:
-        own = PrivateTrial(trial, mixture).own_words()
-        screen.console.print(_private_table(trial, baseline, last, own, noised))
     if out is not None:
-        write_results(
-            out, trial, [*rows, *others], weights, mixture, baseline, last, [row.to_dict() for row in noised]
-        )
+        write_results(out, trial, [*rows, *others], mixture, baseline, last)
         screen.console.print(f"wrote {out / 'results.json'} and {out / 'clients.svg'}")
 
 
@@ -164,35 +169,6 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
             "" if row.name == BASELINE else percent(row.change),
             "" if same else ("< 0.0001" if row.test.p < 1e-4 else f"{row.test.p:.4f}"),
         )
-    return table
-
-
-def _private_table(
-    trial: Trial, before: np.ndarray, after: np.ndarray, own: float, noised: Sequence[PrivateRow]
-) -> Table:
-    """Table 4: error rates under noise; what the paper says the noise protects, and what it does protect."""
-    table = Table(
-        title=f"noise on everyone's words, T = {trial.schedule.rounds}; ε of all rounds at the δ beside it, "
-        "but for the paper's",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    columns = ("", "clients", "WER %", "by seed", "gain kept %", "paper: word, round", "utterance", "client")
-    for column in columns:
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    rates = [float(errors.sum() / words.sum()) for errors, words in map(trial.by_client, (before, after))]
-    number = len(trial.federation.clients)
-
-    def add(name: str, clients: int, rate: float, seeds: Sequence[float], epsilons: Sequence[str]) -> None:
-        kept = f"{100 * (rates[0] - rate) / (rates[0] - rates[1]):.0f}" if rates[0] > rates[1] else ""
-        by_seed = " ".join(f"{100 * each:.2f}" for each in seeds)
-        table.add_row(name, f"{clients:,}", f"{100 * rate:.2f}", by_seed, kept, *epsilons)
-
-    add("no noise", number, rates[1], (), ["∞"] * 3)
-    add("own words alone", number, own, (), ["0"] * 3)
-    for row in noised:
-        epsilons = [row.best(unit).short() for unit in ("one word", "one utterance", "one client")]
-        add(f"{row.name}, ε {row.epsilon:g}", number * row.population, row.rate, row.rates, epsilons)
     return table
 
 

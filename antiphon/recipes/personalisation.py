@@ -4,6 +4,9 @@ Z. Liu and F. Peng, 2020, §3.2: the lists of every client, in time order, are c
 round all clients decode a group with what they and the server knew before it, then report. Hence the first
 group is decoded with the background model alone, and T rounds of averaging are put to use.
 
+Beyond the paper, `earlier` clients may have been there before: they go on reporting what they once heard,
+so that the first group has an average of others to begin with.
+
 A client with fewer lists than groups takes no part in some rounds; one with a single list is never
 personalised. What is observed are the first pass's lists, as in the paper: what a client knows then does
 not depend on how its lists were ranked, so one pass (`Federation.history`) serves all α, β and λ.
@@ -12,7 +15,7 @@ not depend on how its lists were ranked, so one pass (`Federation.history`) serv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -70,44 +73,58 @@ class Federation:
     algorithm: Fmp = Fmp()
     cap: Cap | None = None
 
+    earlier: Mapping[str, tuple[NBest, ...]] = field(default_factory=dict)  # clients who are done, and report
+
     @classmethod
-    def of(cls, entries: Sequence[NBest], background: Unigram, key: str) -> Federation:
+    def of(
+        cls, entries: Sequence[NBest], background: Unigram, key: str, earlier: Sequence[NBest] = ()
+    ) -> Federation:
         clients: dict[str, list[int]] = {}
         for place, entry in enumerate(entries):
             clients.setdefault(client_of(entry, key), []).append(place)
         words = [WordsOfTexts.of([h.text for h in entry.hypotheses], background) for entry in entries]
         held = {name: tuple(places) for name, places in clients.items()}
-        return cls(tuple(entries), held, background, tuple(words))
+        done: dict[str, tuple[NBest, ...]] = {}
+        for entry in earlier:
+            name = f"earlier/{client_of(entry, key)}"
+            done[name] = (*done.get(name, ()), entry)
+        return cls(tuple(entries), held, background, tuple(words), earlier=done)
 
     def history(self, sigma: float, schedule: Schedule) -> list[Marginals]:
         """What was known when each list was decoded, list by list."""
         known: dict[int, Marginals] = {}
-        caches = dict.fromkeys(self.clients, Cache())
+        caches = {name: Cache() for name in self.clients}
+        caches |= {name: self._cache(lists, sigma) for name, lists in self.earlier.items()}
         groups = {name: cut(places, schedule.rounds + 1) for name, places in self.clients.items()}
-        state = replace(
-            self.algorithm.init(background_params(self.background.probabilities.tolist())), seed=schedule.seed
-        )
-        everyone: np.ndarray | None = None
+        state = self.algorithm.init(background_params(self.background.probabilities.tolist()))
+        state = replace(state, seed=schedule.seed)
         for group in range(schedule.rounds + 1):
+            if group > 0 or self.earlier:
+                pool = LocalPool(MarginalWorker(caches, self.background.size, self.cap))
+                state, _ = self.algorithm.round(state, self._cohort(schedule, state.round), pool)
+            everyone = state.params[MARGINAL].numpy() if state.mass > 0 else None
             for name in self.clients:
-                own = caches[name]
+                before = own = caches[name]
                 for place in groups[name][group]:
-                    known[place] = Marginals(
-                        self.background,
-                        everyone=everyone,
-                        own=own if schedule.every_utterance else caches[name],
-                    )
+                    at_hand = own if schedule.every_utterance else before
+                    known[place] = Marginals(self.background, everyone=everyone, own=at_hand)
                     own = own.observed(self.entries[place], self.background.encode, sigma)
                 caches[name] = own
-            if group < schedule.rounds:
-                pool = LocalPool(MarginalWorker(caches, self.background.size, self.cap))
-                state, _ = self.algorithm.round(state, self._cohort(schedule, group), pool)
-                everyone = state.params[MARGINAL].numpy() if state.mass > 0 else None
         return [known[place] for place in range(len(self.entries))]
 
-    def _cohort(self, schedule: Schedule, group: int) -> list[str]:
-        names = sorted(self.clients)
-        return sample_cohort(names, schedule.cohort, schedule.seed, group) if schedule.cohort else names
+    def _cache(self, lists: Sequence[NBest], sigma: float) -> Cache:
+        cache = Cache()
+        for entry in lists:
+            cache = cache.observed(entry, self.background.encode, sigma)
+        return cache
+
+    def num_releases(self, schedule: Schedule) -> int:
+        """How often q̄ is published: once more where clients were there before the first group."""
+        return schedule.rounds + bool(self.earlier)
+
+    def _cohort(self, schedule: Schedule, number: int) -> list[str]:
+        names = sorted([*self.clients, *self.earlier])
+        return sample_cohort(names, schedule.cohort, schedule.seed, number) if schedule.cohort else names
 
     def ratios(self, history: Sequence[Marginals], mixture: Mixture) -> np.ndarray:
         """Σ ln(g/u) of all hypotheses of all lists, in a row; λ and σ of the mixture play no part."""
@@ -167,7 +184,7 @@ class Grid:
 
     alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
     betas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
-    lams: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+    lams: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0)
     sigmas: tuple[float, ...] = (0.1, 1.0, 5.0)
 
     def mixtures(self, sigma: float, smoothing: float) -> list[Mixture]:

@@ -95,9 +95,8 @@ def described(mixture: Mixture) -> str:
 
 
 def write_results(
-    folder: Path, trial: Trial, rows: Sequence[Row], weights: Mapping[str, float], mixture: Mixture,
-    before: np.ndarray, after: np.ndarray, noised: Sequence[Mapping[str, Any]] = (),
-) -> None:  # fmt: skip
+    folder: Path, trial: Trial, rows: Sequence[Row], mixture: Mixture, before: np.ndarray, after: np.ndarray
+) -> None:
     """results.json: all figures; clients.svg: error rates of every client before and after."""
     folder.mkdir(parents=True, exist_ok=True)
     names = list(trial.federation.clients)
@@ -109,12 +108,11 @@ def write_results(
     }
     body: dict[str, Any] = {
         "format": FORMAT,
-        "weights": dict(weights),
+        "weights": dict(trial.second_pass.weights),
         "adapted": trial.second_pass.adapted,
         "mixture": asdict(mixture),
         "schedule": asdict(trial.schedule),
         "rows": [asdict(row) for row in rows],
-        "private": list(noised),
         "clients": clients,
     }
     (folder / "results.json").write_text(

@@ -145,7 +145,7 @@ class PrivateTrial:
             raise ValueError(f"a population is at least 1 client for each that speaks, not {self.population}")
 
     def row(self, name: str, protection: Protection, epsilon: float) -> PrivateRow:
-        rounds = self.trial.schedule.rounds
+        rounds = self.trial.federation.num_releases(self.trial.schedule)
         mechanism, cap = protection.mechanism(epsilon, rounds), protection.cap()
         ledger = protection.ledger(epsilon, rounds)
         rates = tuple(self._rate(mechanism, cap, ledger, randomness) for randomness in self.seeds)
@@ -154,7 +154,7 @@ class PrivateTrial:
 
     def own_words(self) -> float:
         """Error rate where clients publish nothing: α = 0, and noise has nothing to protect."""
-        return self._error_rate(self.trial.adapted(replace(self.mixture, alpha=0.0)))
+        return self.error_rate(self.trial.adapted(replace(self.mixture, alpha=0.0)))
 
     @property
     def utterance(self) -> float:
@@ -172,9 +172,9 @@ class PrivateTrial:
             algorithm=Fmp(release=release),
             cap=lambda counts: self.population * cap(counts),
         )
-        return self._error_rate(replace(self.trial, federation=federation).adapted(self.mixture))
+        return self.error_rate(replace(self.trial, federation=federation).adapted(self.mixture))
 
-    def _error_rate(self, rows: np.ndarray) -> float:
+    def error_rate(self, rows: np.ndarray) -> float:
         errors, words = self.trial.by_client(rows)
         return float(errors.sum() / words.sum())
 

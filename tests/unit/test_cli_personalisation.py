@@ -107,7 +107,7 @@ def test_noise_has_a_table_with_the_papers_claim_and_the_honest_totals(command, 
     mixed = ("--alpha", "0.25", "--beta", "0.5", "--rounds", "2", "--noise-seeds", "2")
     result = command(*options(files, *mixed, *noise, "--out", files / "out"))
     assert result.exit_code == 0
-    found = json.loads((files / "out" / "results.json").read_text())["private"]
+    found = json.loads((files / "out" / "private.json").read_text())["rows"]
     assert [(row["name"], row["epsilon"], len(row["rates"])) for row in found] == [
         ("paper", 1000.0, 2),
         ("gaussian", 2.0, 2),
@@ -127,7 +127,7 @@ def test_noise_has_a_table_with_the_papers_claim_and_the_honest_totals(command, 
 def test_a_population_divides_the_noise_and_not_the_claim(command, files):
     noise = ("--private", "gaussian=2", "--cap", "2", "--population", "1,1000000")
     command(*options(files, "--rounds", "2", *noise, "--noise-seeds", "1", "--out", files / "out"))
-    one, many = json.loads((files / "out" / "results.json").read_text())["private"]
+    one, many = json.loads((files / "out" / "private.json").read_text())["rows"]
     assert many["rates"] == [0.0]
     assert many["claims"][-1]["epsilon"] == pytest.approx(one["claims"][-1]["epsilon"], rel=0.02)
 
@@ -136,3 +136,12 @@ def test_a_population_divides_the_noise_and_not_the_claim(command, files):
 def test_unknown_noise_is_refused(command, files, text):
     with pytest.raises(ValueError, match="--private"):
         command(*options(files, "--rounds", "2", "--private", text))
+
+
+def test_clients_of_before_cost_one_more_release(command, files):
+    noise = ("--private", "gaussian=2", "--private", "laplace=2", "--earlier", "heldout")
+    result = command(*options(files, "--rounds", "2", *noise, "--noise-seeds", "1", "--out", files / "out"))
+    assert result.exit_code == 0  # a budget for two releases would have stopped the third
+    rows = json.loads((files / "out" / "private.json").read_text())["rows"]
+    assert {claim["rounds"] for row in rows for claim in row["claims"]} == {1, 3}
+    assert re.search(r"gaussian, ε 2 +4 ", result.output)

@@ -19,6 +19,7 @@ TOP = {
     "cli_corpus",
     "cli_decoding",
     "cli_personalisation",
+    "cli_private",
     "cli_scoring",
     "screen",
     "workers",

@@ -145,3 +145,18 @@ def test_a_model_without_weight_cannot_be_adapted_to_effect() -> None:
     assert second_pass.best(ratios, 5.0).tolist() == second_pass.best(ratios, 0.0).tolist()
     with pytest.raises(ValueError, match="no column 'books' to adapt"):
         SecondPass(lists, {}, "books")
+
+
+def test_clients_who_were_there_before_are_known_from_the_first_list_on() -> None:
+    before = [entry("w", 0, "d d d e"), entry("x", 9, "a")]  # another meeting may have the same name
+    federation = Federation.of(ENTRIES, BACKGROUND, "meeting", before)
+    history = federation.history(0.0, Schedule(1))
+    everyone = history[0].everyone
+    assert everyone is not None
+    said = Counter(["d", "d", "d", "e", "a"])
+    np.testing.assert_allclose(everyone, [said[word] / 5 for word in BACKGROUND.words])
+    assert history[0].own.total == 0
+    later = history[3].everyone  # with the first groups of x, y and z
+    assert later is not None
+    said.update(["a", "b", "a", "d", "d", "b"])
+    np.testing.assert_allclose(later, [said[word] / said.total() for word in BACKGROUND.words])
