@@ -144,8 +144,10 @@ HEADER = ["protected", "releases", "composition", "epsilon", "delta"]
 class PrivacyStatement:
     """What the same noise says to the paper, to an utterance, and to a client.
 
-    `utterance`: sensitivity to one utterance (`utterance_sensitivity`); `client`: the cap, infinite
-    without one. `rounds` releases are composed: the caches are cumulative, so all of them carry the unit.
+    `utterance`: sensitivity to one utterance of uncapped counts (`utterance_sensitivity`); `client`: the cap,
+    infinite without one. Under a cap one utterance more rescales all the client's words and rounds them anew,
+    so it counts as a client that is replaced: twice the cap. `rounds` releases are composed: the caches are
+    cumulative, so all of them carry the unit.
     """
 
     mechanism: Mechanism
@@ -158,7 +160,8 @@ class PrivacyStatement:
         word = self.mechanism.loss_at(1.0)
         needs = self.delta if isinstance(word, GaussianLoss) else 0.0
         paper = Claim("one word, one utterance (the paper's claim)", 1, "none", word.epsilon(needs), needs)
-        units = (("one utterance", self.utterance), ("one client", self.client))
+        utterance = self.utterance if math.isinf(self.client) else 2 * self.client
+        units = (("one utterance", utterance), ("one client", self.client))
         return [paper, *(claim for unit, size in units for claim in self._totals(unit, size))]
 
     def rows(self) -> list[list[str]]:

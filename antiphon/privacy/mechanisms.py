@@ -11,7 +11,8 @@ neighbours, with one unit added or removed:
 | one client               | the cap: l1 for Laplace, l2 for Gaussian noise   | client: `CapL1`, `CapL2` |
 
 A cap holds whatever was said, and however often. Utterance level holds only where counts come from first-pass
-lists: lists re-ranked by a model that has learnt from earlier utterances carry those into later counts.
+lists: lists re-ranked by a model that has learnt from earlier utterances carry those into later counts. And
+only without a cap: scaling moves all words of a client when one is added.
 
 All counts are multiples of `step`, a power of two, so that sums of them are exact and noise can be drawn over
 integers (`noise`). Clients round towards zero after capping, which never lengthens a vector. Rounding on the

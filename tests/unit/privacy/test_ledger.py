@@ -79,12 +79,18 @@ def test_a_resumed_ledger_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
 
 def test_the_papers_claim_stands_beside_the_honest_total() -> None:
     longest = utterance_sensitivity(24, [1.0])
-    statement = PrivacyStatement(Laplace(1.0, 0.5), rounds=10, utterance=longest, client=100.0)
+    statement = PrivacyStatement(Laplace(1.0, 0.5), rounds=10, utterance=longest)
     found = {(c.unit.split(" (")[0], c.composition): c.epsilon for c in statement.claims()}
     assert found[("one word, one utterance", "none")] == 0.5
     assert found[("one utterance", "basic")] == pytest.approx(24 * 0.5 * 10)
-    assert found[("one client", "basic")] == pytest.approx(100 * 0.5 * 10)
     assert all(len(row) == len(HEADER) for row in statement.rows())
+
+
+def test_under_a_cap_an_utterance_counts_as_a_client_that_is_replaced() -> None:
+    statement = PrivacyStatement(Laplace(100.0, 0.2), rounds=10, utterance=24.0, client=100.0)
+    found = {(c.unit, c.composition): c.epsilon for c in statement.claims()}
+    assert found[("one client", "basic")] == pytest.approx(2.0)
+    assert found[("one utterance", "basic")] == pytest.approx(4.0)
 
 
 def test_without_a_cap_a_client_is_not_protected_at_all() -> None:

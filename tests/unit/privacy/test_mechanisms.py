@@ -72,6 +72,19 @@ def test_no_utterance_moves_rounded_counts_further_than_its_sensitivity(weights:
     assert 0.85 * bound <= furthest <= bound
 
 
+def test_under_a_cap_an_utterance_moves_counts_further_than_it_is_long_but_not_twice_the_cap() -> None:
+    """Scaling to an l1 norm takes from all other words what it gives to new ones."""
+    cap, said = CapL1(8.0, step=2.0**-20), counts(8.0, 0.0, 0.0)
+    gap = float((cap(said + counts(0.0, 1.0, 0.0)) - cap(said)).abs().sum())
+    assert gap == pytest.approx(16 / 9, abs=1e-4)  # 1 - 8/9 of the old word's 8 is lost, as much is won
+    furthest = max(
+        float((CapL1(2.0)(counts(*one)) - CapL1(2.0)(counts(*other))).abs().sum())
+        for one in itertools.product((0.0, 1.0, 9.0), repeat=3)
+        for other in itertools.product((0.0, 1.0, 9.0), repeat=3)
+    )
+    assert furthest == 4.0
+
+
 def test_the_papers_sensitivity_is_that_of_one_word_said_once_and_no_more() -> None:
     once, twice = np.array([1.0, 1.0, 1.0]), np.array([0.0, 2.0, 0.0])  # two utterances
     assert np.abs(once).max() == 1  # for each word on its own: eq. 9
