@@ -6,7 +6,7 @@ Adding a floating-point Laplace or Gaussian variable to a count is not private: 
 depends on the count, so a single output can give it away (Mironov, "On significance of the least
 significant bits for differential privacy", CCS 2012). Here nothing is a float: counts are integers (steps of
 a grid, see `mechanisms`), noise is an integer with exactly the stated probability, and every acceptance is
-decided by comparing integers. All words of a vocabulary are drawn at once: 100,000 of them take 0.2 s.
+decided by comparing integers. All words of a vocabulary are drawn at once: 100,000 of them take 0.1 to 0.3 s.
 
 | symbol | here                                                              |
 | ------ | ----------------------------------------------------------------- |
@@ -95,30 +95,38 @@ def _bernoulli_exp_fraction(words: Words, numerators: np.ndarray, denominator: i
 def discrete_laplace(words: Words, scale: int, number: int) -> np.ndarray:
     """Integers with P(x) ∝ exp(−|x|/scale), independent (algorithm 2). [number]"""
     _check(scale)
-    noise = np.empty(number, dtype=np.int64)
-    missing = np.arange(number)
-    while missing.size:
-        low = uniform_below(words, scale, missing.size)
-        negative = uniform_below(words, 2, missing.size) == 1
+
+    def propose(size: int) -> tuple[np.ndarray, np.ndarray]:
+        low = uniform_below(words, scale, size)
+        negative = uniform_below(words, 2, size) == 1
         kept = bernoulli_exp(words, low, scale)
-        size = low + scale * _geometric(words, missing.size)
-        kept &= ~(negative & (size == 0))  # or zero would be twice as probable as it should be
-        noise[missing[kept]] = np.where(negative, -size, size)[kept]
-        missing = missing[~kept]
-    return noise
+        sizes = low + scale * _geometric(words, size)
+        kept &= ~(negative & (sizes == 0))  # or zero would be twice as probable as it should be
+        return np.where(negative, -sizes, sizes), kept
+
+    return _first_kept(propose, number)
 
 
 def discrete_gaussian(words: Words, scale: int, number: int) -> np.ndarray:
     """Integers with P(x) ∝ exp(−x²/2·scale²), independent (algorithm 3). [number]"""
     _check(scale)
-    noise = np.empty(number, dtype=np.int64)
-    missing = np.arange(number)
-    while missing.size:
-        proposed = discrete_laplace(words, scale, missing.size)
-        kept = bernoulli_exp(words, (np.abs(proposed) - scale) ** 2, 2 * scale**2)
-        noise[missing[kept]] = proposed[kept]
-        missing = missing[~kept]
-    return noise
+
+    def propose(size: int) -> tuple[np.ndarray, np.ndarray]:
+        proposed = discrete_laplace(words, scale, size)
+        return proposed, bernoulli_exp(words, (np.abs(proposed) - scale) ** 2, 2 * scale**2)
+
+    return _first_kept(propose, number)
+
+
+def _first_kept(propose: Callable[[int], tuple[np.ndarray, np.ndarray]], number: int) -> np.ndarray:
+    """The first `number` of independent proposals that are kept: about half of them are."""
+    found: list[np.ndarray] = []
+    missing = number
+    while missing > 0:
+        proposed, kept = propose(2 * missing + 16)
+        found.append(proposed[kept][:missing])
+        missing -= len(found[-1])
+    return np.concatenate([np.zeros(0, dtype=np.int64), *found])
 
 
 def _geometric(words: Words, number: int) -> np.ndarray:
