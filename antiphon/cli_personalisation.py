@@ -89,12 +89,14 @@ def personalize_command(
     """Language models that learn every client's words: word error rates round by round, client by client."""
     grid = Grid(*(_floats(name, text) for name, text in
                   (("--alpha", alpha), ("--beta", beta), ("--lambda", lam), ("--sigma", sigma))))  # fmt: skip
-    numbers = sorted(int(number) for number in _floats("--rounds", rounds))
+    numbers = sorted(_wholes("--rounds", rounds))
     schedule = Schedule(numbers[-1], every_utterance, cohort)
     protections = [read_protection(text, cap) for text in private]
     populations = [int(number) for number in _floats("--population", population)]
     models = dict(named_model(text) for text in lm)
     adapt = adapt or next(iter(models), "")
+    if not adapt:
+        raise ValueError("there is nothing to adapt: name a model (--lm) or a part of the lists (--adapt lm)")
     entries = [replace(entry, hypotheses=entry.hypotheses[:depth]) for entry in read_nbest(nbest)]
     spoken = {word for entry in entries for h in entry.hypotheses for word in h.text.split()}
     unigram = estimate_unigram(sentences_of(background), spoken)
@@ -108,6 +110,8 @@ def personalize_command(
             "[yellow]settings are found on lists that are scored: error rates flatter them[/]"
         )
     screen.console.print(listed("weights of the second pass", weights))
+    if not weights.get(adapt):
+        screen.console.print(f"[yellow]{adapt} has no weight: adapting it changes nothing[/]")
     with screen.bar("settings") as progress:
         mixture = search_grid(
             Federation.of(heldout.entries, unigram, client, before),
@@ -147,6 +151,13 @@ def _floats(option: str, text: str) -> tuple[float, ...]:
     except ValueError:
         raise ValueError(f"{option} takes numbers such as 0.5 or 0.25,0.5, not {text!r}") from None
     return found
+
+
+def _wholes(option: str, text: str) -> list[int]:
+    numbers = _floats(option, text)
+    if any(number != int(number) for number in numbers):
+        raise ValueError(f"{option} takes whole numbers, not {text!r}")
+    return [int(number) for number in numbers]
 
 
 def _of_splits(lists: Lists, splits: Sequence[str]) -> Lists:

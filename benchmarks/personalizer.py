@@ -33,6 +33,7 @@ from antiphon.models.unigram import Unigram, estimate_unigram
 
 DEPTH, LENGTH, CHANGED = 20, 12, 3
 GOAL = 1.0  # milliseconds
+REPEATS = 3
 
 
 def random_texts(generator: np.random.Generator, words: list[str], number: int) -> list[str]:
@@ -53,9 +54,13 @@ def random_list(generator: np.random.Generator, words: list[str], number: int) -
 
 
 def milliseconds(action: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    action()
-    return 1000 * (time.perf_counter() - began)
+    """The shortest of a few times: others use the machine."""
+    times = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        action()
+        times.append(1000 * (time.perf_counter() - began))
+    return min(times)
 
 
 def rank_plainly(lm: SentenceModel, entry: NBest) -> NBest:
@@ -77,7 +82,9 @@ def measure(lm: SentenceModel, background: Unigram, lists: list[NBest], num_said
     for entry in lists:
         plain.append(milliseconds(partial(rank_plainly, lm, entry)))
         adapted.append(milliseconds(partial(device.rescore, entry)))
+        known = device.marginals
         observing.append(milliseconds(partial(device.observe, entry)))
+        device.marginals = known  # the cache stays as large as it was meant to be
     added = [more - less for more, less in zip(adapted, plain, strict=True)]
     return {
         "vocabulary": background.size,

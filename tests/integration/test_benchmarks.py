@@ -148,3 +148,43 @@ def test_a_planted_word_is_found_without_noise_and_the_bounds_follow_from_epsilo
     assert paper["epsilon"] == 4  # two rounds
     assert paper["bound_of_claim"] == pytest.approx(0.8808, abs=1e-4)
     assert paper["bound"] == pytest.approx(0.9820, abs=1e-4)
+
+
+def test_a_personalised_second_pass_is_timed(tmp_path: Path) -> None:
+    found = run_quickly("personalizer", tmp_path)
+    assert found["cache_bytes"] == 12 * found["words_said"]
+    assert found["hypotheses"] == 20
+    assert found["plain_ms"] > 0
+
+
+def test_perplexity_falls_where_meetings_repeat_their_words(tmp_path: Path) -> None:
+    rows = [
+        {
+            "id": f"{meeting}{number}",
+            "meeting": meeting,
+            "split": split,
+            "text": f"the {meeting} is a {meeting}",
+        }
+        for meeting, split in (
+            ("fog", "pool"),
+            ("dog", "heldout"),
+            ("log", "heldout"),
+            ("hat", "test"),
+            ("cat", "test"),
+        )
+        for number in range(160)
+    ]
+    (tmp_path / "meetings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "books.txt").write_text("the fog is a dog\nthe dog is a log\na hat is the cat\n" * 10)
+    options = [str(tmp_path / "meetings.jsonl"), "--background", str(tmp_path / "books.txt"), "--quick"]
+    command = [sys.executable, str(BENCHMARKS / "marginal_perplexity.py"), *options, "--out", str(tmp_path)]
+    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    found = json.loads((tmp_path / "marginal_perplexity.json").read_text())
+    assert (
+        found["command"]
+        == "python benchmarks/marginal_perplexity.py meetings.jsonl --background books.txt --quick"
+    )
+    assert found["unknown"] == 0
+    for ways in found["backgrounds"].values():
+        assert ways["own"]["perplexity"] < ways["background"]["perplexity"]
+        assert ways["own"]["meetings_better"] == 2

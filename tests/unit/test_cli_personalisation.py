@@ -89,6 +89,7 @@ def test_a_part_of_the_lists_can_be_what_is_adapted(command, files):
         (("--split", "train"), "no lists of split 'train'"),
         (("--client", "colour"), "not by 'colour'"),
         (("--rounds", "-1"), "rounds and cohort"),
+        (("--rounds", "1.5"), "--rounds takes whole numbers"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(command, files, more, message):
@@ -145,3 +146,11 @@ def test_clients_of_before_cost_one_more_release(command, files):
     rows = json.loads((files / "out" / "private.json").read_text())["rows"]
     assert {claim["rounds"] for row in rows for claim in row["claims"]} == {1, 3}
     assert re.search(r"gaussian, ε 2 +4 ", result.output)
+
+
+def test_what_is_to_be_adapted_has_to_be_named_and_to_weigh_something(command, files):
+    with pytest.raises(ValueError, match="nothing to adapt"):
+        command(files / "lists.jsonl", "--background", files / "text.txt")
+    result = command(files / "lists.jsonl", "--background", files / "text.txt", "--adapt", "lm")
+    assert "lm has no weight: adapting it changes nothing" in result.output
+    assert "settings are found on lists that are scored" in result.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from antiphon.algorithms.fmp import MARGINAL, Fmp, FmpState, background_params
 from antiphon.clients.marginals import MarginalWorker
 from antiphon.core import Pool, Task, Worker
 from antiphon.decoding.cache import Cache
+from antiphon.engine import Engine, Rounds, sample_cohort
 from antiphon.pools.local import LocalPool
 from antiphon.privacy.release import Released
 
@@ -192,6 +194,26 @@ def test_processes_agree_with_one_to_the_bit_when_ordered() -> None:
     alone, _ = Fmp().round(begin(Fmp()), list(COUNTS), LocalPool(worker()))
     together, _ = Fmp().round(begin(Fmp()), list(COUNTS), Twins(worker(), ordered=True))
     assert_same(together, alone)
+
+
+def test_the_engine_draws_cohorts_journals_and_resumes(tmp_path: Path) -> None:
+    def run(folder: Path, total: int, resume: bool = False) -> FmpState:
+        rounds = Rounds(total=total, cohort=2)
+        engine = Engine(Fmp(decay=0.5), LocalPool(worker()), list(COUNTS), rounds, folder, seed=5)
+        state = engine.run(background_params(BACKGROUND), resume).state
+        assert isinstance(state, FmpState)
+        return state
+
+    straight = run(tmp_path / "straight", 4)
+    run(tmp_path / "stopped", 2)
+    assert_same(run(tmp_path / "stopped", 4, resume=True), straight)
+    expected = torch.zeros(SIZE, dtype=torch.float64)
+    for number in range(4):
+        cohort = sample_cohort(sorted(COUNTS), 2, 5, number)
+        expected = 0.5 * expected + sum(torch.tensor(COUNTS[name], dtype=torch.float64) for name in cohort)
+    torch.testing.assert_close(straight.params[MARGINAL], expected / expected.sum())
+    entries = (tmp_path / "straight" / "journal.jsonl").read_text().splitlines()
+    assert json.loads(entries[-1])["metrics"]["mass"] == pytest.approx(float(expected.sum()))
 
 
 # --- Refusals -------------------------------------------------------------------------------------
