@@ -22,12 +22,15 @@ from antiphon.cli_decoding import (
     percent,
     sentences_of,
 )
+from antiphon.cli_private import show_private
 from antiphon.decoding.adaptation import Mixture
 from antiphon.decoding.hypothesis import read_nbest
 from antiphon.decoding.rescoring import Lists, tabulate, tune
 from antiphon.models.unigram import estimate_unigram
+from antiphon.privacy.noise import Secure, Seeded
 from antiphon.recipes.personalisation import Federation, Grid, Schedule, SecondPass, search_grid
 from antiphon.recipes.personalised import BASELINE, ORACLE, Row, Trial, described, write_results
+from antiphon.recipes.private import read_protection
 
 
 def personalize_command(
@@ -67,6 +70,20 @@ def personalize_command(
         bool, typer.Option(help="A client's own words count at once, not only after the round.")
     ] = False,
     cohort: Annotated[int, typer.Option(min=0, help="Clients that report in a round; 0 for all.")] = 0,
+    private: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NOISE=ε,…", help="Once more under noise: paper, laplace or gaussian. Repeatable."
+        ),
+    ] = [],
+    cap: Annotated[
+        float | None, typer.Option(help="Words a client may add: l1 for laplace (100), l2 for gaussian (20).")
+    ] = None,
+    population: Annotated[
+        str, typer.Option(metavar="K,…", help="Noise as if each client were so many who speak alike.")
+    ] = "1",
+    noise_seeds: Annotated[int, typer.Option(min=1, help="Draws of noise to average over.")] = 3,
+    secure: Annotated[bool, typer.Option(help="Noise of the operating system, not of seeds.")] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for results.json and clients.svg.")] = None,
 ) -> None:
     """Language models that learn every client's words: word error rates round by round, client by client."""
@@ -74,6 +91,8 @@ def personalize_command(
                   (("--alpha", alpha), ("--beta", beta), ("--lambda", lam), ("--sigma", sigma))))  # fmt: skip
     numbers = sorted(_wholes("--rounds", rounds))
     schedule = Schedule(numbers[-1], every_utterance, cohort)
+    protections = [read_protection(text, cap) for text in private]
+    populations = [int(number) for number in _floats("--population", population)]
     models = dict(named_model(text) for text in lm)
     adapt = adapt or next(iter(models), "")
     if not adapt:
@@ -106,6 +125,9 @@ def personalize_command(
     federation = Federation.of(scored.entries, unigram, client, before)
     trial = Trial(federation, SecondPass(scored, weights, adapt), schedule)
     _show(trial, mixture, numbers, out)
+    if protections:
+        sources = [Secure() if secure else Seeded(seed) for seed in range(noise_seeds)]
+        show_private(trial, mixture, protections, populations, sources, out)
 
 
 def _show(trial: Trial, mixture: Mixture, rounds: Sequence[int], out: Path | None) -> None:

@@ -21,28 +21,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from antiphon.core import Metrics, Pool, Report, ServerState, Task, Tensors
+from antiphon.core import Metrics, Pool, Report, ServerState, Task, Tensors, Update
+from antiphon.privacy.release import Release
 
 MARGINAL = "marginal"  # the kind of task, and the name of its tensor
 PSEUDO_COUNT = "pseudo_count"
 
 
-class Release(Protocol):
-    """Turns pooled counts [words] of a round into counts fit to be published: noised, none negative."""
-
-    def __call__(self, counts: Tensor, round: int) -> Tensor: ...
-
-
 @dataclass(frozen=True)
 class FmpState(ServerState):
-    """mass: the pseudo-count that q̄ stands for; 0 while it is still the background."""
+    """mass: the pseudo-count that q̄ stands for; 0 while it is still the background.
+
+    released: what the release remembers: noised counts and what was spent on them.
+    """
 
     mass: float = 0.0
+    released: Any = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,10 @@ class Fmp:
     def __post_init__(self) -> None:
         if not 0 <= self.decay <= 1:
             raise ValueError(f"decay must be between 0 (forget) and 1 (keep everything), got {self.decay}")
+        if self.decay and self.release is not None:
+            raise ValueError(
+                "decay would keep noised counts and add others to them: use one of decay and release"
+            )
 
     def init(self, params: Tensors) -> FmpState:
         """params: {"marginal": u [words]}."""
@@ -70,15 +73,22 @@ class Fmp:
     def round(self, state: FmpState, cohort: Sequence[str], pool: Pool) -> tuple[FmpState, Metrics]:
         before = state.params[MARGINAL]
         update = pool.reduce(self._task(before), cohort, by_pseudo_count)
+        counts, num_clients = self._pooled(update, before), len(update.reports)
+        if self.release is not None:  # of an empty round as well: that it was empty is nobody's business
+            released = self.release(counts, state.round, state.released)
+            state = replace(self._with(state, released.counts), released=released.memory)
+            return state, {"mass": state.mass, "num_clients": num_clients, **released.metrics}
         if update.is_empty:
             return replace(state, round=state.round + 1), {"mass": state.mass, "num_clients": 0}
-        mean = update.mean[MARGINAL] + before if self.differences else update.mean[MARGINAL]
-        counts = mean * math.exp(update.log_weight)
-        if self.release is not None:
-            counts = self.release(counts, state.round)
         counts = counts + self.decay * state.mass * before
-        metrics = {"mass": float(counts.sum()), "num_clients": len(update.reports)}
-        return self._with(state, counts), metrics
+        return self._with(state, counts), {"mass": float(counts.sum()), "num_clients": num_clients}
+
+    def _pooled(self, update: Update, before: Tensor) -> Tensor:
+        """Σ c_i q_i."""
+        if update.is_empty:
+            return torch.zeros_like(before)
+        mean = update.mean[MARGINAL] + before if self.differences else update.mean[MARGINAL]
+        return mean * math.exp(update.log_weight)
 
     def _task(self, before: Tensor) -> Task:
         tensors = {MARGINAL: before} if self.differences else {}  # clients that send all of q need nothing

@@ -118,6 +118,10 @@ class Federation:
             cache = cache.observed(entry, self.background.encode, sigma)
         return cache
 
+    def num_releases(self, schedule: Schedule) -> int:
+        """How often q̄ is published: once more where clients were there before the first group."""
+        return schedule.rounds + bool(self.earlier)
+
     def _cohort(self, schedule: Schedule, number: int) -> list[str]:
         names = sorted([*self.clients, *self.earlier])
         return sample_cohort(names, schedule.cohort, schedule.seed, number) if schedule.cohort else names

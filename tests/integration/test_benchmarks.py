@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -116,6 +117,37 @@ def test_the_transducer_s_loss_is_the_same_with_and_without_the_whole_lattice_in
 ) -> None:
     found = run_quickly("rnnt", tmp_path)
     assert found["from"]["joint"]["differences"]["whole"]["gradients"] < 1e-5
+
+
+def test_a_planted_word_is_found_without_noise_and_the_bounds_follow_from_epsilon(tmp_path: Path) -> None:
+    said = {"heldout": ["h1"], "pool": ["p1", "p2", "p3"]}
+    lines = [
+        json.dumps({"split": split, "meeting": meeting, "text": f"we said {meeting} {number}"})
+        for split, meetings in said.items()
+        for meeting in meetings
+        for number in range(4)
+    ]
+    with gzip.open(tmp_path / "utterances.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "canary.py"),
+        str(tmp_path),
+        "--quick",
+        "--out",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "canary.json").read_text())
+    assert found.keys() >= PROVENANCE
+    assert found["clients"] == 3
+    plain = [case for case in found["cases"] if case["noise"] == "none"]
+    assert [case["published"]["rate"] for case in plain] == [1.0, 1.0]
+    paper = next(case for case in found["cases"] if case["noise"] == "eq. 9" and case["claimed"] == 2)
+    assert paper["epsilon"] == 4  # two rounds
+    assert paper["bound_of_claim"] == pytest.approx(0.8808, abs=1e-4)
+    assert paper["bound"] == pytest.approx(0.9820, abs=1e-4)
 
 
 def test_a_personalised_second_pass_is_timed(tmp_path: Path) -> None:

@@ -85,6 +85,14 @@ def test_the_script_of_the_new_algorithm_compares_it(
         assert 0 < entry["metrics"]["scale"] <= 1
 
 
+def test_the_private_server_spends_its_budget_and_stops(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "private_marginals.py"))
+    *rounds, stopped = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in rounds] == ["round 1", "round 2", "round 3"]
+    assert rounds[-1].endswith("epsilon 2.00 of 2.0 spent")
+    assert stopped.startswith("the privacy budget allows no further release: 3 releases")
+
+
 def test_the_settings_file_changes_its_recipe_and_nothing_unknown() -> None:
     settings = yaml.safe_load((EXAMPLES / "small.yaml").read_text())
     experiment = config.overlay(RECIPES[settings["recipe"]](), settings)

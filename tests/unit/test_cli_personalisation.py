@@ -103,6 +103,51 @@ def test_lists_without_scores_are_refused_by_their_line(command, files):
         command(files / "bad.jsonl", "--background", files / "text.txt", "--adapt", "score")
 
 
+def test_noise_has_a_table_with_the_papers_claim_and_the_honest_totals(command, files):
+    noise = ("--private", "paper=1000", "--private", "gaussian=2", "--private", "laplace=0.5", "--cap", "2")
+    mixed = ("--alpha", "0.25", "--beta", "0.5", "--rounds", "2", "--noise-seeds", "2")
+    result = command(*options(files, *mixed, *noise, "--out", files / "out"))
+    assert result.exit_code == 0
+    found = json.loads((files / "out" / "private.json").read_text())["rows"]
+    assert [(row["name"], row["epsilon"], len(row["rates"])) for row in found] == [
+        ("paper", 1000.0, 2),
+        ("gaussian", 2.0, 2),
+        ("laplace", 0.5, 2),
+    ]
+    assert found[0]["rates"] == [0.0, 0.0]  # noise of a thousandth of a word, rounded up to a step
+    totals = {
+        row["name"]: {c["unit"]: c["epsilon"] for c in row["claims"] if c["composition"] == "renyi"}
+        for row in found
+    }
+    assert "one client" not in totals["paper"]  # nothing bounds what a client adds
+    assert totals["gaussian"]["one client"] == pytest.approx(2.0, rel=0.01)
+    assert re.search(r"laplace, ε 0\.5 +2 .* 0\.5 *$", result.output, re.MULTILINE)
+    assert re.search(r"paper, ε 1000 +2 .* ∞ *$", result.output, re.MULTILINE)
+
+
+def test_a_population_divides_the_noise_and_not_the_claim(command, files):
+    noise = ("--private", "gaussian=2", "--cap", "2", "--population", "1,1000000")
+    command(*options(files, "--rounds", "2", *noise, "--noise-seeds", "1", "--out", files / "out"))
+    one, many = json.loads((files / "out" / "private.json").read_text())["rows"]
+    assert many["rates"] == [0.0]
+    assert many["claims"][-1]["epsilon"] == pytest.approx(one["claims"][-1]["epsilon"], rel=0.02)
+
+
+@pytest.mark.parametrize("text", ["salt=1", "paper", "laplace=much"])
+def test_unknown_noise_is_refused(command, files, text):
+    with pytest.raises(ValueError, match="--private"):
+        command(*options(files, "--rounds", "2", "--private", text))
+
+
+def test_clients_of_before_cost_one_more_release(command, files):
+    noise = ("--private", "gaussian=2", "--private", "laplace=2", "--earlier", "heldout")
+    result = command(*options(files, "--rounds", "2", *noise, "--noise-seeds", "1", "--out", files / "out"))
+    assert result.exit_code == 0  # a budget for two releases would have stopped the third
+    rows = json.loads((files / "out" / "private.json").read_text())["rows"]
+    assert {claim["rounds"] for row in rows for claim in row["claims"]} == {1, 3}
+    assert re.search(r"gaussian, ε 2 +4 ", result.output)
+
+
 def test_what_is_to_be_adapted_has_to_be_named_and_to_weigh_something(command, files):
     with pytest.raises(ValueError, match="nothing to adapt"):
         command(files / "lists.jsonl", "--background", files / "text.txt")

@@ -20,6 +20,7 @@ TOP = {
     "cli_decoding",
     "cli_personalisation",
     "cli_pruning",
+    "cli_private",
     "cli_scoring",
     "screen",
     "workers",
@@ -39,6 +40,7 @@ MAY_SEE = {
     "measure": {"core", "weighting"},
     "kept": {"core", "config"},
     "prunable": {"core", "kept"},
+    "privacy": {"core", "seeding"},
     "algorithms": {
         "core",
         "seeding",
@@ -50,6 +52,7 @@ MAY_SEE = {
         "clipping",
         "kept",
         "prunable",
+        "privacy",
     },
     "data": {"core", "seeding"},
     "models": {"core", "seeding", "data", "kept", "prunable"},
@@ -72,6 +75,7 @@ EXTRAS = {
     "mpi4py",
     "transformers",
     "peft",
+    "dp_accounting",
 }
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 

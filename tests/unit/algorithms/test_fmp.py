@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from antiphon.core import Pool, Task, Worker
 from antiphon.decoding.cache import Cache
 from antiphon.engine import Engine, Rounds, sample_cohort
 from antiphon.pools.local import LocalPool
+from antiphon.privacy.release import Released
 
 SIZE = 4
 COUNTS = {"a": [0, 2, 0, 0], "b": [0, 1, 3, 0], "c": [1, 0, 0, 1]}
@@ -126,8 +128,8 @@ def test_clients_who_said_nothing_are_left_out_and_a_round_of_them_changes_nothi
 class AddRound:
     """Counts that are known to have passed through here."""
 
-    def __call__(self, counts: Tensor, round: int) -> Tensor:
-        return counts + 2.0 * (round + 1)
+    def __call__(self, counts: Tensor, round: int, memory: Mapping[str, Any] | None) -> Released:
+        return Released(counts + 2.0 * (round + 1), {"before": memory}, {"epsilon": 0.5})
 
 
 def test_what_is_released_are_pooled_counts_of_the_round() -> None:
@@ -135,13 +137,13 @@ def test_what_is_released_are_pooled_counts_of_the_round() -> None:
     assert values(state) == pytest.approx([3 / 16, 5 / 16, 5 / 16, 3 / 16])
     assert metrics["mass"] == pytest.approx(16.0)
     state, metrics = Fmp(release=AddRound()).round(state, list(COUNTS), LocalPool(worker()))
-    assert metrics["mass"] == pytest.approx(8 + 4 * SIZE)
+    assert metrics == {"mass": pytest.approx(8 + 4 * SIZE), "num_clients": 3, "epsilon": 0.5}
+    assert state.released == {"before": {"before": None}}
 
 
 def test_a_release_of_nothing_leaves_the_marginal_as_it_was() -> None:
-    state, _ = Fmp(release=lambda counts, round: counts * 0).round(
-        begin(Fmp()), list(COUNTS), LocalPool(worker())
-    )
+    nothing = Fmp(release=lambda counts, round, memory: Released(counts * 0, {}, {}))
+    state, _ = nothing.round(begin(Fmp()), list(COUNTS), LocalPool(worker()))
     assert values(state) == BACKGROUND
     assert state.round == 1
 
