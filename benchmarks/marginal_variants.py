@@ -2,11 +2,12 @@
 
     python benchmarks/marginal_variants.py LISTS.jsonl.gz --lm MODEL --background books.tsv.gz
 
-Meetings of --split are cut into halves at random, several times. Settings (the weight of a word, then α, β
-and λ) are found on one half and scored on the other, both ways round; each half is a federation of its own.
-The recogniser's own model and the one that is adapted weigh 0.5 each, as in the paper. Rows: the paper;
-words counted by the agreement of hypotheses; a client's own words at once; the meetings of the other half
-there before; and these together.
+Meetings of --split are cut into halves at random, several times; those whose names differ in the last letter
+alone are a series, the same people on the same matter, and stay together. Settings (the weight of a word,
+then α, β and λ) are found on one half and scored on the other, both ways round; each half is a federation
+of its own. The recogniser's own model and the one that is adapted weigh 0.5 each, as in the paper. Rows: the
+paper; words counted by the agreement of hypotheses; a client's own words at once; the meetings of the other
+half there before; and these together.
 """
 
 from __future__ import annotations
@@ -82,12 +83,14 @@ class Halves:
 
 def halvings(entries: Sequence[NBest], number: int) -> list[tuple[list[int], list[int]]]:
     """Places of the lists of two halves of the meetings, and of the same the other way round."""
-    names = np.array(sorted({str(entry.session) for entry in entries}))
+    series = np.array([str(entry.session)[:-1] for entry in entries])
+    names, sizes = np.unique(series, return_counts=True)
     generator, found = np.random.default_rng(0), []
     for _ in range(number):
-        half = set(generator.permutation(names)[: len(names) // 2].tolist())
-        one, other = ([i for i, e in enumerate(entries) if (e.session in half) == inside]
-                      for inside in (True, False))  # fmt: skip
+        order = generator.permutation(len(names))
+        first = names[order][np.cumsum(sizes[order]) <= len(entries) / 2]
+        inside = np.isin(series, first)
+        one, other = np.flatnonzero(inside).tolist(), np.flatnonzero(~inside).tolist()
         found += [(one, other), (other, one)]
     return found
 
@@ -99,7 +102,7 @@ def main() -> None:
     parser.add_argument("--background", type=Path, required=True, help="text that it was made of")
     parser.add_argument("--split", nargs="+", default=["heldout", "pool"])
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--halvings", type=int, default=4)
+    parser.add_argument("--halvings", type=int, default=6)
     parser.add_argument("--depth", type=int, default=20)
     arguments = parser.parse_args()
     entries = [replace(entry, hypotheses=entry.hypotheses[: arguments.depth])
