@@ -65,6 +65,10 @@ def personalize_command(
     lam: Annotated[str, typer.Option("--lambda", help="Exponents to try.")] = "0.25,0.5,0.75,1,1.5,2,2.5,3",
     sigma: Annotated[str, typer.Option(help="Widths of the weights by rank to try.")] = "0.1,1,5",
     smoothing: Annotated[float, typer.Option(help="Share of the background in both.")] = 0.1,
+    agreement: Annotated[
+        float,
+        typer.Option(min=0, help="Words count by the share of hypotheses that have them, to this power."),
+    ] = 0.0,
     depth: Annotated[int, typer.Option(min=1, help="Hypotheses of a list that are used.")] = 20,
     every_utterance: Annotated[
         bool, typer.Option(help="A client's own words count at once, not only after the round.")
@@ -112,9 +116,13 @@ def personalize_command(
     screen.console.print(listed("weights of the second pass", weights))
     if not weights.get(adapt):
         screen.console.print(f"[yellow]{adapt} has no weight: adapting it changes nothing[/]")
+
+    def federation_of(lists: Lists) -> Federation:
+        return replace(Federation.of(lists.entries, unigram, client, before), agreement=agreement)
+
     with screen.bar("settings") as progress:
         mixture = search_grid(
-            Federation.of(heldout.entries, unigram, client, before),
+            federation_of(heldout),
             SecondPass(heldout, weights, adapt),
             schedule,
             grid,
@@ -122,8 +130,7 @@ def personalize_command(
             progress,
         )
     screen.console.print(f"settings: {described(mixture)}")
-    federation = Federation.of(scored.entries, unigram, client, before)
-    trial = Trial(federation, SecondPass(scored, weights, adapt), schedule)
+    trial = Trial(federation_of(scored), SecondPass(scored, weights, adapt), schedule)
     _show(trial, mixture, numbers, out)
     if protections:
         sources = [Secure() if secure else Seeded(seed) for seed in range(noise_seeds)]

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from antiphon.core import Tensors
-from antiphon.data.batches import Batch, plan_batches
+from antiphon.data.batches import Batch, Utterances, plan_batches
 from antiphon.data.feeding import Feeder, feeder, sent
-from antiphon.data.store import FeatureStore
 from antiphon.data.tokens import Tokens
 from antiphon.kept import Kept, shrink
 from antiphon.local import LocalTraining
@@ -45,7 +44,7 @@ class Bench:
 
     def __init__(
         self,
-        store: FeatureStore,
+        store: Utterances,
         tokens: Tokens,
         model: Model,
         base: Tensors,

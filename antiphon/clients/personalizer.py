@@ -51,6 +51,7 @@ class Personalizer:
     lam: float = 0.5
     sigma: float = 1.0
     smoothing: float = 0.1
+    agreement: float = 0.0
     weights: Mapping[str, float] = field(default_factory=lambda: {SCORE: 1.0, ADAPTED: 1.0})
     name: str = "this device"
     cap: Cap | None = None
@@ -83,7 +84,7 @@ class Personalizer:
 
     def observe(self, nbest: NBest) -> None:
         """Counts the words of a list, by rank (eq. 3): the first pass's list, or one that was rescored."""
-        own = self.marginals.own.observed(nbest, self.background.encode, self.sigma)
+        own = self.marginals.own.observed(nbest, self.background.encode, self.sigma, self.agreement)
         self.marginals = replace(self.marginals, own=own)
 
     def report(self, task: Task | None = None) -> Update:

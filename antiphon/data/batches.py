@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from antiphon.data.store import FeatureStore
-
 JITTER = 0.1  # lengths are drawn this far up or down before sorting: neighbours change every epoch
+
+
+class Utterances(Protocol):
+    """What batches are made of: a `FeatureStore`, or `Texts` alone. Arrays as they are described there."""
+
+    dim: int
+    frames_per_second: float
+    frames: np.ndarray
+    first_frame: np.ndarray
+    num_frames: np.ndarray
+    seconds: np.ndarray
+
+    def __len__(self) -> int: ...
+    def features(self, index: int) -> np.ndarray: ...
+    def text(self, index: int) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,7 @@ class Batch:
 
 
 def collate(
-    store: FeatureStore, indices: Sequence[int] | np.ndarray, encode: Callable[[str], list[int]]
+    store: Utterances, indices: Sequence[int] | np.ndarray, encode: Callable[[str], list[int]]
 ) -> Batch:
     """The utterances at `indices` of the store as one batch, texts encoded by `encode`.
 
@@ -99,7 +113,7 @@ def plan_batches(
 
 
 def unlabelled_batches(
-    store: FeatureStore, indices: np.ndarray, max_seconds: float
+    store: Utterances, indices: np.ndarray, max_seconds: float
 ) -> Iterator[tuple[np.ndarray, Batch]]:
     """Utterances to be recognised, from the shortest to the longest: indices, and a batch without texts."""
     for chosen in plan_batches(store.num_frames, indices, int(max_seconds * store.frames_per_second), None):

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from antiphon.data.batches import Batch, collate
-from antiphon.data.store import FeatureStore
+from antiphon.data.batches import Batch, Utterances, collate
 
 Encode = Callable[[str], list[int]]
 Item = TypeVar("Item")
@@ -30,7 +29,7 @@ class Feeder(Protocol):
     def one_by_one(self, plan: Iterable[np.ndarray]) -> Iterator[Batch]: ...
 
 
-def feeder(store: FeatureStore, encode: Encode, device: torch.device) -> Feeder:
+def feeder(store: Utterances, encode: Encode, device: torch.device) -> Feeder:
     """The fastest way for this store and device."""
     if device.type == "cuda":
         room = torch.cuda.get_device_properties(device).total_memory
@@ -42,7 +41,7 @@ def feeder(store: FeatureStore, encode: Encode, device: torch.device) -> Feeder:
 class Streamed:
     """Reads from the store for every batch; through pinned memory, without waiting, to a GPU."""
 
-    def __init__(self, store: FeatureStore, encode: Encode, device: torch.device) -> None:
+    def __init__(self, store: Utterances, encode: Encode, device: torch.device) -> None:
         self.store, self.encode, self.device = store, encode, device
 
     def __call__(self, places: np.ndarray) -> Batch:
@@ -62,7 +61,7 @@ class Streamed:
 class Resident:
     """All frames (float16) and tokens live on the device: a batch is one gather, and only places travel."""
 
-    def __init__(self, store: FeatureStore, encode: Encode, device: torch.device) -> None:
+    def __init__(self, store: Utterances, encode: Encode, device: torch.device) -> None:
         self.device = device
         self.frames = torch.from_numpy(store.frames.copy()).to(device)
         texts = [encode(store.text(place)) for place in range(len(store))]

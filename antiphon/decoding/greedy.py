@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from antiphon.data.batches import unlabelled_batches
-from antiphon.data.store import FeatureStore
+from antiphon.data.batches import Utterances, unlabelled_batches
 from antiphon.data.tokens import Tokens
 from antiphon.models.model import Model
 
@@ -17,7 +16,7 @@ BATCH_SECONDS = 240.0
 def recognise(
     model: Model,
     tokens: Tokens,
-    store: FeatureStore,
+    store: Utterances,
     indices: np.ndarray,
     device: torch.device | str = "cpu",
 ) -> dict[int, str]:

@@ -72,6 +72,7 @@ class Federation:
     words: tuple[WordsOfTexts, ...]  # of each list
     algorithm: Fmp = Fmp()
     cap: Cap | None = None
+    agreement: float = 0.0  # of hypotheses, in what clients count: see `decoding.cache`
 
     earlier: Mapping[str, tuple[NBest, ...]] = field(default_factory=dict)  # clients who are done, and report
 
@@ -108,19 +109,22 @@ class Federation:
                 for place in groups[name][group]:
                     at_hand = own if schedule.every_utterance else before
                     known[place] = Marginals(self.background, everyone=everyone, own=at_hand)
-                    own = own.observed(self.entries[place], self.background.encode, sigma)
+                    own = self._observed(own, self.entries[place], sigma)
                 caches[name] = own
         return [known[place] for place in range(len(self.entries))]
 
     def _cache(self, lists: Sequence[NBest], sigma: float) -> Cache:
         cache = Cache()
         for entry in lists:
-            cache = cache.observed(entry, self.background.encode, sigma)
+            cache = self._observed(cache, entry, sigma)
         return cache
 
     def num_releases(self, schedule: Schedule) -> int:
         """How often q̄ is published: once more where clients were there before the first group."""
         return schedule.rounds + bool(self.earlier)
+
+    def _observed(self, cache: Cache, entry: NBest, sigma: float) -> Cache:
+        return cache.observed(entry, self.background.encode, sigma, self.agreement)
 
     def _cohort(self, schedule: Schedule, number: int) -> list[str]:
         names = sorted([*self.clients, *self.earlier])

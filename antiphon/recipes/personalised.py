@@ -111,6 +111,7 @@ def write_results(
         "weights": dict(trial.second_pass.weights),
         "adapted": trial.second_pass.adapted,
         "mixture": asdict(mixture),
+        "agreement": trial.federation.agreement,
         "schedule": asdict(trial.schedule),
         "rows": [asdict(row) for row in rows],
         "clients": clients,

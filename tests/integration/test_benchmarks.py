@@ -13,9 +13,13 @@ from typing import Any
 import pytest
 from world import FRONTEND, MODELS, World
 
+from antiphon.data.tokens import Characters
+from antiphon.decoding.hypothesis import Hypothesis, NBest, write_nbest
 from antiphon.decoding.recognizer import Blueprint, Recognizer
 from antiphon.models.arpa import save_ngram
 from antiphon.models.kneser_ney import estimate
+from antiphon.models.neural_lm import NeuralLm
+from antiphon.models.transformer_lm import TransformerLmConfig
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROVENANCE = {"benchmark", "command", "date", "versions", "commit", "cores"}
@@ -195,3 +199,57 @@ def test_a_pruned_client_sends_and_gets_fewer_bytes(tmp_path: Path) -> None:
     found = run_quickly("pruning", tmp_path)["encoders"]["quick"]
     assert found["ratio"]["bytes_up"] == found["ratio"]["parameters"] < found["ratio"]["bytes_down"] < 0.62
     assert all(value > 0 for value in found["ratio"].values())
+
+
+BOOKS = "the cat sat\nthe dog sat\na dog sat on the mat\nthe cat ran\n" * 5
+
+
+def write_lists(folder: Path) -> None:
+    """Every meeting has a word of its own, heard right at first and then as "dog"; and a text about cats."""
+    (folder / "books.txt").write_text(BOOKS)
+    parts = {"lm": -5.0, "acoustic": -10.0}
+    lists = []
+    for split, word in (("heldout", "fog"), ("heldout", "bog"), ("test", "log"), ("test", "hog")):
+        clear = [Hypothesis(f"{word} the {word}", score=-1.0, parts=parts)]
+        unclear = [Hypothesis(f"the {heard} sat", score=-1.0, parts=parts) for heard in ("dog", word)]
+        for number, hypotheses in enumerate((clear, unclear, unclear)):
+            said = hypotheses[-1].text
+            lists.append(NBest(f"{word}{number}", tuple(hypotheses), said, session=word, split=split))
+    write_nbest(folder / "lists.jsonl", lists)
+
+
+def run_on_lists(name: str, folder: Path, *options: str) -> dict[str, Any]:
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), str(folder / "lists.jsonl"), *options]
+    command += ["--background", str(folder / "books.txt"), "--quick", "--out", str(folder)]
+    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    assert found.keys() >= PROVENANCE
+    return found
+
+
+def test_fine_tuning_stands_beside_marginals(tmp_path: Path) -> None:
+    write_lists(tmp_path)
+    config = TransformerLmConfig(8, num_layers=1, num_heads=2, feed_forward_dim=12)
+    tokens = Characters(" abcdefghijklmnopqrstuvwxyz")
+    model = config.build(0, tokens.size)
+    NeuralLm(config, tokens, model).save(tmp_path / "lm")
+    books = str(tmp_path / "books.txt")
+    found = run_on_lists("fine_tuning", tmp_path, "--lm", str(tmp_path / "lm"), "--heldout", books)
+    rows = {row["name"]: row for row in found["rows"]}
+    assert list(rows) == ["background model", "marginals", "fine-tuning, shared", "fine-tuning, personal"]
+    num_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
+    assert rows["fine-tuning, shared"]["bytes_up"] == rows["fine-tuning, shared"]["bytes_down"] == num_bytes
+    assert rows["marginals"]["perplexity"] == rows["background model"]["perplexity"]
+    assert rows["fine-tuning, shared"]["perplexity"] != rows["background model"]["perplexity"]
+    assert found["clients"] == {"heldout": 2, "test": 2}
+
+
+def test_variants_of_marginals_are_compared_on_halves_of_the_meetings(tmp_path: Path) -> None:
+    write_lists(tmp_path)
+    save_ngram(estimate(BOOKS.splitlines(), order=2), tmp_path / "lm.arpa")
+    splits = ("--split", "heldout", "test")
+    found = run_on_lists("marginal_variants", tmp_path, "--lm", str(tmp_path / "lm.arpa"), *splits)
+    variants = found["variants"]
+    assert {len(row["changes"]) for row in variants.values()} == {1}
+    assert variants["the paper"]["before"] == pytest.approx(8 / 36)  # two of nine words of each meeting
+    assert variants["the paper"]["after"] == 0

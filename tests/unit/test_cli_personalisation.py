@@ -73,6 +73,14 @@ def test_meetings_learn_their_words(command, files):
     assert (files / "out" / "clients.svg").read_text().startswith("<svg")
 
 
+def test_agreement_is_noted_with_the_results(command, files):
+    result = command(*options(files, "--rounds", "2", "--agreement", "4", "--out", files / "out"))
+    assert result.exit_code == 0
+    found = json.loads((files / "out" / "results.json").read_text())
+    assert found["agreement"] == 4
+    assert found["clients"]["log"]["after"] == 0  # its word stood in the only hypothesis of its first list
+
+
 def test_a_part_of_the_lists_can_be_what_is_adapted(command, files):
     result = command(files / "lists.jsonl", "--background", files / "text.txt", "--adapt", "lm", "--weight",
     "lm=1",

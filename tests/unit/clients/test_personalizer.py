@@ -56,6 +56,12 @@ def test_what_a_client_says_comes_up_in_its_lists() -> None:
     assert personalizer.rescore(LIST).hypotheses[0].text == "the fog sat"
 
 
+def test_words_that_few_hypotheses_have_count_less_with_agreement() -> None:
+    personalizer = fresh(agreement=1.0)
+    personalizer.observe(FOGGY)
+    assert personalizer.marginals.own.total == 1.5  # three words, each in one hypothesis of two
+
+
 def test_so_does_what_everyone_says() -> None:
     speaker, listener = fresh(name="speaker"), fresh()
     speaker.observe(FOGGY)

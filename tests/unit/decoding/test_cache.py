@@ -20,8 +20,9 @@ def nbest(*texts: str) -> NBest:
     return NBest("u", tuple(Hypothesis(text, score=-float(rank)) for rank, text in enumerate(texts)))
 
 
-def counts(*texts: str, sigma: float) -> list[float]:
-    found: list[float] = Cache().observed(nbest(*texts), VOCABULARY.encode, sigma).dense(4).tolist()
+def counts(*texts: str, sigma: float, agreement: float = 0.0) -> list[float]:
+    cache = Cache().observed(nbest(*texts), VOCABULARY.encode, sigma, agreement)
+    found: list[float] = cache.dense(4).tolist()
     return found
 
 
@@ -30,7 +31,7 @@ def test_a_word_counts_by_the_rank_of_its_hypothesis() -> None:
     assert counts("a b a", "a c", "b", sigma=2.0) == pytest.approx([0, 2 + second, 1 + third, second])
 
 
-@pytest.mark.parametrize("sigma", [0.0, 1e-3, 0.1])
+@pytest.mark.parametrize("sigma", [0.0, 5e-324, 1e-200, 1e-3, 0.1])
 def test_a_narrow_kernel_counts_the_best_hypothesis_alone(sigma: float) -> None:
     assert counts("a b a", "a c", "b", sigma=sigma) == pytest.approx([0, 2, 1, 0])
 
@@ -52,6 +53,37 @@ def test_a_text_listed_twice_counts_once_and_the_others_move_up() -> None:
 def test_a_list_without_words_adds_nothing(entry: NBest) -> None:
     before = Cache().plus(np.array([1]), np.array([2.0]))
     assert before.observed(entry, VOCABULARY.encode, 1.0) is before
+
+
+def test_with_agreement_a_word_counts_by_the_share_of_hypotheses_that_have_it() -> None:
+    # a stands in all three, b in two, c in one; hypotheses beyond the kernel are still looked at.
+    assert counts("a b a", "a c", "b a", sigma=0, agreement=1) == pytest.approx([0, 2, 2 / 3, 0])
+    assert counts("a b a", "a c", "b a", sigma=0, agreement=2) == pytest.approx([0, 2, 4 / 9, 0])
+    second, third = math.exp(-1 / 8), math.exp(-4 / 8)
+    expected = [0, 2 + second + third, (1 + third) * 2 / 3, second / 3]
+    assert counts("a b a", "a c", "b a", sigma=2.0, agreement=1) == pytest.approx(expected)
+
+
+def test_a_text_listed_twice_agrees_once() -> None:
+    found = counts("a", "a", "b", sigma=0, agreement=1)
+    assert found == pytest.approx([0, 0.5, 0, 0])
+
+
+texts = st.lists(st.lists(st.sampled_from("abc"), max_size=4).map(" ".join), min_size=1, max_size=5)
+
+
+@given(texts, st.floats(0, 8), st.floats(0, 8), st.floats(0, 4))
+def test_the_more_agreement_is_asked_for_the_less_counts(
+    given: list[str], one: float, other: float, sigma: float
+) -> None:
+    some, more = (np.array(counts(*given, sigma=sigma, agreement=a)) for a in sorted((one, other)))
+    assert (more <= some + 1e-12).all()
+    assert (some <= np.array(counts(*given, sigma=sigma)) + 1e-12).all()
+
+
+def test_a_negative_agreement_is_refused() -> None:
+    with pytest.raises(ValueError, match="agreement must not be negative"):
+        counts("a", sigma=0, agreement=-1.0)
 
 
 def test_a_negative_width_is_refused() -> None:

@@ -90,6 +90,17 @@ def test_lists_are_decoded_with_what_was_known_before_their_group(num_rounds: in
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
+def test_all_clients_count_with_the_federation_s_agreement() -> None:
+    earlier = [entry("w", 0, "a b", "a d")]
+    federation = replace(Federation.of(ENTRIES[:4], BACKGROUND, "meeting", earlier), agreement=1.0)
+    last = federation.history(0.0, Schedule(3))[3]
+    # Of "a b" and "a c", a stands in both; "a" or "a e"; "b a" or "d a". w: "a b" or "a d".
+    expected = {"a": 3.0, "b": 1.0}
+    assert {word: last.own.dense(BACKGROUND.size)[BACKGROUND.ids[word]] for word in expected} == expected
+    assert last.everyone is not None
+    assert last.everyone[BACKGROUND.ids["a"]] == pytest.approx(4 / 5.5)
+
+
 def test_a_client_with_one_list_is_never_personalised_by_itself() -> None:
     federation = Federation.of(ENTRIES, BACKGROUND, "session")
     for schedule in (Schedule(2), Schedule(2, every_utterance=True)):
