@@ -152,6 +152,9 @@ def test_a_planted_word_is_found_without_noise_and_the_bounds_follow_from_epsilo
     assert paper["epsilon"] == 4  # two rounds
     assert paper["bound_of_claim"] == pytest.approx(0.8808, abs=1e-4)
     assert paper["bound"] == pytest.approx(0.9820, abs=1e-4)
+    picture = [str(tmp_path / "canary.json"), str(tmp_path / "canary.svg")]
+    subprocess.run([sys.executable, str(BENCHMARKS / "canary_plots.py"), *picture], check=True)
+    assert "most that the claimed ε allows" in (tmp_path / "canary.svg").read_text(encoding="utf-8")
 
 
 def test_a_personalised_second_pass_is_timed(tmp_path: Path) -> None:
