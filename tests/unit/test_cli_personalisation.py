@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from antiphon import screen
 from antiphon.cli_personalisation import personalize_command
 from antiphon.decoding.hypothesis import Hypothesis, NBest, write_nbest
 from antiphon.models.arpa import save_ngram
@@ -19,7 +20,7 @@ TEXT = "the cat sat\nthe dog sat\na dog sat on the mat\nthe cat ran\n" * 5
 
 @pytest.fixture
 def command(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(screen.console, "_width", 200)  # the variable COLUMNS is read once
     app = typer.Typer()
     app.command()(personalize_command)
     return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
