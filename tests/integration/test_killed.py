@@ -68,11 +68,10 @@ def test_a_kill_and_a_resume_give_the_undisturbed_experiment(
     assert kept_files(tmp_path / "out") == expected
 
 
-@pytest.mark.parametrize("seed", range(2))
 def test_many_kills_at_random_points_and_as_many_resumes(
-    seed: int, world: World, expected: dict[str, Any], tmp_path: Path
+    world: World, expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    chance, arguments = random.Random(seed), [*run_arguments(world.corpus, tmp_path / "out"), "--resume"]
+    chance, arguments = random.Random(0), [*run_arguments(world.corpus, tmp_path / "out"), "--resume"]
     # A run of one or two rounds makes about so many calls, so most of these kill.
     calls = {STEP: 25, CLIENT: 5, JOURNAL: 4, SAVE: 2, REPLACE: 5, SYNC: 8, REMOVE: 4, SCORES: 2}
     num_kills = 0
