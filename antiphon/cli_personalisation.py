@@ -26,9 +26,15 @@ from antiphon.cli_private import show_private
 from antiphon.decoding.adaptation import Mixture
 from antiphon.decoding.hypothesis import read_nbest
 from antiphon.decoding.rescoring import Lists, tabulate, tune
-from antiphon.models.unigram import estimate_unigram
 from antiphon.privacy.noise import Secure, Seeded
-from antiphon.recipes.personalisation import Federation, Grid, Schedule, SecondPass, search_grid
+from antiphon.recipes.personalisation import (
+    Federation,
+    Grid,
+    Schedule,
+    SecondPass,
+    background_of,
+    search_grid,
+)
 from antiphon.recipes.personalised import BASELINE, ORACLE, Row, Trial, described, write_results
 from antiphon.recipes.private import read_protection
 
@@ -101,9 +107,8 @@ def personalize_command(
     adapt = adapt or next(iter(models), "")
     if not adapt:
         raise ValueError("there is nothing to adapt: name a model (--lm) or a part of the lists (--adapt lm)")
-    entries = [replace(entry, hypotheses=entry.hypotheses[:depth]) for entry in read_nbest(nbest)]
-    spoken = {word for entry in entries for h in entry.hypotheses for word in h.text.split()}
-    unigram = estimate_unigram(sentences_of(background), spoken)
+    entries = list(read_nbest(nbest, depth))
+    unigram = background_of(sentences_of(background), entries)
     lists = tabulate(entries, models)
     heldout, scored = (_of_splits(lists, splits) for splits in (tune_on, split))
     before = _of_splits(lists, earlier).entries if earlier else ()

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -33,8 +32,7 @@ def show_private(
         for name, protection, epsilons in protections
         for epsilon in epsilons
     ]
-    unadapted = trial.second_pass.best(np.zeros(len(trial.second_pass.lists.values)), 0.0)
-    rates = private.error_rate(unadapted), private.error_rate(trial.adapted(mixture))
+    rates = private.error_rate(trial.second_pass.unadapted()), private.error_rate(trial.adapted(mixture))
     own = private.own_words()
     screen.console.print(_table(trial, rates, own, noised))
     if out is not None:

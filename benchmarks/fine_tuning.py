@@ -19,6 +19,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,16 @@ from antiphon.decoding.hypothesis import NBest, read_nbest
 from antiphon.decoding.rescoring import Column, Lists, tabulate, tune
 from antiphon.local import LocalTraining
 from antiphon.models.neural_lm import NeuralLm
-from antiphon.models.unigram import Unigram, estimate_unigram
+from antiphon.models.unigram import Unigram
 from antiphon.recipes.fine_tuning import FineTuned, FineTuning
-from antiphon.recipes.personalisation import Federation, Grid, Schedule, SecondPass, search_grid
+from antiphon.recipes.personalisation import (
+    Federation,
+    Grid,
+    Schedule,
+    SecondPass,
+    background_of,
+    search_grid,
+)
 from antiphon.recipes.personalised import BASELINE, Row, Trial, described
 
 LM = "neural"
@@ -109,8 +117,7 @@ def measure(arguments: argparse.Namespace, parts: dict[str, Sequence[NBest]]) ->
     lm = NeuralLm.load(arguments.lm)
     texts = list(read_sentences(arguments.heldout))
     texts = texts[:: max(1, len(texts) // arguments.sentences)]
-    spoken = {word for part in parts.values() for e in part for h in e.hypotheses for word in h.text.split()}
-    background = estimate_unigram(read_sentences(arguments.background), spoken)
+    background = background_of(read_sentences(arguments.background), [*chain(*parts.values())])
     tuning, scored = (
         Meetings(parts[split], lm, background, arguments.rounds)
         for split in (arguments.tune, arguments.split)
@@ -125,7 +132,7 @@ def measure(arguments: argparse.Namespace, parts: dict[str, Sequence[NBest]]) ->
     number = len(trial.federation.clients) * arguments.rounds
     cost = {"bytes_down": found.bytes_down / number, "bytes_up": found.bytes_up / number}
     cost["seconds"] = found.seconds / number
-    baseline = trial.second_pass.best(np.zeros(len(scored.lists.values)), 0.0)
+    baseline = trial.second_pass.unadapted()
     before = lm.perplexity(texts).value
     shared, *own = (perplexity(lm, params, texts) for params in found.models.values())
     rows = {
@@ -162,11 +169,11 @@ def _row(row: Row, cost: dict[str, float], forgotten: float) -> dict[str, Any]:
     }
 
 
-def chosen_clients(entries: Sequence[NBest], number: int, depth: int) -> list[NBest]:
+def chosen_clients(entries: Sequence[NBest], number: int) -> list[NBest]:
     """Lists of so many meetings, spread over all in the order of the file; 0 for all."""
     names = list(dict.fromkeys(entry.session for entry in entries))
     kept = set(names[:: -(-len(names) // number)]) if number else set(names)
-    return [replace(e, hypotheses=e.hypotheses[:depth]) for e in entries if e.session in kept]
+    return [entry for entry in entries if entry.session in kept]
 
 
 def main() -> None:
@@ -189,10 +196,10 @@ def main() -> None:
     if arguments.quick:
         number = arguments.tune_clients = arguments.rounds = 2
         arguments.lr, arguments.sentences = arguments.lr[:1], 20
-    entries = list(read_nbest(arguments.nbest))
+    entries = list(read_nbest(arguments.nbest, arguments.depth))
     wanted = {arguments.tune: arguments.tune_clients, arguments.split: number}
     parts = {
-        split: chosen_clients([entry for entry in entries if entry.split == split], most, arguments.depth)
+        split: chosen_clients([entry for entry in entries if entry.split == split], most)
         for split, most in wanted.items()
     }
     result = measure(arguments, parts)

@@ -25,8 +25,15 @@ from antiphon.cli_decoding import named_model
 from antiphon.data.sentences import read_sentences
 from antiphon.decoding.hypothesis import NBest, read_nbest
 from antiphon.decoding.rescoring import Column, Lists, tabulate, tune
-from antiphon.models.unigram import Unigram, estimate_unigram
-from antiphon.recipes.personalisation import Federation, Grid, Schedule, SecondPass, search_grid
+from antiphon.models.unigram import Unigram
+from antiphon.recipes.personalisation import (
+    Federation,
+    Grid,
+    Schedule,
+    SecondPass,
+    background_of,
+    search_grid,
+)
 from antiphon.recipes.personalised import Trial, described
 
 LM = "adapted"
@@ -105,14 +112,13 @@ def main() -> None:
     parser.add_argument("--halvings", type=int, default=6)
     parser.add_argument("--depth", type=int, default=20)
     arguments = parser.parse_args()
-    entries = [replace(entry, hypotheses=entry.hypotheses[: arguments.depth])
-               for entry in read_nbest(arguments.nbest) if entry.split in arguments.split]  # fmt: skip
+    everything = read_nbest(arguments.nbest, arguments.depth)
+    entries = [entry for entry in everything if entry.split in arguments.split]
     grid = Grid(sigmas=(0.1,))
     if arguments.quick:
         arguments.rounds, arguments.halvings = 2, 1
         grid = Grid((0.0, 0.5), (0.0, 0.25), (1.0, 2.0), (0.1,))
-    spoken = {word for entry in entries for h in entry.hypotheses for word in h.text.split()}
-    background = estimate_unigram(read_sentences(arguments.background), spoken)
+    background = background_of(read_sentences(arguments.background), entries)
     lists = tabulate(entries, {LM: named_model(arguments.lm)[1]})
     found: dict[str, list[tuple[int, int, str]]] = {name: [] for name in VARIANTS}
     for one, other in track(halvings(entries, arguments.halvings), "halves"):

@@ -109,10 +109,7 @@ def random_setting(size: int, number: int) -> tuple[SentenceModel, Unigram, list
 
 
 def real_setting(arguments: argparse.Namespace, number: int) -> tuple[SentenceModel, Unigram, list[NBest]]:
-    entries = [
-        replace(entry, hypotheses=entry.hypotheses[:DEPTH])
-        for entry in islice(read_nbest(arguments.nbest), number)
-    ]
+    entries = list(islice(read_nbest(arguments.nbest, DEPTH), number))
     texts = [hypothesis.text for entry in entries for hypothesis in entry.hypotheses]
     return load_sentence_model(arguments.lm), estimate_unigram(texts), entries
 

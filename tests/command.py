@@ -12,7 +12,7 @@ import os
 import pkgutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,9 @@ class Done:
 
     code: int
     output: str
+
+
+Antiphon = Callable[..., Done]  # the command line: arguments -> how it ended
 
 
 def run_arguments(data: Path, out: Path, *more: str, settings: Sequence[str] = ()) -> list[str]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,13 +30,10 @@ class ByWeight:
     """How large the weights are: known from the first round on, and the same for slices that rest."""
 
     norm: int = 1
+    needs_momentum: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_norm(self.norm)
-
-    @property
-    def needs_momentum(self) -> bool:
-        return False
 
     def __call__(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
         return torch.linalg.vector_norm(slices.of(params), self.norm, dim=1)
@@ -46,13 +44,10 @@ class ByMomentum:
     """How large the momentum of the aggregated Δ is: what clients still want to change."""
 
     norm: int = 1
+    needs_momentum: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_norm(self.norm)
-
-    @property
-    def needs_momentum(self) -> bool:
-        return True
 
     def __call__(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
         return torch.linalg.vector_norm(slices.of(momentum), self.norm, dim=1)
@@ -63,13 +58,10 @@ class ByProduct:
     """How large weight times momentum is, entry by entry."""
 
     norm: int = 1
+    needs_momentum: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_norm(self.norm)
-
-    @property
-    def needs_momentum(self) -> bool:
-        return True
 
     def __call__(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
         return torch.linalg.vector_norm(slices.of(params) * slices.of(momentum), self.norm, dim=1)

@@ -17,7 +17,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,8 @@ def best_first(hypotheses: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
     return tuple(found.values())
 
 
-def read_nbest(path: str | Path) -> Iterator[NBest]:
-    """Lists of a JSON-lines file, plain or .gz, in its order."""
+def read_nbest(path: str | Path, depth: int | None = None) -> Iterator[NBest]:
+    """Lists of a JSON-lines file, plain or .gz, in its order; of each the first `depth` hypotheses."""
     path = Path(path)
     seen: set[str] = set()
     try:
@@ -83,7 +83,7 @@ def read_nbest(path: str | Path) -> Iterator[NBest]:
             if entry.id in seen:
                 raise ValueError(f"{where}: utterance {entry.id!r} has a list already, further up")
             seen.add(entry.id)
-            yield entry
+            yield replace(entry, hypotheses=entry.hypotheses[:depth])
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is damaged: it cannot be unpacked to its end ({error})") from error
 

@@ -6,7 +6,7 @@ Adding a floating-point Laplace or Gaussian variable to a count is not private: 
 depends on the count, so a single output can give it away (Mironov, "On significance of the least
 significant bits for differential privacy", CCS 2012). Here nothing is a float: counts are integers (steps of
 a grid, see `mechanisms`), noise is an integer with exactly the stated probability, and every acceptance is
-decided by comparing integers. All words of a vocabulary are drawn at once: 100,000 of them take 0.1 to 0.3 s.
+decided by comparing integers. All words of a vocabulary are drawn at once.
 
 | symbol | here                                                              |
 | ------ | ----------------------------------------------------------------- |

@@ -14,7 +14,7 @@ not depend on how its lists were ranked, so one pass (`Federation.history`) serv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from antiphon.decoding.hypothesis import NBest
 from antiphon.decoding.rescoring import Lists
 from antiphon.decoding.segments import error_segments
 from antiphon.engine import sample_cohort
-from antiphon.models.unigram import Unigram
+from antiphon.models.unigram import Unigram, estimate_unigram
 from antiphon.pools.local import LocalPool
 from antiphon.report.significance import MatchedPairs, matched_pairs
 
@@ -50,6 +50,11 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.rounds < 0 or self.cohort < 0:
             raise ValueError(f"rounds and cohort must not be negative: {self}")
+
+
+def background_of(texts: Iterable[str], entries: Sequence[NBest]) -> Unigram:
+    """u of a text, over its words and those of the hypotheses: they stand for the recogniser's dictionary."""
+    return estimate_unigram(texts, {word for e in entries for h in e.hypotheses for word in h.text.split()})
 
 
 def client_of(entry: NBest, key: str) -> str:
@@ -176,6 +181,10 @@ class SecondPass:
         values = np.concatenate([self.lists.values, adapted[:, None]], axis=1)
         return replace(self.lists, columns=(*self.lists.columns, RATIO), values=values).best({RATIO: 1.0})
 
+    def unadapted(self) -> np.ndarray:
+        """The row of the best hypothesis of each list, as the background model has it."""
+        return self.best(np.zeros(len(self.lists.values)), 0.0)
+
     def errors(self, rows: np.ndarray) -> np.ndarray:
         """Word errors of these hypotheses: [lists]."""
         found: np.ndarray = self.lists.errors[rows, :3].sum(axis=1)
@@ -210,9 +219,8 @@ def search_grid(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Mixture:
     """The settings with the fewest word errors on these lists; among equals the first, none before any."""
-    nothing = np.zeros(len(second_pass.lists.values))
     best = Mixture(0.0, 0.0, 0.0, grid.sigmas[0], smoothing)
-    fewest = int(second_pass.errors(second_pass.best(nothing, 0.0)).sum())
+    fewest = int(second_pass.errors(second_pass.unadapted()).sum())
     for done, sigma in enumerate(grid.sigmas):
         progress(done, len(grid.sigmas))
         history = federation.history(sigma, schedule)

@@ -48,8 +48,7 @@ class Trial:
     def choices(self, mixture: Mixture, rounds: Sequence[int]) -> dict[str, np.ndarray]:
         """Rows of the hypotheses chosen: first pass, background model, after T rounds for each T, oracle."""
         lists = self.second_pass.lists
-        unadapted = np.zeros(len(lists.values))
-        found = {FIRST_PASS: lists.first(), BASELINE: self.second_pass.best(unadapted, 0.0)}
+        found = {FIRST_PASS: lists.first(), BASELINE: self.second_pass.unadapted()}
         for number in rounds:
             found[f"T = {number}"] = self.adapted(mixture, replace(self.schedule, rounds=number))
         return {**found, ORACLE: lists.oracle()}

@@ -175,8 +175,7 @@ class PrivateTrial:
         return self.error_rate(replace(self.trial, federation=federation).adapted(self.mixture))
 
     def error_rate(self, rows: np.ndarray) -> float:
-        errors, words = self.trial.by_client(rows)
-        return float(errors.sum() / words.sum())
+        return self.trial.second_pass.lists.count(rows).rate
 
 
 def read_protection(text: str, cap: float | None) -> tuple[str, Protection, list[float]]:

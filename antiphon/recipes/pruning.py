@@ -17,6 +17,7 @@ from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.algorithms.robust import GeometricMedian
 from antiphon.algorithms.scores import Adaptive
+from antiphon.algorithms.slices import moving
 from antiphon.core import Tensors, size_in_bytes
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.engine import Rounds
@@ -93,13 +94,12 @@ def plan(model: str, sparsity: float, settings: Sequence[str] = ()) -> Plan:
     if isinstance(pruning.allocation, Adaptive) and model in PRESETS:
         raise ValueError("adaptive sparsity goes by the weights: give the folder of a trained model")
     pruning.init(params)
-    kept, layers = pruning.keep(params, sparsity), {slices.layer for slices in pruning.slices}
+    kept = pruning.keep(params, sparsity)
     pieces = kept.pieces(params)
     weights = []
-    for name, full in params.items():
-        if full.dim() == 2 and name.rpartition(".")[0] in layers:
-            shapes = [tuple(piece.of(full).shape) for piece in pieces[name]] if name in pieces else []
-            weights.append(PlannedWeight(name, tuple(full.shape), tuple(shapes or [tuple(full.shape)])))
+    for name, full in moving(params, pruning.slices).items():
+        shapes = [tuple(piece.of(full).shape) for piece in pieces[name]] if name in pieces else []
+        weights.append(PlannedWeight(name, tuple(full.shape), tuple(shapes or [tuple(full.shape)])))
     return Plan(tuple(weights), size_in_bytes(params), size_in_bytes(shrink(params, kept)))
 
 

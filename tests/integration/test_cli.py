@@ -5,41 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
-from command import SETTINGS, Done, run_arguments
+from command import SETTINGS, Antiphon, run_arguments
 from world import World, tones, write_source, write_wav
 
-from antiphon import cli, config
+from antiphon import config
 from antiphon.data.corpus import Corpus
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.recipes import RECIPES, recipe
 from antiphon.report.trn import read_trn
-
-Antiphon = Callable[..., Done]
-
-
-@pytest.fixture
-def antiphon(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Antiphon]:
-    """`antiphon <arguments>` in this process: exit code and everything printed, lines joined."""
-
-    def call(*arguments: str | Path) -> Done:
-        monkeypatch.setattr(sys, "argv", ["antiphon", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return Done(code, captured.out + captured.err)
-
-    yield call
-    torch.use_deterministic_algorithms(False)  # a run asks for them in the whole process
 
 
 @pytest.fixture(scope="session")

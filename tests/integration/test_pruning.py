@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from command import SETTINGS, Done
+from command import SETTINGS, Antiphon
 from world import World
 
-from antiphon import cli, config
+from antiphon import config
 from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.engine import Rounds
@@ -22,8 +20,6 @@ from antiphon.recipes import recipe
 from antiphon.recipes.experiment import Experiment, Run
 from antiphon.recipes.launch import run_experiment
 from antiphon.recipes.pruning import plan
-
-Antiphon = Callable[..., Done]
 
 
 def experiment() -> Experiment:
@@ -44,22 +40,6 @@ def done(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
         run_experiment(experiment(), world.corpus, out)
     torch.use_deterministic_algorithms(False)
     return out
-
-
-@pytest.fixture
-def antiphon(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Antiphon]:
-    def call(*arguments: str | Path) -> Done:
-        monkeypatch.setattr(sys, "argv", ["antiphon", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return Done(code, captured.out + captured.err)
-
-    yield call
-    torch.use_deterministic_algorithms(False)
 
 
 def parameters(run: Path) -> int:
