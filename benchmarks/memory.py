@@ -4,7 +4,8 @@ Cohorts: the same 1,000 clients, model and number of rounds. Clients: 100, 10,00
 kind, ten of them a round, a small model, so that whatever grows with their number would show. Every run is in
 a process of its own; runs against the number of clients are repeated in turn, and seconds are medians.
 `peak` is what the kernel says (VmHWM), pages of the memory-mapped features included; `anonymous` is what the
-process itself holds at the end, without them; `gpu` is the peak of a GPU if there is one.
+process itself holds at the end, without them; `gpu` is the peak of a GPU if there is one, where clients are
+trained as in a run: as many at once as its memory allows.
 Store: the largest of them; what opening it adds, what the list of clients adds, and then reading one client.
 Linux only: it reads /proc/self/status.
 """
@@ -36,6 +37,7 @@ from common import (
 
 from antiphon.algorithms.fedavg import fedavg
 from antiphon.clients.client import Bench, Client
+from antiphon.clients.stacked import StackedWorker
 from antiphon.clients.worker import SpeechWorker
 from antiphon.data.batches import Batch, collate
 from antiphon.data.partition import BySpeaker
@@ -68,7 +70,9 @@ def run(folder: str, dim: str, cohort: str, total: str) -> dict[str, float]:
     model = CtcConfig(ConformerConfig(dim=int(dim))).build(store.dim, TOKENS.size)
     params = {name: p.detach().to(device, copy=True) for name, p in model.named_parameters()}
     everyone = BySpeaker()(store, np.arange(len(store)), SEED)
-    pool = LocalPool(SpeechWorker(Bench(store, TOKENS, model, params, device=device), everyone))
+    bench = Bench(store, TOKENS, model, params, device=device)
+    worker = StackedWorker(bench, everyone) if device == "cuda" else SpeechWorker(bench, everyone)
+    pool = LocalPool(worker)
     rounds = Rounds(total=int(total), cohort=int(cohort), min_clients=int(cohort), valid_every=0)
     laps = Laps()
     with tempfile.TemporaryDirectory() as out:

@@ -9,7 +9,8 @@ A round of training (planning, feeding, local SGD, folding) of the same cohort, 
   limit     all the cohort's utterances of a step as one batch through one model: no longer federated,
             and nothing can be faster with these kernels
 
-Noise of 3 s an utterance; and, with `--corpus`, sessions of a real corpus, whose sizes differ.
+Noise of 3 s an utterance; and, with `--corpus`, sessions of a real corpus, whose sizes differ: in batches of
+as many seconds as the noise (`real`), of 60 s (`real-60`), and both with products of 16 bits (`…-bfloat16`).
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ from antiphon.pools.local import LocalPool
 from antiphon.recipes.preparation import choose_device
 from antiphon.weighting import Uniform
 
+BATCH_SECONDS = 12.1  # four utterances of 3 s, and rounding
+
 
 @dataclass(frozen=True)
 class Case:
@@ -56,26 +59,37 @@ class Case:
     store: FeatureStore
     clients: dict[str, np.ndarray]
     local: LocalTraining
+    bfloat16: bool = False
 
     def bench(self, device: torch.device) -> Bench:
         torch.manual_seed(0)
         model = self.config.build(self.store.dim, self.num_tokens)
         base = {name: p.detach().clone().to(device) for name, p in model.named_parameters()}
-        return Bench(self.store, TOKENS, model, base, None, device)
+        return Bench(self.store, TOKENS, model, base, None, device, self.bfloat16)
 
 
 def noise_case(config: ModelConfig, num_tokens: int, folder: Path, num_clients: int, steps: int) -> Case:
     """Clients of `steps` batches of four utterances of 3 s: log-mel frames every 10 ms."""
     store = make_store(folder, num_clients, 4 * steps, (3.0, 3.0), dim=80, hop=160)
     clients = BySpeaker()(store, np.arange(len(store)), 0)
-    return Case(config, num_tokens, store, clients, LocalTraining(lr=0.05, batch_seconds=12.1))
+    return Case(config, num_tokens, store, clients, LocalTraining(lr=0.05, batch_seconds=BATCH_SECONDS))
 
 
-def real_case(corpus: Path, encoder: Path) -> Case:
+def real_cases(corpus: Path, encoder: Path) -> dict[str, Callable[[], Case]]:
     """Sessions of the pool's speakers on a frozen encoder: the recipe's model, clients of unequal size."""
     store = compute_features(Corpus.open(corpus), OnnxEncoder(str(encoder)))
     clients = BySession()(store, store.where("pool"), 0)
-    return Case(CtcConfig(), TOKENS.size, store, clients, LocalTraining(lr=0.3, batch_seconds=60.0))
+
+    def case(batch_seconds: float, bfloat16: bool) -> Case:
+        local = LocalTraining(lr=0.05, batch_seconds=batch_seconds)
+        return Case(CtcConfig(), TOKENS.size, store, clients, local, bfloat16)
+
+    return {
+        "real": lambda: case(BATCH_SECONDS, False),
+        "real-60": lambda: case(60.0, False),
+        "real-bfloat16": lambda: case(BATCH_SECONDS, True),
+        "real-60-bfloat16": lambda: case(60.0, True),
+    }
 
 
 def limit(bench: Bench, case: Case, task: Task) -> Update:
@@ -169,27 +183,35 @@ def measure(name: str, case: Case, device: torch.device, repeats: int) -> dict[s
     return result
 
 
-def main() -> None:
-    parser = argument_parser(__doc__, "stacked")
-    parser.add_argument("--corpus", type=Path, help="an imported corpus: a case with real clients")
-    parser.add_argument("--encoder", type=Path, help="the ONNX encoder of its features")
-    arguments = parser.parse_args()
-    device = choose_device("auto")
-    num_clients, steps, repeats = (3, 2, 1) if arguments.quick else (64, 4, 6)
+def noise_cases(folder: Path, quick: bool) -> dict[str, Callable[[], Case]]:
+    num_clients, steps = (3, 2) if quick else (64, 4)
     conformer: ModelConfig = CtcConfig(ConformerConfig(num_layers=6, stack=4))
     las: ModelConfig = LasConfig(BlstmConfig(num_layers=4))
-    if arguments.quick:
+    if quick:
         conformer, las = CtcConfig(ConformerConfig(16, 1, 2, stack=4)), LasConfig(BlstmConfig(8, 1), 8, 1)
+    return {
+        "conformer": lambda: noise_case(conformer, 1000, folder / "conformer", num_clients, steps),
+        "las": lambda: noise_case(las, 1000, folder / "las", num_clients, steps),
+    }
+
+
+def main() -> None:
+    parser = argument_parser(__doc__, "stacked")
+    parser.add_argument("--corpus", type=Path, help="an imported corpus: cases with real clients")
+    parser.add_argument("--encoder", type=Path, help="the ONNX encoder of its features")
+    parser.add_argument("--only", nargs="*", default=[], help="these cases alone")
+    arguments = parser.parse_args()
+    device = choose_device("auto")
+    about = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     results = {}
     with tempfile.TemporaryDirectory() as folder:
-        cases = {"conformer": conformer, "las": las}
-        for name, config in cases.items():
-            case = noise_case(config, 1000, Path(folder) / name, num_clients, steps)
-            results[name] = measure(name, case, device, repeats)
+        cases = noise_cases(Path(folder), arguments.quick)
         if arguments.corpus:
-            results["real"] = measure("real", real_case(arguments.corpus, arguments.encoder), device, repeats)
-    about = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    write_result(arguments, {"device": about, "cases": results})
+            cases |= real_cases(arguments.corpus, arguments.encoder)
+        for name, case in cases.items():
+            if not arguments.only or name in arguments.only:
+                results[name] = measure(name, case(), device, 1 if arguments.quick else 6)
+                write_result(arguments, {"device": about, "cases": results})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from antiphon.models.attention import attend
 from antiphon.models.layers import frame_mask, num_stacked, rotary_angles, rotate, stack_frames
 from antiphon.models.noise import Dropout
 
@@ -121,9 +122,8 @@ class RotaryAttention(nn.Module):
     def forward(self, frames: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         split = self.query_key_value(self.norm(frames)).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, T, dim / heads]
-        attended = F.scaled_dot_product_attention(
-            rotate(query, *rotation), rotate(key, *rotation), value, attn_mask=mask[:, None, None, :]
-        )
+        turned = rotate(query, *rotation), rotate(key, *rotation)
+        attended = attend(*turned, value, mask[:, None, None, :])
         return self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
 
 
