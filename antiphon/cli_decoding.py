@@ -44,6 +44,7 @@ Texts = Annotated[
 Heldout = Annotated[
     list[Path], typer.Option(metavar="FILE", help="Other text, to measure perplexity on. Repeatable.")
 ]
+DEPTHS = (5, 20, 100)  # of lists, at which their oracles are looked at
 MOST_FOR_TOKENS = 200_000  # sentences that subwords are learnt from
 
 
@@ -143,7 +144,7 @@ def rescore_command(
         chosen, weights = best_leaving_out(scored, by_session), tune(scored, columns)
         screen.console.print(f"each session with weights found on the {len(by_session) - 1} others")
         screen.console.print(listed("weights, found on all", weights))
-    rows = {"first pass": scored.first(), "rescored": chosen, "oracle": scored.oracle()}
+    rows = {"first pass": scored.first(), "rescored": chosen, **_oracles(scored), "oracle": scored.oracle()}
     screen.console.print(_table(scored, rows))
     if out is not None:
         write_nbest(out, reranked(scored, weights))
@@ -221,6 +222,12 @@ def _table(lists: Lists, choices: Mapping[str, np.ndarray]) -> Table:
         rate = percent(rate_interval(*counts)) or f"{100 * errors.rate:.2f}"
         table.add_row(name, rate, change, kinds)
     return table
+
+
+def _oracles(lists: Lists) -> dict[str, np.ndarray]:
+    """At several depths, as far as they are less than the whole."""
+    deepest = int(np.diff(lists.starts).max())
+    return {f"oracle of {depth}": lists.oracle(depth) for depth in DEPTHS if depth < deepest}
 
 
 def _per_session(lists: Lists, rows: np.ndarray, sessions: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -308,8 +315,7 @@ def nbest_command(
         seconds = time.perf_counter() - began
     write_nbest(out, found)
     lists = tabulate(found, {})
-    oracles = {f"oracle of {depth}": lists.oracle(depth) for depth in (5, 20, 100) if depth < beam}
-    rows = {"best": lists.first(), **oracles, f"oracle of {beam}": lists.oracle()}
+    rows = {"best": lists.first(), **_oracles(lists), "oracle": lists.oracle()}
     screen.console.print(_table(lists, rows))
     speech = float(hearer.store.seconds[indices].sum())
     screen.console.print(f"{speech / 60:.1f} min of speech, real-time factor {seconds / speech:.3f}")

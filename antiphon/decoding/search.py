@@ -46,7 +46,7 @@ def beam_for(
     if isinstance(model, Framewise):
         return CtcBeam(width, fusion=fusion)
     if isinstance(model, Transducer):
-        return TransducerBeam(width, fusion=fusion)
+        return TransducerBeam(width, model.config.symbols_per_frame, fusion)
     if isinstance(model, HuggingFaceSeq2Seq):
         if fusion is not None:
             raise ValueError(

@@ -1,9 +1,13 @@
 """Beam searches for transducers: a fast one, and an exact one.
 
-`TransducerBeam` goes from frame to frame, one symbol at each: the `modified_beam_search` of icefall (k2-fsa).
-A symbol moves on to the next frame as a blank does, so a path through T frames has T symbols, prefixes of all
-utterances advance together, and a prefix's acoustic part is the sum over the frames at which its tokens may
-stand. With a width of 1 it is `Transducer.greedy` at one symbol a frame.
+`TransducerBeam` goes from frame to frame and takes up to `symbols_per_frame` tokens at each: time-synchronous
+decoding (G. Saon et al., "Alignment-Length Synchronous Decoding for RNN Transducer", ICASSP 2020). In a
+frame's first step all prefixes are open. Each takes a token and stays open for another step, or a blank, and
+then it waits for the next frame; what waits and reads the same is one prefix, with the sum of all that leads
+there. The last step's tokens need no blank, as in `Transducer.greedy`, so that at one symbol a frame this is
+the `modified_beam_search` of icefall (k2-fsa). Deviation: prefixes that wait and those that are open compete
+for the same `width` places; in the paper the open ones have as many of their own. So a width of 1 is
+`Transducer.greedy` at as many symbols a frame, and most utterances are through a frame after a step or two.
 
 `ExactTransducerBeam` goes from token to token over all frames at once. It holds α(t, y) of a prefix y at
 every frame (A. Graves, "Sequence Transduction with Recurrent Neural Networks", 2012, eq. 16), so its acoustic
@@ -24,7 +28,8 @@ what the exact search foresaw.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -42,13 +47,16 @@ from antiphon.models.transducer import Transducer
 
 @dataclass(frozen=True)
 class TransducerBeam:
-    """`nbest` gives up to `width` hypotheses an utterance, best first; at most one token a frame."""
+    """`nbest` gives up to `width` hypotheses an utterance, best first."""
 
     width: int = 8
+    symbols_per_frame: int = 1
     fusion: Fusion | None = None
 
     def __post_init__(self) -> None:
         _check_width(self.width)
+        if self.symbols_per_frame < 1:
+            raise ValueError(f"a beam needs at least 1 symbol a frame, not {self.symbols_per_frame}")
 
     @torch.inference_mode()
     def nbest(self, model: Transducer, tokens: Tokens, batch: Batch) -> list[tuple[Hypothesis, ...]]:
@@ -59,13 +67,13 @@ class TransducerBeam:
         beams = [Beam.first(model.config.context) for _ in tries]
         ends = lengths.tolist()
         for number, frame in enumerate(frames.unbind(dim=1)):
-            contexts = np.stack([beam.padded_contexts(self.width) for beam in beams])
-            states = model.predict(torch.from_numpy(contexts).to(frame.device))
-            log_probs = _log_probs(model, frame[:, None], states).cpu().numpy()
-            for row, (beam, prefixes) in enumerate(zip(beams, tries, strict=True)):
-                if number < ends[row]:
-                    known = log_probs[row, : len(beam.places)]
-                    beams[row] = _advance(beam, known, prefixes, self.width)
+            running = [row for row, end in enumerate(ends) if number < end]
+            for row in running:
+                beams[row] = replace(beams[row], is_open=np.ones(len(beams[row].places), dtype=bool))
+            for left in reversed(range(self.symbols_per_frame)):
+                running = [row for row in running if beams[row].is_open.any()]
+                for row, log_probs in zip(running, _offers(model, frame, beams, running), strict=True):
+                    beams[row] = _advance(beams[row], log_probs, tries[row], self.width, may_stay=left > 0)
         return [
             hypotheses(dict(zip(beam.places, beam.acoustic.tolist(), strict=True)), prefixes, tokens)
             for beam, prefixes in zip(beams, tries, strict=True)
@@ -136,32 +144,39 @@ class ExactTransducerBeam:
 
 @dataclass(frozen=True)
 class Beam:
-    """K prefixes: places, ln of what leads there [K], and their last tokens [K, context]."""
+    """K prefixes: places, ln of what leads there [K], their last tokens [K, context], and which are open [K].
+
+    A place can be there twice: open, and waiting for the next frame.
+    """
 
     places: list[int]
     acoustic: np.ndarray
     contexts: np.ndarray
+    is_open: np.ndarray
 
     @classmethod
     def first(cls, context: int) -> Beam:
         """Nothing was said yet."""
-        return cls([0], np.zeros(1), np.zeros((1, context), dtype=np.int64))
-
-    def padded_contexts(self, width: int) -> np.ndarray:
-        return np.pad(self.contexts, ((0, width - len(self.places)), (0, 0)))
+        return cls([0], np.zeros(1), np.zeros((1, context), dtype=np.int64), np.ones(1, dtype=bool))
 
 
-def _advance(beam: Beam, log_probs: np.ndarray, prefixes: Prefixes, width: int) -> Beam:
-    """One frame further: every prefix stays (by a blank) or takes a token; log_probs [K, V]."""
-    reached = beam.acoustic[:, None] + log_probs
-    # A prefix that another in the beam grows into is one with it: what leads there is added up.
-    where = {place: row for row, place in enumerate(beam.places)}
-    for place, row in where.items():
-        parent = where.get(prefixes.parents[place])
-        if parent is not None:
-            grown = parent, prefixes.tokens[place]
-            reached[row, BOUNDARY] = np.logaddexp(reached[row, BOUNDARY], reached[grown])
-            reached[grown] = -np.inf
+def _offers(model: Transducer, frame: Tensor, beams: Sequence[Beam], rows: Sequence[int]) -> list[np.ndarray]:
+    """For these rows of the batch, ln p [open, V] of what may follow their open prefixes at frame [B, D]."""
+    if not rows:
+        return []
+    contexts = [beams[row].contexts[beams[row].is_open] for row in rows]
+    sizes = [len(own) for own in contexts]
+    states = model.predict(torch.from_numpy(np.concatenate(contexts)).to(frame.device))
+    log_probs = _log_probs(model, frame[np.repeat(rows, sizes)], states)
+    return np.split(log_probs.cpu().numpy(), np.cumsum(sizes)[:-1])
+
+
+def _advance(beam: Beam, log_probs: np.ndarray, prefixes: Prefixes, width: int, may_stay: bool) -> Beam:
+    """Every open prefix takes a blank or a token, by log_probs [open, V]; with a token it may stay open."""
+    reached = np.full((len(beam.places), log_probs.shape[1]), -np.inf)
+    reached[:, BOUNDARY] = beam.acoustic
+    reached[beam.is_open] = beam.acoustic[beam.is_open, None] + log_probs
+    _merge(beam, reached, prefixes, may_stay)
     scores = reached + _bonuses(prefixes, beam.places, reached.shape[1])
     best = _best(scores.ravel(), width)
     rows, symbols = np.divmod(best[scores.ravel()[best] > -np.inf], scores.shape[1])
@@ -169,9 +184,25 @@ def _advance(beam: Beam, log_probs: np.ndarray, prefixes: Prefixes, width: int) 
         prefixes.child(beam.places[row], int(symbol)) if symbol != BOUNDARY else beam.places[row]
         for row, symbol in zip(rows, symbols, strict=True)
     ]
+    grows = symbols != BOUNDARY
     old = beam.contexts[rows]
     new = np.concatenate([old[:, 1:], symbols[:, None]], axis=1)
-    return Beam(places, reached[rows, symbols], np.where(symbols[:, None] == BOUNDARY, old, new))
+    return Beam(places, reached[rows, symbols], np.where(grows[:, None], new, old), grows & may_stay)
+
+
+def _merge(beam: Beam, reached: np.ndarray, prefixes: Prefixes, may_stay: bool) -> None:
+    """What will wait for the next frame and is the same prefix is one: what leads there is added up."""
+    is_open = beam.is_open.tolist()
+    opened = {place: row for row, place in enumerate(beam.places) if is_open[row]}
+    waiting = {place: row for row, place in enumerate(beam.places) if not is_open[row]}
+    for place, row in (opened | waiting).items():
+        others = [(opened[place], BOUNDARY)] if place in opened and place in waiting else []
+        parent = opened.get(prefixes.parents[place])
+        if parent is not None and not may_stay:
+            others.append((parent, prefixes.tokens[place]))
+        for other in others:
+            reached[row, BOUNDARY] = np.logaddexp(reached[row, BOUNDARY], reached[other])
+            reached[other] = -np.inf
 
 
 def _alpha(entering: Tensor, blank: Tensor) -> Tensor:

@@ -109,6 +109,20 @@ def test_decoding_gives_every_way_its_error_rate(tmp_path: Path, world: World) -
     )
 
 
+def test_symbols_a_frame_are_counted_for_greedy_search_and_beams(tmp_path: Path, world: World) -> None:
+    recognizer = Recognizer(
+        Blueprint(FRONTEND, MODELS["transducer"]), world.tokens, world.bench("transducer").model
+    )
+    recognizer.save(tmp_path / "out" / "run" / "model")
+    options = [str(tmp_path / "out" / "run"), "--data", str(world.corpus), "--width", "1", "--quick"]
+    command = [sys.executable, str(BENCHMARKS / "symbols.py"), *options, "--out", str(tmp_path)]
+    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    found = json.loads((tmp_path / "symbols.json").read_text())
+    assert list(found["symbols"]) == ["1", "2", "4"]
+    for row in found["symbols"].values():
+        assert row["beam"]["wer"] == row["greedy"]["wer"]  # a width of 1
+
+
 def test_stacked_clients_come_to_what_they_come_to_alone(tmp_path: Path) -> None:
     found = run_quickly("stacked", tmp_path)
     for case in found["cases"].values():

@@ -89,6 +89,15 @@ def test_weights_are_found_on_one_split_and_scored_on_another(command, text, lis
         command(*arguments[:-1], "dev")
 
 
+def test_oracles_are_told_at_depths_that_the_lists_have(command, tmp_path):
+    texts = ["a hat", "a bat", "the hat", "the bat", "hats", "the cat"]
+    found = tuple(Hypothesis(text, score=-float(rank)) for rank, text in enumerate(texts))
+    write_nbest(tmp_path / "lists.jsonl", [NBest("1", found, reference="the cat")])
+    told = command("rescore", tmp_path / "lists.jsonl").output
+    rates = dict(re.findall(r"^ ?(first pass|oracle(?: of \d+)?) +(\d+\.\d\d)", told, re.MULTILINE))
+    assert rates == {"first pass": "100.00", "oracle of 5": "50.00", "oracle": "0.00"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

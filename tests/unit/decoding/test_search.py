@@ -13,8 +13,6 @@ from antiphon.decoding.search import beam_for, search
 @pytest.mark.parametrize("name", MODELS)
 def test_a_beam_of_one_hears_what_greedy_decoding_hears(world: World, name: str) -> None:
     model = world.bench(name).model
-    if name == "transducer":
-        model.config = type(model.config)(**{**vars(model.config), "symbols_per_frame": 1})  # type: ignore[attr-defined]
     indices = world.store.where("test")
     lists = list(search(model, world.tokens, world.store, indices, beam_for(model, 1)))
     heard = recognise(model, world.tokens, world.store, indices)

@@ -51,17 +51,29 @@ def batch_of(frames: list[int], tokens: list[Spelled] | None = None, padding: in
 
 
 @torch.no_grad()
-def one_symbol_a_frame(model: Transducer, num_frames: int) -> dict[Spelled, float]:
-    """ln of the sum over all paths of one symbol a frame, for everything they spell."""
+def every_path(model: Transducer, num_frames: int, symbols_per_frame: int = 1) -> dict[Spelled, float]:
+    """ln of the sum over all alignments with so many tokens a frame at most, for everything they spell.
+
+    Fewer tokens than that need a blank to move on.
+    """
     frames, lengths = model.listen(batch_of([num_frames]))
-    found: dict[Spelled, float] = {}
-    for path in product(range(TOKENS.size), repeat=int(lengths)):
-        context, total = model.start(1), 0.0
-        for frame, symbol in zip(frames[0], path, strict=True):
-            total += float(model.classify(frame, model.predict(context)[0]).log_softmax(-1)[symbol])
-            context = model.advance(context, torch.tensor([symbol])) if symbol else context
-        spelled = tuple(symbol for symbol in path if symbol)
-        found[spelled] = float(np.logaddexp(found.get(spelled, -np.inf), total))
+    in_a_frame = [
+        tokens + (0,) * (size < symbols_per_frame)
+        for size in range(symbols_per_frame + 1)
+        for tokens in product(range(1, TOKENS.size), repeat=size)
+    ]
+    found = {(): 0.0}
+    for frame in frames[0, : int(lengths)]:
+        contexts = list(product(range(TOKENS.size), repeat=2))
+        log_probs = model.classify(frame, model.predict(torch.tensor(contexts))).log_softmax(-1)
+        known = dict(zip(contexts, log_probs.tolist(), strict=True))
+        after: dict[Spelled, float] = {}
+        for (spelled, total), path in product(found.items(), in_a_frame):
+            for symbol in path:
+                total += known[(0, 0, *spelled)[-2:]][symbol]
+                spelled += (symbol,) if symbol else ()
+            after[spelled] = float(np.logaddexp(after.get(spelled, -np.inf), total))
+        found = after
     return found
 
 
@@ -73,15 +85,19 @@ def every_text(model: Transducer, num_frames: int, longest: int) -> dict[Spelled
     return dict(zip(texts, (-losses).tolist(), strict=True))
 
 
+@pytest.mark.parametrize("symbols_per_frame", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_width_of_one_is_greedy_search_at_one_symbol_a_frame(seed: int) -> None:
+def test_a_width_of_one_is_greedy_search_at_as_many_symbols_a_frame(
+    seed: int, symbols_per_frame: int
+) -> None:
     model = build(seed=seed)
-    model.config = replace(CONFIG, symbols_per_frame=1)
+    model.config = replace(CONFIG, symbols_per_frame=symbols_per_frame)
     frames = [30, 41, 12, 1]
-    lists = TransducerBeam(width=1).nbest(model, TOKENS, batch_of(frames))
+    lists = TransducerBeam(1, symbols_per_frame).nbest(model, TOKENS, batch_of(frames))
     greedy = model.greedy(batch_of(frames))
     assert [list(best.tokens) for (best,) in lists] == greedy
-    assert any(greedy)
+    model.config = replace(CONFIG, symbols_per_frame=symbols_per_frame + 1)
+    assert model.greedy(batch_of(frames)) != greedy  # the limit is felt
 
 
 def test_a_beam_wide_enough_sums_all_paths_of_one_symbol_a_frame() -> None:
@@ -89,7 +105,7 @@ def test_a_beam_wide_enough_sums_all_paths_of_one_symbol_a_frame() -> None:
     for num_frames, found in zip(
         FRAMES, TransducerBeam(width=1000).nbest(model, TOKENS, batch_of(FRAMES)), strict=True
     ):
-        expected = one_symbol_a_frame(model, num_frames)
+        expected = every_path(model, num_frames)
         merged: dict[str, list[float]] = {}  # runs of spaces read the same
         for spelled, acoustic in expected.items():
             merged.setdefault(" ".join(TOKENS.decode(spelled).split()), []).append(acoustic)
@@ -101,10 +117,50 @@ def test_a_beam_wide_enough_sums_all_paths_of_one_symbol_a_frame() -> None:
         assert scores == sorted(scores, reverse=True)
 
 
+@pytest.mark.parametrize(("frames", "symbols_per_frame"), [([4, 6], 2), ([4, 2], 3)])
+def test_a_beam_wide_enough_sums_all_alignments_of_several_symbols_a_frame(
+    frames: list[int], symbols_per_frame: int
+) -> None:
+    model = build()
+    beam = TransducerBeam(10_000, symbols_per_frame)
+    for num_frames, found in zip(frames, beam.nbest(model, Letters(), batch_of(frames)), strict=True):
+        expected = every_path(model, num_frames, symbols_per_frame)
+        assert {hypothesis.tokens: hypothesis.parts[ACOUSTIC] for hypothesis in found} == pytest.approx(
+            expected
+        )
+
+
+def test_with_more_symbols_a_frame_than_tokens_the_likelihood_is_full() -> None:
+    model = build(blank=4.0)
+    (found,) = TransducerBeam(3000, symbols_per_frame=5).nbest(model, Letters(), batch_of([4]))
+    expected = every_text(model, 4, longest=4)
+    acoustic = {hypothesis.tokens: hypothesis.parts[ACOUSTIC] for hypothesis in found}
+    likeliest = sorted(expected, key=lambda spelled: -expected[spelled])[:50]
+    assert max(map(len, likeliest)) >= 3
+    assert [acoustic[spelled] for spelled in likeliest] == pytest.approx(
+        [expected[spelled] for spelled in likeliest], rel=1e-6
+    )
+
+
+def test_one_prefix_open_and_waiting_is_summed_by_hand() -> None:
+    """Two frames, one kind of token, at most two a frame; each is a blank or not, half and half."""
+    model = build()
+    with torch.no_grad():
+        for parameter in model.output.parameters():
+            parameter.zero_()
+        model.output.bias[[1, 2, 4]] = -torch.inf
+    (found,) = TransducerBeam(20, symbols_per_frame=2).nbest(model, Letters(), batch_of([4]))
+    probabilities = {h.tokens: np.exp(h.parts[ACOUSTIC]) for h in found}
+    # In a frame: nothing 1/2, one 1/4, two (and no blank) 1/4.
+    assert probabilities == pytest.approx(
+        {(): 1 / 4, (3,): 2 / 8, (3, 3): 2 / 8 + 1 / 16, (3,) * 3: 2 / 16, (3,) * 4: 1 / 16}
+    )
+
+
 def test_prefixes_in_a_narrow_beam_are_never_worth_more_than_all_their_paths() -> None:
     model = build()
     (found,) = TransducerBeam(width=5).nbest(model, Letters(), batch_of([8]))
-    expected = one_symbol_a_frame(model, 8)
+    expected = every_path(model, 8)
     assert 1 < len(found) <= 5
     for hypothesis in found:
         assert hypothesis.parts[ACOUSTIC] <= expected[hypothesis.tokens] + 1e-12
@@ -151,7 +207,7 @@ def test_the_exact_search_finds_the_best_of_all_texts_in_their_order() -> None:
 
 def test_hypotheses_are_the_same_alone_and_in_a_padded_batch() -> None:
     model = build()
-    for beam in (TransducerBeam(4), ExactTransducerBeam(4)):
+    for beam in (TransducerBeam(4), TransducerBeam(4, symbols_per_frame=3), ExactTransducerBeam(4)):
         together = beam.nbest(model, TOKENS, batch_of(FRAMES, padding=5))
         for num_frames, own in zip(FRAMES, together, strict=True):
             (alone,) = beam.nbest(model, TOKENS, batch_of([num_frames]))
@@ -159,14 +215,18 @@ def test_hypotheses_are_the_same_alone_and_in_a_padded_batch() -> None:
             assert [h.score for h in own] == pytest.approx([h.score for h in alone], abs=1e-10)
 
 
-@pytest.mark.parametrize("kind", [TransducerBeam, ExactTransducerBeam])
+@pytest.mark.parametrize(
+    "beam",
+    [TransducerBeam(1000), TransducerBeam(1000, symbols_per_frame=3), ExactTransducerBeam(1000)],
+    ids=["one symbol", "three symbols", "exact"],
+)
 def test_fusion_keeps_parts_apart_and_a_wide_beam_agrees_with_rescoring(
-    kind: type[TransducerBeam | ExactTransducerBeam],
+    beam: TransducerBeam | ExactTransducerBeam,
 ) -> None:
     model = build(blank=2.0)
     fusion = Fusion(estimate(["a b", "a a", "ab a", "a"], order=2), weight=2.0)
-    (plain,) = kind(width=1000).nbest(model, TOKENS, batch_of([4]))
-    (fused,) = kind(width=1000, fusion=fusion).nbest(model, TOKENS, batch_of([4]))
+    (plain,) = beam.nbest(model, TOKENS, batch_of([4]))
+    (fused,) = replace(beam, fusion=fusion).nbest(model, TOKENS, batch_of([4]))
     for hypothesis in fused:
         (lm,) = fusion.model.score_sentences([hypothesis.text])
         assert hypothesis.parts[LM] == pytest.approx(lm)
@@ -187,3 +247,5 @@ def test_a_beam_without_width_is_refused() -> None:
     for kind in (TransducerBeam, ExactTransducerBeam):
         with pytest.raises(ValueError, match="at least 1"):
             kind(width=0)
+    with pytest.raises(ValueError, match="at least 1 symbol a frame"):
+        TransducerBeam(symbols_per_frame=0)
