@@ -32,11 +32,15 @@ class Footprint:
     linear: float = 0.0
     quadratic: float = 0.0
 
-    def fits(self, num_clients: int, shapes: np.ndarray) -> bool:
-        """Whether so many clients fit at every step; shapes [steps, 2] are rows and frames of a client."""
-        rows, frames = shapes[:, 0].astype(float), shapes[:, 1].astype(float)
-        largest = float((rows * (self.linear * frames + self.quadratic * frames**2)).max())
-        return num_clients * (COPIES * self.update + largest) <= (1 - HELD) * self.room
+    def fits(self, num_clients: np.ndarray, shapes: np.ndarray) -> np.ndarray:
+        """Whether groups of so many clients [groups] fit at every step.
+
+        shapes [groups, steps, 2] are rows and frames of the largest client of each.
+        """
+        rows, frames = shapes[..., 0].astype(float), shapes[..., 1].astype(float)
+        largest = (rows * (self.linear * frames + self.quadratic * frames**2)).max(axis=-1)
+        fits: np.ndarray = num_clients * (COPIES * self.update + largest) <= (1 - HELD) * self.room
+        return fits
 
     def held(self, most: int) -> int:
         """How many updates may wait at once, `most` at most and one at least."""

@@ -25,7 +25,8 @@ from antiphon.local import LocalTraining
 from antiphon.models.noise import drawing
 
 CAPTURED_AFTER = 2  # steps of a shape before its graph is captured: capturing costs about as much as three
-MOST_GRAPHS = 4  # each keeps its own activations
+MOST_GRAPHS = 4  # each keeps its own activations …
+RARER = 2  # … and gives way to a shape that is seen so many times as often
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,22 @@ class Stack:
         shapes = tuple(tensor.shape for tensor in given.tensors)
         key = (shapes, local.clip_norm, local.proximal)
         self._seen[key] += 1
-        if key not in self._graphs and self._seen[key] <= CAPTURED_AFTER:
-            return self._step(given, rate, local)
         if key not in self._graphs:
-            while len(self._graphs) >= MOST_GRAPHS:
-                del self._graphs[next(iter(self._graphs))]
+            if not self._pays(key):
+                return self._step(given, rate, local)
+            if len(self._graphs) >= MOST_GRAPHS:
+                del self._graphs[self._rarest()]
             self._graphs[key] = Captured(self, given, local)
         return self._graphs[key].replay(given, rate)
+
+    def _pays(self, key: tuple[object, ...]) -> bool:
+        """Whether to capture a shape: shapes in turn must not drive out each other, again and again."""
+        if len(self._graphs) < MOST_GRAPHS:
+            return self._seen[key] > CAPTURED_AFTER
+        return self._seen[key] > max(CAPTURED_AFTER, RARER * self._seen[self._rarest()])
+
+    def _rarest(self) -> tuple[object, ...]:
+        return min(self._graphs, key=lambda key: self._seen[key])
 
     def _step(self, given: StackedBatch, rate: Tensor, local: LocalTraining) -> Tensor:
         trained = self.trained(len(given.share))

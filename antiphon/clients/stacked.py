@@ -1,6 +1,6 @@
 """A worker that trains many clients at once on one GPU, instead of one after another.
 
-A cohort is cut into groups that fit the device's memory, clients with a similar number of steps together.
+A cohort is cut into groups that fit the device's memory, similar clients together (`grouping`).
 Within a group the clients with the most steps stand first, so that those still at work are always the
 first n; a client whose steps are done stays as it is. Each client's update is what it would get alone.
 """
@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from antiphon.clients.client import Bench, Client, Step, Unusable
+from antiphon.clients.client import Bench, Client, Unusable
 from antiphon.clients.footprint import Footprint, measure_footprint
+from antiphon.clients.grouping import Plan, grouped
 from antiphon.clients.stack import Stack, StackedBatch, norms, total_magnitudes
 from antiphon.clients.train import delta_stats, report, seed_of
 from antiphon.clients.worker import SpeechWorker, refuse_nonfinite
@@ -24,19 +25,6 @@ from antiphon.kept import kept_in
 from antiphon.local import LocalTraining
 
 log = logging.getLogger("antiphon")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A client and the steps it will take in this round."""
-
-    client: Client
-    steps: Sequence[Step]
-
-    def shape(self, number: int) -> tuple[int, int]:
-        """Rows and frames of a step's batch."""
-        indices = self.steps[number].indices
-        return len(indices), int(self.client.bench.store.num_frames[indices].max())
 
 
 @dataclass
@@ -100,7 +88,7 @@ class StackedWorker:
                 plans.append(Plan(client, list(client.steps(local, seed_of(task)))))
             except Unusable as error:
                 answers[name] = Update.nothing(Failure(name, str(error)))
-        waiting = list(grouped(plans, footprint, self.most))
+        waiting = grouped(plans, footprint, self.most)
         while waiting:
             group = waiting.pop(0)
             try:
@@ -143,24 +131,6 @@ class StackedWorker:
             mean = {name: delta[place] for name, delta in deltas.items()}
             updates.append(refuse_nonfinite(Update(mean, reports=(told,))))
         return updates
-
-
-def grouped(plans: Sequence[Plan], footprint: Footprint, most: int) -> Iterator[list[Plan]]:
-    """Groups that fit the memory, clients with the most steps first; the same for the same plans."""
-    ordered = sorted(plans, key=lambda plan: (-len(plan.steps), plan.shape(0)[1], plan.client.id))
-    group: list[Plan] = []
-    shapes: np.ndarray = np.zeros((0, 2), dtype=np.int64)
-    for plan in ordered:
-        mine = np.array([plan.shape(number) for number in range(len(plan.steps))])
-        joint = np.maximum(shapes[: len(mine)], mine) if group else mine
-        joint = np.concatenate((joint, shapes[len(mine) :])) if group else joint
-        if group and (len(group) == most or not footprint.fits(len(group) + 1, joint)):
-            yield group
-            group, joint = [], mine
-        group.append(plan)
-        shapes = joint
-    if group:
-        yield group
 
 
 def stacked_batches(bench: Bench, group: Sequence[Plan]) -> Iterator[StackedBatch]:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from world import MASKS, MODELS, Doubled, World
 
 from antiphon.clients.client import Bench, Client
-from antiphon.clients.footprint import COPIES, HELD, Footprint
-from antiphon.clients.stacked import Plan, StackedWorker, grouped, stacked_batches
+from antiphon.clients.grouping import Plan
+from antiphon.clients.stack import MOST_GRAPHS, Stack, StackedBatch
+from antiphon.clients.stacked import StackedWorker, stacked_batches
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task, Tensors, Update
 from antiphon.data.batches import Batch
@@ -231,24 +232,6 @@ def test_a_model_that_vmap_cannot_run_is_trained_one_after_another_and_the_log_s
     assert "item()" in caplog.text
 
 
-def test_groups_fit_the_memory_and_put_those_with_most_steps_first(world: World) -> None:
-    bench, clients = world.bench("ctc"), unequal(world)
-    plans = [Plan(c := Client(n, own, bench), list(c.steps(LOCAL, 1))) for n, own in clients.items()]
-    footprint = Footprint(room=100.0 / (1 - HELD), update=25.0 / COPIES, linear=0.0)
-    groups = list(grouped(plans, footprint, most=256))
-    assert [len(group) for group in groups] == [4, 4]
-    numbers = [len(plan.steps) for group in groups for plan in group]
-    assert numbers == sorted(numbers, reverse=True)
-    assert sorted(plan.client.id for group in groups for plan in group) == sorted(clients)
-
-
-def test_a_footprint_grows_with_clients_rows_and_the_square_of_frames() -> None:
-    footprint = Footprint(room=1000.0 / (1 - HELD), update=10.0 / COPIES, linear=1.0, quadratic=0.1)
-    shapes = np.array([[1, 10], [3, 10]])  # 3 · (10 + 0.1 · 100) = 60 bytes, and 10 for the parameters
-    assert footprint.fits(14, shapes)
-    assert not footprint.fits(15, shapes)
-
-
 def test_a_stacked_batch_holds_every_client_s_rows_and_weighs_placeholders_with_nothing(world: World) -> None:
     bench, clients = world.bench("ctc"), unequal(world)
     local = replace(LOCAL, epochs=1, batch_seconds=0.0)
@@ -261,6 +244,39 @@ def test_a_stacked_batch_holds_every_client_s_rows_and_weighs_placeholders_with_
         assert set(share[row < 0].tolist()) <= {0.0}
         placeholders = stacked.batch.feature_lengths.view(rows.shape)[plans.index(plan)][row < 0]
         assert set(placeholders.tolist()) <= {1}
+
+
+def test_shapes_that_take_turns_do_not_drive_out_each_other_s_graphs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured = []
+
+    class Recorded:
+        """Stands for a CUDA graph, which only a GPU has."""
+
+        def __init__(self, stack: Stack, given: StackedBatch, local: LocalTraining) -> None:
+            self.stack, self.local = stack, local
+            captured.append(given.batch.features.shape)
+
+        def replay(self, given: StackedBatch, rate: Tensor) -> Tensor:
+            return self.stack._step(given, rate, self.local)
+
+    monkeypatch.setattr("antiphon.clients.stack.Captured", Recorded)
+    bench, clients = world.bench("ctc"), unequal(world)
+    local = replace(LOCAL, epochs=1, batch_seconds=0.0)
+    plans = [Plan(c := Client(n, own, bench), list(c.steps(local, 1))) for n, own in clients.items()]
+    stack = Stack(bench, bench.base, size=len(plans))
+    stack.graphs = True
+    batches = [batch for count in range(1, len(plans) + 1) for batch in stacked_batches(bench, plans[:count])]
+    assert len({batch.share.shape[0] for batch in batches}) > MOST_GRAPHS
+    for _ in range(8):
+        for batch in batches:
+            stack.step(batch, local)
+    assert len(captured) == len(set(captured)) == MOST_GRAPHS
+    for _ in range(20):  # one that comes far more often takes the place of another
+        stack.step(batches[-1], local)
+    assert len(captured) == MOST_GRAPHS + 1
+    assert captured[-1] == batches[-1].batch.features.shape
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
