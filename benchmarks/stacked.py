@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from common import TOKENS, argument_parser, make_store, print_table, write_resul
 from torch.profiler import ProfilerActivity, profile
 
 from antiphon.clients.client import Bench, Client
+from antiphon.clients.footprint import Footprint
+from antiphon.clients.grouping import Plan, grouped
 from antiphon.clients.stacked import StackedWorker
 from antiphon.clients.train import clip, seed_of
 from antiphon.clients.worker import SpeechWorker
@@ -111,6 +113,29 @@ def limit(bench: Bench, case: Case, task: Task) -> Update:
             clip(grads, case.local.clip_norm)
             torch._foreach_add_(parameters, grads, alpha=-case.local.lr)
     return Update({})
+
+
+def count_padding(name: str, case: Case) -> None:
+    """Frames that are computed for one of speech, with the groups of a round and with one group of all."""
+    bench = case.bench(torch.device("cpu"))
+    clients = [Client(client, own, bench) for client, own in case.clients.items()]
+    plans = [Plan(client, list(client.steps(case.local, 1))) for client in clients]
+    groups = grouped(plans, Footprint(), most=256)
+    speech = sum(int(case.store.num_frames[step.indices].sum()) for plan in plans for step in plan.steps)
+    rows = []
+    for way, found in {"one group": [[plan for group in groups for plan in group]], "groups": groups}.items():
+        padded = sum(num_frames(group) for group in found)
+        rows.append([name, way, str([len(group) for group in found]), f"{padded / speech:.2f}"])
+    print_table(["case", "way", "clients", "frames for one of speech"], rows)
+
+
+def num_frames(group: Sequence[Plan]) -> int:
+    """Computed in all steps of a group, padding included."""
+    shapes = [
+        [plan.shapes[number] for plan in group if number < len(plan.steps)]
+        for number in range(len(group[0].steps))
+    ]
+    return sum(len(step) * int(np.max(step, axis=0).prod()) for step in shapes)
 
 
 def folded(worker: Worker, task: Task, names: list[str]) -> Update:
@@ -200,6 +225,7 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, help="an imported corpus: cases with real clients")
     parser.add_argument("--encoder", type=Path, help="the ONNX encoder of its features")
     parser.add_argument("--only", nargs="*", default=[], help="these cases alone")
+    parser.add_argument("--padding", action="store_true", help="count what padding costs, train nothing")
     arguments = parser.parse_args()
     device = choose_device("auto")
     about = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
@@ -209,7 +235,11 @@ def main() -> None:
         if arguments.corpus:
             cases |= real_cases(arguments.corpus, arguments.encoder)
         for name, case in cases.items():
-            if not arguments.only or name in arguments.only:
+            if arguments.only and name not in arguments.only:
+                continue
+            if arguments.padding:
+                count_padding(name, case())
+            else:
                 results[name] = measure(name, case(), device, 1 if arguments.quick else 6)
                 write_result(arguments, {"device": about, "cases": results})
 

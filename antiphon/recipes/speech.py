@@ -51,7 +51,10 @@ def _central(
 def speech_ctc() -> Experiment:
     """Central training of a Conformer with CTC over subwords."""
     return _central(
-        "speech-ctc", CtcConfig(ConformerConfig(dim=384, num_layers=3, dropout=0.3)), num_tokens=128
+        "speech-ctc",
+        CtcConfig(ConformerConfig(dim=512, num_layers=3, dropout=0.3)),
+        num_tokens=128,
+        rounds=150,
     )
 
 
@@ -65,5 +68,5 @@ def speech_las() -> Experiment:
 
 def speech_transducer() -> Experiment:
     """Central training of a Conformer-Transducer over subwords."""
-    model = TransducerConfig(ConformerConfig(num_layers=3, stack=2, dropout=0.2), dropout=0.2)
+    model = TransducerConfig(ConformerConfig(dim=384, num_layers=3, stack=2, dropout=0.3), dropout=0.3)
     return _central("speech-transducer", model, num_tokens=256)
