@@ -131,11 +131,11 @@ def count_padding(name: str, case: Case) -> None:
 
 def num_frames(group: Sequence[Plan]) -> int:
     """Computed in all steps of a group, padding included."""
-    shapes = [
-        [plan.shapes[number] for plan in group if number < len(plan.steps)]
-        for number in range(len(group[0].steps))
-    ]
-    return sum(len(step) * int(np.max(step, axis=0).prod()) for step in shapes)
+    total = 0
+    for number in range(len(group[0].steps)):
+        at_work = [plan.shapes[number] for plan in group if number < len(plan.steps)]
+        total += len(at_work) * int(np.max(at_work, axis=0).prod())
+    return total
 
 
 def folded(worker: Worker, task: Task, names: list[str]) -> Update:
