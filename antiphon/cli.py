@@ -16,7 +16,8 @@ import yaml
 
 from antiphon import config, screen
 from antiphon.cli_corpus import corpus_commands
-from antiphon.cli_decoding import lm_commands, nbest_command, rescore_command
+from antiphon.cli_decoding import nbest_command, rescore_command
+from antiphon.cli_lm import lm_commands
 from antiphon.cli_personalisation import personalize_command
 from antiphon.cli_pruning import prune_command
 from antiphon.cli_scoring import Steps, alignments_command, compare_command

@@ -1,10 +1,10 @@
-"""`antiphon lm ngram`, `antiphon lm train` and `antiphon rescore`."""
+"""`antiphon nbest` and `antiphon rescore`: lists by beam search, and ranked anew."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,106 +14,44 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from antiphon import screen
-from antiphon.data.sentences import read_sentences
-from antiphon.data.tokens import UnigramConfig
-from antiphon.data.words import WordsConfig
 from antiphon.decoding.fusion import Fusion
-from antiphon.decoding.hypothesis import WORDS, read_nbest, write_nbest
+from antiphon.decoding.hypothesis import WORDS, NBest, read_nbest, write_nbest
 from antiphon.decoding.rescoring import (
     SCORE,
     Column,
+    Listener,
     Lists,
     best_leaving_out,
     reranked,
     tabulate,
     tune,
     tune_leaving_out,
+    united,
 )
 from antiphon.decoding.tuning import Ranking
-from antiphon.models.ngram import Perplexity, SentenceModel
+from antiphon.models.ngram import SentenceModel
 from antiphon.report.statistics import Interval, difference_interval, rate_interval
 
-lm_commands = typer.Typer(
-    no_args_is_help=True, help="Language models: estimate n-grams, train a Transformer."
-)
-
-Texts = Annotated[
-    list[Path],
-    typer.Argument(help="Text files, plain or .gz: a sentence a line, after the last tab; or .jsonl."),
-]
-Heldout = Annotated[
-    list[Path], typer.Option(metavar="FILE", help="Other text, to measure perplexity on. Repeatable.")
-]
 DEPTHS = (5, 20, 100)  # of lists, at which their oracles are looked at
-MOST_FOR_TOKENS = 200_000  # sentences that subwords are learnt from
-
-
-@lm_commands.command("ngram")
-def ngram_command(
-    texts: Texts,
-    out: Annotated[
-        Path, typer.Option(help="A name ending in .arpa or .arpa.gz, or a folder (opens at once).")
-    ],
-    order: Annotated[int, typer.Option(min=1, help="Words of the longest n-gram.")] = 5,
-    min_counts: Annotated[
-        str, typer.Option(metavar="1,1,2", help="Leave out rarer n-grams, by order; the last holds beyond.")
-    ] = "1",
-    heldout: Heldout = [],
-) -> None:
-    """Estimate an n-gram model with interpolated modified Kneser-Ney smoothing."""
-    from antiphon.models.arpa import save_ngram
-    from antiphon.models.kneser_ney import estimate
-
-    started = time.monotonic()
-    model = estimate(sentences_of(texts), order, _counts(min_counts))
-    seconds = time.monotonic() - started
-    save_ngram(model, out)
-    sizes = ", ".join(f"{len(level.keys):,}" for level in model.levels)
-    screen.console.print(f"{out}: n-grams of order 1 to {model.order}: {sizes}; estimated in {seconds:.0f} s")
-    _show_perplexity(model.perplexity, heldout)
-
-
-@lm_commands.command("train")
-def train_command(
-    texts: Texts,
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
-    subwords: Annotated[int, typer.Option(help="Number of SentencePiece tokens; 0 for whole words.")] = 1000,
-    words: Annotated[int, typer.Option(help="Size of the vocabulary with --subwords 0.")] = 20_000,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 2000,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens a step, padding included.")] = 4096,
-    lr: Annotated[float, typer.Option(help="The highest learning rate.")] = 1e-3,
-    seed: Annotated[int, typer.Option(help="Decides first parameters, order and dropout.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    heldout: Heldout = [],
-) -> None:
-    """Train a Transformer language model: 3 blocks of width 256."""
-    from antiphon.models.lm_training import LmTraining, train_lm
-
-    sentences = sentences_of(texts)
-    some = sentences[:: -(-len(sentences) // MOST_FOR_TOKENS) or 1]
-    config = UnigramConfig(subwords) if subwords else WordsConfig(words)
-    tokens = config.fit(some if subwords else sentences, alphabet=None)
-    training = LmTraining(steps=steps, batch_tokens=batch_tokens, lr=lr, seed=seed)
-    with screen.bar("training") as progress:
-        model = train_lm(
-            sentences,
-            tokens,
-            training=training,
-            device=device,
-            progress=lambda done, _: progress(done, steps),
-        )
-    notes = {"steps": steps, "batch_tokens": batch_tokens, "lr": lr, "seed": seed}
-    model.save(out, notes)
-    screen.console.print(f"{out}: {tokens.size:,} tokens, {steps:,} steps")
-    _show_perplexity(model.perplexity, heldout)
 
 
 def rescore_command(
-    nbest: Annotated[Path, typer.Argument(help="N-best lists with references: JSON lines, plain or .gz.")],
+    nbest: Annotated[
+        list[Path],
+        typer.Argument(help="N-best lists with references, JSON lines, plain or .gz; several become one."),
+    ],
     lm: Annotated[
         list[str],
         typer.Option(metavar="[NAME=]MODEL", help="An ARPA file, or a folder of `antiphon lm`. Repeatable."),
     ] = [],
+    recogniser: Annotated[
+        list[str],
+        typer.Option(
+            metavar="[NAME=]RUN", help="The folder of a run whose model hears the texts too. Repeatable."
+        ),
+    ] = [],
+    data: Annotated[Path | None, typer.Option(help="Their speech, if not in the runs' own corpus.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or cuda:1 and so on.")] = "auto",
     weight: Annotated[
         list[str],
         typer.Option(metavar="NAME=VALUE", help="A fixed weight of a model or a part; score=1 if none is."),
@@ -130,10 +68,11 @@ def rescore_command(
     split: Annotated[str, typer.Option(help="Score the lists of this split only.")] = "",
     out: Annotated[Path | None, typer.Option(help="Write the lists, best first, with all parts.")] = None,
 ) -> None:
-    """Rank N-best lists anew with language models: word error rates before, after, and of the oracle."""
+    """Rank N-best lists anew with other models: word error rates before, after, and of the oracle."""
     models = dict(named_model(text) for text in lm)
-    lists = tabulate(read_nbest(nbest), models)
-    columns = columns_for(list(models), numbers_of("--weight", weight), search)
+    hearers = dict(named_hearer(text, data, device) for text in recogniser)
+    columns = columns_for([*models, *hearers], numbers_of("--weight", weight), search)
+    lists = tabulate(united([list(read_nbest(path)) for path in nbest]), models, hearers)
     scored = of_split(lists, split) if split else lists
     if tune_on or all(column.step == 0 for column in columns):
         weights = tune(of_split(lists, tune_on), columns) if tune_on else {c.name: c.weight for c in columns}
@@ -160,9 +99,30 @@ def load_sentence_model(path: Path, device: str = "cpu") -> SentenceModel:
 
 
 def named_model(text: str) -> tuple[str, SentenceModel]:
+    name, path = named_path(text)
+    return name, load_sentence_model(path)
+
+
+def named_hearer(text: str, data: Path | None, device: str) -> tuple[str, Listener]:
+    """A run's model, to say how likely texts are in their speech."""
+    from antiphon.recipes.listing import Hearer
+
+    name, path = named_path(text)
+    with screen.bar("features") as progress:
+        hearer = Hearer.open(path, data, device, progress)
+
+    def listen(entries: Sequence[NBest]) -> list[float]:
+        with screen.bar(name) as progress:
+            return hearer.score_lists(entries, progress)
+
+    return name, listen
+
+
+def named_path(text: str) -> tuple[str, Path]:
+    """A path with a name before it, or its last part."""
     name, equals, path = text.partition("=")
     path = path if equals else text
-    return name if equals else Path(path).name.split(".")[0], load_sentence_model(Path(path))
+    return name if equals else Path(path).name.split(".")[0], Path(path)
 
 
 def columns_for(models: Sequence[str], weights: Mapping[str, float], search: Sequence[str]) -> list[Column]:
@@ -246,26 +206,6 @@ def percent(interval: Interval | None) -> str:
 
 def listed(title: str, weights: Mapping[str, float]) -> str:
     return f"{title}: " + ", ".join(f"{name} {value:g}" for name, value in weights.items())
-
-
-def sentences_of(paths: Sequence[Path]) -> list[str]:
-    return [text for path in paths for text in read_sentences(path)]
-
-
-def _counts(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--min-counts takes whole numbers such as 1,1,2, not {text!r}") from None
-
-
-def _show_perplexity(measure: Callable[[list[str]], Perplexity], heldout: Sequence[Path]) -> None:
-    for path in heldout:
-        found = measure(sentences_of([path]))
-        screen.console.print(
-            f"{path.name}: perplexity {found.value:.1f} per word, ends of sentences included "
-            f"({found.num_words:,} words, {found.num_sentences:,} sentences, {found.num_unknown:,} unknown)"
-        )
 
 
 def nbest_command(

@@ -20,8 +20,8 @@ from antiphon.cli_decoding import (
     numbers_of,
     of_split,
     percent,
-    sentences_of,
 )
+from antiphon.cli_lm import sentences_of
 from antiphon.cli_private import show_private
 from antiphon.decoding.adaptation import Mixture
 from antiphon.decoding.hypothesis import read_nbest

@@ -5,14 +5,15 @@ logarithms and counts, and its weights are those with the fewest word errors on 
 coordinate search: one weight after another takes the best value of a grid around it, which narrows.
 
 Columns of a hypothesis: `score` (the first pass's own total), `rank` (minus the logarithm of its rank, for
-lists whose scores cannot be compared), `words`, its other parts, and one for every language model given.
+lists whose scores cannot be compared), `words`, its other parts, and one for every language model and every
+recogniser given.
 Where errors are the same, the weight that came first holds: a language model that does not help gets none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +21,9 @@ import numpy as np
 from antiphon.decoding.error_rate import Errors, word_errors
 from antiphon.decoding.hypothesis import WORDS, Hypothesis, NBest
 from antiphon.models.ngram import SentenceModel
+
+# ln p(text | speech) of all hypotheses of these lists, in a row.
+Listener = Callable[[Sequence[NBest]], Sequence[float]]
 
 SCORE, RANK = "score", "rank"
 SPREAD = (-4.0, -2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0, 4.0)  # of the grid, in units of its step
@@ -91,14 +95,18 @@ def _first_maxima(scores: np.ndarray, starts: np.ndarray) -> np.ndarray:
     return np.minimum.reduceat(places, starts[:-1])
 
 
-def tabulate(entries: Iterable[NBest], models: Mapping[str, SentenceModel]) -> Lists:
-    """Lists with their references, and a column for every model, named as in `models`."""
+def tabulate(
+    entries: Iterable[NBest], models: Mapping[str, SentenceModel], recognisers: Mapping[str, Listener] = {}
+) -> Lists:
+    """Lists with their references, and a column for every model and recogniser, named as there."""
     entries = tuple(entries)
     if not entries:
         raise ValueError("there are no lists to rescore")
     hypotheses = [hypothesis for entry in entries for hypothesis in entry.hypotheses]
     parts = _common_parts(hypotheses)
-    if taken := models.keys() & {SCORE, RANK, WORDS, *parts}:
+    if taken := (models.keys() | recognisers.keys()) & {SCORE, RANK, WORDS, *parts} | (
+        models.keys() & recognisers.keys()
+    ):
         raise ValueError(f"the lists have a part {sorted(taken)[0]!r} already: give the model another name")
     texts = [hypothesis.text for hypothesis in hypotheses]
     values = [
@@ -107,14 +115,38 @@ def tabulate(entries: Iterable[NBest], models: Mapping[str, SentenceModel]) -> L
         [len(text.split()) for text in texts],
         *([hypothesis.parts[name] for hypothesis in hypotheses] for name in parts),
         *(model.score_sentences(texts) for model in models.values()),
+        *(listener(entries) for listener in recognisers.values()),
     ]
     return Lists(
         entries,
-        (SCORE, RANK, WORDS, *parts, *models),
+        (SCORE, RANK, WORDS, *parts, *models, *recognisers),
         np.array(values, dtype=np.float64).T,
         np.array([row for entry in entries for row in _errors(entry)], dtype=np.int64),
         np.cumsum([0, *(len(entry.hypotheses) for entry in entries)]),
     )
+
+
+def united(lists: Sequence[Sequence[NBest]]) -> list[NBest]:
+    """Several searches of the same utterances as one list each: those of the first, then what others add.
+
+    Scores of different searches cannot be compared. So a text's becomes minus the logarithm of its best
+    rank, and its parts are dropped: `recognisers` and `models` of `tabulate` say more.
+    """
+    first, *others = lists
+    if not others:
+        return list(first)
+    by_id = [{entry.id: entry for entry in entries} for entries in others]
+    found = []
+    for entry in first:
+        if strange := [number for number, own in enumerate(by_id, 2) if entry.id not in own]:
+            raise ValueError(f"lists number {strange[0]} have none of utterance {entry.id!r}")
+        ranks: dict[str, int] = {}
+        for own in (entry, *(own[entry.id] for own in by_id)):
+            for rank, hypothesis in enumerate(own.hypotheses, 1):
+                ranks[hypothesis.text] = min(rank, ranks.get(hypothesis.text, rank))
+        hypotheses = [Hypothesis(text, score=-math.log(rank)) for text, rank in ranks.items()]
+        found.append(replace(entry, hypotheses=tuple(hypotheses)))
+    return found
 
 
 def _common_parts(hypotheses: Sequence[Hypothesis]) -> list[str]:

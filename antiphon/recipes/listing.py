@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from antiphon.data.batches import collate
 from antiphon.data.store import FeatureStore
 from antiphon.decoding.attention_beam import Penalties
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import NBest
+from antiphon.decoding.likelihoods import likelihoods
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.decoding.rescoring import tabulate
 from antiphon.decoding.search import beam_for, search
@@ -93,6 +95,23 @@ class Hearer:
             yield from (found := future.result())
             done += len(found)
             progress(done, len(ordered))
+
+    def score_lists(
+        self, entries: Sequence[NBest], progress: Progress = lambda done, total: None
+    ) -> list[float]:
+        """ln p(text | speech) of all hypotheses of these lists, which may be another recogniser's."""
+        model, tokens, store = self.recognizer.model, self.recognizer.tokens, self.store
+        model.eval()
+        indices = {store.id(index): index for index in range(len(store))}
+        if strange := [entry.id for entry in entries if entry.id not in indices]:
+            raise ValueError(f"there is no speech of utterance {strange[0]!r} in the corpus: give --data")
+        scores: list[float] = []
+        for number, entry in enumerate(entries, 1):
+            batch = collate(store, [indices[entry.id]], lambda text: []).to(self.device)
+            texts = [tokens.encode(hypothesis.text) for hypothesis in entry.hypotheses]
+            scores.extend(likelihoods(model, batch, texts).tolist())
+            progress(number, len(entries))
+        return scores
 
     def tuned(
         self,

@@ -10,7 +10,8 @@ import typer
 from typer.testing import CliRunner
 from world import FRONTEND, MODELS
 
-from antiphon.cli_decoding import lm_commands, load_sentence_model, nbest_command, rescore_command
+from antiphon.cli_decoding import load_sentence_model, nbest_command, rescore_command
+from antiphon.cli_lm import lm_commands
 from antiphon.decoding.hypothesis import Hypothesis, NBest, read_nbest, write_nbest
 from antiphon.decoding.recognizer import Blueprint, Recognizer
 from antiphon.recipes import listing
@@ -178,6 +179,27 @@ def test_processes_that_share_the_speech_find_the_same(command, world, run_of, t
         assert [h.text for h in one.hypotheses] == [h.text for h in other.hypotheses]
         scores = [[h.score for h in entry.hypotheses] for entry in (one, other)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+def test_other_recognisers_hear_the_texts_of_two_searches(command, world, run_of, tmp_path):
+    for name in ("ctc", "transducer"):
+        arguments = ["nbest", run_of(name), "--out", tmp_path / f"{name}.jsonl", "--data", world.corpus]
+        assert command(*arguments, "--beam", 3).exit_code == 0
+    paths = [tmp_path / "ctc.jsonl", tmp_path / "transducer.jsonl"]
+    runs = [part for name in ("ctc", "transducer") for part in ("--recogniser", tmp_path / name)]
+    out = tmp_path / "both.jsonl"
+    weights = ["--weight", "ctc=1", "--weight", "transducer=0.5"]
+    result = command("rescore", *paths, *runs, "--data", world.corpus, *weights, "--out", out)
+    assert result.exit_code == 0
+    single = [{entry.id: {h.text for h in entry.hypotheses} for entry in read_nbest(path)} for path in paths]
+    for entry in read_nbest(out):
+        assert {h.text for h in entry.hypotheses} == single[0][entry.id] | single[1][entry.id]
+        for hypothesis in entry.hypotheses:
+            expected = hypothesis.parts["ctc"] + 0.5 * hypothesis.parts["transducer"]
+            assert hypothesis.score == pytest.approx(expected, abs=1e-6)
+    write_nbest(paths[0], [NBest("elsewhere", (Hypothesis("a"),), reference="a")])
+    with pytest.raises(ValueError, match="no speech of utterance 'elsewhere'"):
+        command("rescore", paths[0], *runs[:2], "--data", world.corpus)
 
 
 def test_penalties_of_an_attention_model_are_options(command, world, run_of, tmp_path):

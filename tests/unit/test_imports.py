@@ -18,6 +18,7 @@ TOP = {
     "cli",
     "cli_corpus",
     "cli_decoding",
+    "cli_lm",
     "cli_personalisation",
     "cli_pruning",
     "cli_private",

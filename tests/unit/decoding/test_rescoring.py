@@ -16,6 +16,7 @@ from antiphon.decoding.rescoring import (
     tabulate,
     tune,
     tune_leaving_out,
+    united,
 )
 
 
@@ -180,3 +181,32 @@ def test_mistakes_are_named():
         tabulate(LISTS, {"words": Counting()})
     with pytest.raises(ValueError, match="no column 'lm' in the lists: there are score, rank, words"):
         tune(tabulate(LISTS, {}), [Column("lm")])
+
+
+def test_lists_of_two_searches_become_one_ranked_by_the_better_place() -> None:
+    def entry(*texts: str, split: str | None = None) -> NBest:
+        found = (Hypothesis(text, score=7.0, parts={"acoustic": 1.0}) for text in texts)
+        return NBest("1", tuple(found), reference="b", split=split)
+
+    (both,) = united([[entry("a", "b", "c", split="test")], [entry("b", "d", split="other")]])
+    assert (both.reference, both.split) == ("b", "test")
+    assert {h.text: h.score for h in both.hypotheses} == pytest.approx(
+        {"a": 0.0, "b": 0.0, "c": -math.log(3), "d": -math.log(2)}
+    )
+    assert [h.text for h in both.hypotheses] == ["a", "b", "c", "d"]
+    assert not any(h.parts for h in both.hypotheses)
+    (alone,) = united([[entry("a", "b")]])
+    assert alone == entry("a", "b")
+    with pytest.raises(ValueError, match="lists number 2 have none of utterance '1'"):
+        united([[entry("a")], []])
+
+
+def test_a_recogniser_s_opinion_is_a_column_as_that_of_a_language_model() -> None:
+    entries = [NBest(str(i), (Hypothesis("a"), Hypothesis("b")), reference="b") for i in range(2)]
+    lists = tabulate(
+        entries, {}, {"ctc": lambda given: [float(h.text == "b") for e in given for h in e.hypotheses]}
+    )
+    assert lists.columns[-1] == "ctc"
+    assert lists.count(lists.best({"ctc": 1.0})).total == 0
+    with pytest.raises(ValueError, match="a part 'words' already"):
+        tabulate(entries, {}, {"words": lambda given: [0.0] * 4})
