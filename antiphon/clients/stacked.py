@@ -34,9 +34,10 @@ class Plan:
     steps: Sequence[Step]
 
     def shape(self, number: int) -> tuple[int, int]:
-        """Rows and frames of a step's batch."""
-        indices = self.steps[number].indices
-        return len(indices), int(self.client.bench.store.num_frames[indices].max())
+        """Rows and frames of a step's batch; each text is taken to need as much as an utterance."""
+        indices, texts = self.steps[number].indices, self.client.labels.texts
+        num_texts = max(len(texts.get(index, (None,))) for index in indices.tolist())
+        return len(indices) * num_texts, int(self.client.bench.store.num_frames[indices].max())
 
 
 @dataclass
@@ -172,8 +173,10 @@ def stacked_batches(bench: Bench, group: Sequence[Plan]) -> Iterator[StackedBatc
         for row, step in zip(places, steps, strict=True):
             row[: len(step.indices)] = step.indices
         tables.append((places, [step.noise for step in steps]))
+    guesses = {index: found for plan in group for index, found in plan.client.labels.texts.items()}
     batches = bench.feed.one_by_one(places.reshape(-1) for places, _ in tables)
-    for (places, noise), batch in zip(tables, batches, strict=True):
+    for (places, noise), fed in zip(tables, batches, strict=True):
+        batch = bench.worded(fed, guesses)
         keys = bench.keys(noise, places).flatten()
         real = bench.sent(torch.from_numpy(places >= 0))
         share = (real / real.sum(dim=1, keepdim=True)).to(batch.features.dtype)
