@@ -197,7 +197,7 @@ class HuggingFaceSeq2Seq(nn.Module):
         self.most_tokens = positions - len(prompt)  # the end of the text is spelled, but not read
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Logits [B · N, U + 1, num_tokens] of every next token in the folder's order, given the true ones."""
+        """Logits [B · N, U + 1, num_tokens] of every next token, the folder's order, given the true ones."""
         tokens = next_tokens(batch.tokens, batch.token_lengths)[:, :-1]
         before = torch.cat((self._prompts(tokens), self._exchanged(tokens)), dim=1)
         values, lengths = self.inputs(batch)

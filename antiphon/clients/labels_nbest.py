@@ -1,0 +1,155 @@
+"""Labels for speech that nobody wrote down: a teacher's N-best lists, on the client that has the speech.
+
+The teacher is the clients' own model with the parameters that came with the task, or another model in a
+folder. Hypotheses are taken as text and spelled in the student's tokens: a teacher may have others.
+
+A client's utterances are recognised by themselves, in batches that depend on nobody else, so its labels are
+the same in any process and after any interruption. Those of the last teacher are kept, which saves time and
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from antiphon.clients.client import Bench, Client, Guess, Labels, Unusable
+from antiphon.core import Tensors
+from antiphon.data.batches import plan_batches
+from antiphon.data.tokens import Tokens
+from antiphon.decoding.fusion import Fusion
+from antiphon.decoding.hypothesis import Hypothesis
+from antiphon.decoding.recognizer import Recognizer
+from antiphon.decoding.search import Beam, beam_for
+from antiphon.labelling import Labelling, Lesson
+from antiphon.models.arpa import load_ngram
+from antiphon.models.model import Model
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A model that is there to be listened to, the tokens it spells in, and how it searches."""
+
+    model: Model
+    tokens: Tokens
+    beam: Beam
+
+
+@dataclass
+class Labeller:
+    """Labels the utterances without a text of one client after another, all in one process."""
+
+    bench: Bench
+    _lesson: Lesson | None = field(default=None, init=False)
+    _teacher: Teacher | None = field(default=None, init=False)
+    _kept: dict[str, Labels] = field(default_factory=dict, init=False)
+
+    def labelled(self, client: Client, lesson: Lesson) -> Client:
+        """The client, with guesses for what has no text; one that has no text it can trust is unusable."""
+        self._learn(lesson)
+        unwritten = self.unwritten(client.indices)
+        if len(unwritten) == 0:
+            return client
+        if client.id not in self._kept:
+            began = time.perf_counter()
+            found = self._label(unwritten, lesson)
+            self._kept[client.id] = found
+            spent = time.perf_counter() - began
+            # The time is of this round alone: labels that were kept cost none.
+            found = replace(found, stats={**found.stats, "label_seconds": spent})
+        else:
+            found = self._kept[client.id]
+        labelled = replace(client, labels=found)
+        if not found.texts and not self.bench.fits(client.indices).any():
+            raise Unusable(
+                f"no usable label for any of {len(unwritten)} utterances: "
+                "their hypotheses are empty, do not fit, or are below labels.confidence.least"
+            )
+        return labelled
+
+    def unwritten(self, indices: np.ndarray) -> np.ndarray:
+        """Utterances that have no text."""
+        return np.array([i for i in indices.tolist() if not self.bench.store.text(i)], dtype=np.int64)
+
+    def _learn(self, lesson: Lesson) -> None:
+        """Forgets labels of another teacher, or of other settings."""
+        if self._lesson is not None and _same(self._lesson, lesson):
+            return
+        if self._lesson is None or (self._lesson.labelling, self._lesson.model) != (
+            lesson.labelling,
+            lesson.model,
+        ):
+            self._teacher = open_teacher(lesson, self.bench)
+        self._lesson, self._kept = lesson, {}
+
+    def _label(self, unwritten: np.ndarray, lesson: Lesson) -> Labels:
+        teacher, bench, settings = self._teacher, self.bench, lesson.labelling
+        assert teacher is not None
+        if not lesson.model:
+            bench.load(lesson.teacher or {})
+        teacher.model.eval()
+        most = max(1, int(settings.batch_seconds * bench.store.frames_per_second))
+        texts: dict[int, tuple[Guess, ...]] = {}
+        confidences = []
+        for chosen in plan_batches(bench.store.num_frames, unwritten, most, None):
+            lists = teacher.beam.nbest(teacher.model, teacher.tokens, bench.feed(chosen))
+            for index, hypotheses in zip(chosen.tolist(), lists, strict=True):
+                guesses, confidence = self.guesses(hypotheses, int(bench.store.num_frames[index]), settings)
+                confidences.append(confidence)
+                if guesses:
+                    texts[index] = guesses
+        stats = {
+            "num_labelled": float(len(texts)),
+            "num_filtered": float(len(unwritten) - len(texts)),
+            "confidence": float(np.mean(confidences)),
+        }
+        return Labels(texts, stats)
+
+    def guesses(
+        self, hypotheses: Sequence[Hypothesis], num_frames: int, settings: Labelling
+    ) -> tuple[tuple[Guess, ...], float]:
+        """The labels of an utterance, none if it is not to be trusted, and how far it is.
+
+        Posteriors are over all hypotheses; those that are kept add up to 1. Where the best cannot be trained
+        on (it is empty, or has more tokens than the frames can hold), nothing is known.
+        """
+        if not hypotheses:
+            return (), 0.0
+        posteriors = settings.posteriors([hypothesis.score for hypothesis in hypotheses])
+        confidence = settings.confidence.confidence(posteriors)
+        spelled = [tuple(self.bench.tokens.encode(h.text)) for h in hypotheses[: settings.num]]
+        fits = [self.bench.model.fits(num_frames, tokens) for tokens in spelled]
+        if confidence < settings.confidence.least or not fits[0]:
+            return (), confidence
+        chosen = [pair for pair, usable in zip(zip(spelled, posteriors), fits, strict=True) if usable]  # noqa: B905
+        total = sum(posterior for _, posterior in chosen)
+        return tuple(Guess(tokens, posterior / total) for tokens, posterior in chosen), confidence
+
+
+def open_teacher(lesson: Lesson, bench: Bench) -> Teacher:
+    """The teacher of a lesson with what it searches by; refuses files and settings that do not fit."""
+    settings = lesson.labelling
+    model, tokens = bench.model, bench.tokens
+    if lesson.model:
+        recognizer = Recognizer.load(lesson.model, str(bench.device))
+        model, tokens = recognizer.model, recognizer.tokens
+    fusion = None
+    if settings.lm is not None:
+        fusion = Fusion(load_ngram(settings.lm.path), settings.lm.weight, settings.lm.word_bonus)
+    return Teacher(model, tokens, beam_for(model, settings.width, fusion))
+
+
+def _same(one: Lesson, other: Lesson) -> bool:
+    """Whether two lessons give the same labels, to the last bit."""
+    same_words = (one.labelling, one.model) == (other.labelling, other.model)
+    return same_words and _equal(one.teacher or {}, other.teacher or {})
+
+
+def _equal(one: Mapping[str, torch.Tensor], other: Tensors) -> bool:
+    if one is other:
+        return True
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
