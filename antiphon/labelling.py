@@ -136,8 +136,10 @@ class Lesson:
             return task, None
         own = {n: t for n, t in task.tensors.items() if not n.startswith(TEACHER)}
         teacher = {n.removeprefix(TEACHER): t for n, t in task.tensors.items() if n.startswith(TEACHER)}
-        labelling = config.from_dict(Labelling, json.loads(str(task.config["labels"])))
-        return replace(task, tensors=own), cls(labelling, str(task.config["teacher"]), teacher)
+        rest = dict(task.config)
+        labelling = config.from_dict(Labelling, json.loads(str(rest.pop("labels"))))
+        lesson = cls(labelling, str(rest.pop("teacher")), teacher)
+        return replace(task, tensors=own, config=rest), lesson
 
 
 class Taught:

@@ -86,7 +86,7 @@ class Transducer(nn.Module):
         self.output = nn.Linear(config.joint_dim, num_tokens)
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Log probabilities of blanks [B · N, T', U + 1] and of the next tokens [B · N, T', U]; frames [B]."""
+        """Log probabilities of blanks [B · N, T', U + 1] and next tokens [B · N, T', U]; real frames [B]."""
         frames, lengths = self.listen(batch)
         tokens = batch.tokens.masked_fill(~frame_mask(batch.token_lengths, batch.tokens.shape[1]), 0)
         contexts = F.pad(tokens, (self.config.context, 0)).unfold(1, self.config.context, 1)
