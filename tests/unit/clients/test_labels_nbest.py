@@ -31,9 +31,11 @@ from antiphon.models.kneser_ney import estimate
 
 HEARD = Labelling(num=3, width=4)
 LOCAL = LocalTraining(lr=0.3, epochs=2, batch_seconds=1.0)
+LAS: Any = MODELS["las"]
 CONFIGS: dict[str, Any] = {
     **MODELS,
-    "joint las": replace(MODELS["las"], ctc_weight=0.3, label_smoothing=0.1),  # type: ignore[type-var]
+    # As many frames as the CTC model, whose guesses must have an alignment here too.
+    "joint las": replace(LAS, encoder=replace(LAS.encoder, stack=2), ctc_weight=0.3, label_smoothing=0.1),
 }
 SILENT = [f"speaker/s{number:02d}" for number in range(1, 8)]
 
