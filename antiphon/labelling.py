@@ -79,6 +79,18 @@ class Ngram:
 
 
 @dataclass(frozen=True)
+class SecondPass:
+    """A language model that ranks the teacher's lists anew: score + weight · ln p(text)."""
+
+    path: str  # a folder of `antiphon lm`, neural or n-grams, or an ARPA file
+    weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise ValueError(f"a language model's weight must not be negative, not {self.weight}")
+
+
+@dataclass(frozen=True)
 class Labelling:
     """N-best lists as soft labels; num=1 gives hard ones."""
 
@@ -87,6 +99,7 @@ class Labelling:
     temperature: float = 1.0
     confidence: TopPosterior | LowEntropy = TopPosterior()
     lm: Ngram | None = None
+    second_pass: SecondPass | None = None
     batch_seconds: float = 120.0  # of audio recognised at once
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from antiphon.clients.client import Bench, Client, Guess, Labels, Unusable
 from antiphon.core import Tensors
-from antiphon.data.batches import plan_batches
+from antiphon.data.batches import Batch, plan_batches
 from antiphon.data.tokens import Tokens
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import Hypothesis
@@ -28,15 +28,34 @@ from antiphon.decoding.search import Beam, beam_for
 from antiphon.labelling import Labelling, Lesson
 from antiphon.models.arpa import load_ngram
 from antiphon.models.model import Model
+from antiphon.models.neural_lm import load_sentence_model
+from antiphon.models.ngram import SentenceModel
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """A model that is there to be listened to, the tokens it spells in, and how it searches."""
+    """A model that is there to be listened to, the tokens it spells in, and how it searches and ranks."""
 
     model: Model
     tokens: Tokens
     beam: Beam
+    second: SentenceModel | None = None
+    weight: float = 0.0  # of the second pass
+
+    def hear(self, batch: Batch) -> list[tuple[Hypothesis, ...]]:
+        """Hypotheses of each utterance, best first."""
+        self.model.eval()
+        lists = self.beam.nbest(self.model, self.tokens, batch)
+        return lists if self.second is None else [self._ranked(hypotheses) for hypotheses in lists]
+
+    def _ranked(self, hypotheses: Sequence[Hypothesis]) -> tuple[Hypothesis, ...]:
+        assert self.second is not None
+        log_probs = self.second.score_sentences([hypothesis.text for hypothesis in hypotheses])
+        scored = [
+            replace(hypothesis, score=hypothesis.score + self.weight * log_prob)
+            for hypothesis, log_prob in zip(hypotheses, log_probs.tolist(), strict=True)
+        ]
+        return tuple(sorted(scored, key=lambda hypothesis: -hypothesis.score))
 
 
 @dataclass
@@ -91,13 +110,11 @@ class Labeller:
         assert teacher is not None
         if not lesson.model:
             bench.load(lesson.teacher or {})
-        teacher.model.eval()
         most = max(1, int(settings.batch_seconds * bench.store.frames_per_second))
         texts: dict[int, tuple[Guess, ...]] = {}
         confidences = []
         for chosen in plan_batches(bench.store.num_frames, unwritten, most, None):
-            lists = teacher.beam.nbest(teacher.model, teacher.tokens, bench.feed(chosen))
-            for index, hypotheses in zip(chosen.tolist(), lists, strict=True):
+            for index, hypotheses in zip(chosen.tolist(), teacher.hear(bench.feed(chosen)), strict=True):
                 guesses, confidence = self.guesses(hypotheses, int(bench.store.num_frames[index]), settings)
                 confidences.append(confidence)
                 if guesses:
@@ -125,9 +142,9 @@ class Labeller:
         fits = [self.bench.model.fits(num_frames, tokens) for tokens in spelled]
         if confidence < settings.confidence.least or not fits[0]:
             return (), confidence
-        chosen = [pair for pair, usable in zip(zip(spelled, posteriors), fits, strict=True) if usable]  # noqa: B905
-        total = sum(posterior for _, posterior in chosen)
-        return tuple(Guess(tokens, posterior / total) for tokens, posterior in chosen), confidence
+        kept = [Guess(spelled[rank], posteriors[rank]) for rank, usable in enumerate(fits) if usable]
+        total = sum(guess.weight for guess in kept)
+        return tuple(Guess(guess.tokens, guess.weight / total) for guess in kept), confidence
 
 
 def open_teacher(lesson: Lesson, bench: Bench) -> Teacher:
@@ -140,7 +157,10 @@ def open_teacher(lesson: Lesson, bench: Bench) -> Teacher:
     fusion = None
     if settings.lm is not None:
         fusion = Fusion(load_ngram(settings.lm.path), settings.lm.weight, settings.lm.word_bonus)
-    return Teacher(model, tokens, beam_for(model, settings.width, fusion))
+    beam, second = beam_for(model, settings.width, fusion), settings.second_pass
+    if second is None:
+        return Teacher(model, tokens, beam)
+    return Teacher(model, tokens, beam, load_sentence_model(second.path, str(bench.device)), second.weight)
 
 
 def _same(one: Lesson, other: Lesson) -> bool:

@@ -17,6 +17,7 @@ from antiphon.decoding.recognizer import Recognizer
 from antiphon.decoding.search import beam_for
 from antiphon.models.arpa import load_ngram, save_ngram
 from antiphon.models.kneser_ney import estimate
+from antiphon.models.neural_lm import load_sentence_model
 from antiphon.recipes.experiment import Run
 from antiphon.seeding import derive
 from antiphon.team import Team
@@ -55,6 +56,8 @@ def check_teaching(
         ngrams = load_ngram(lm.path) if lm.path else estimate(server_texts(), lm.order)
         fusion = Fusion(ngrams, lm.weight, lm.word_bonus)
     beam_for(teacher.model, algorithm.labels.width, fusion)
+    if algorithm.labels.second_pass is not None:
+        load_sentence_model(algorithm.labels.second_pass.path)
 
 
 def with_teacher(

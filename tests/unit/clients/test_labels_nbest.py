@@ -15,14 +15,14 @@ from torch import nn
 from world import FRONTEND, MASKS, MODELS, Doubled, World
 
 from antiphon.clients.client import Bench, Client, Guess, Labels
-from antiphon.clients.labels_nbest import Labeller
+from antiphon.clients.labels_nbest import Labeller, open_teacher
 from antiphon.clients.stacked import StackedWorker
 from antiphon.clients.train import train
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task, Tensors, Update
 from antiphon.decoding.hypothesis import Hypothesis
 from antiphon.decoding.recognizer import Blueprint, Recognizer
-from antiphon.labelling import Labelling, Lesson, LowEntropy, Ngram, TopPosterior
+from antiphon.labelling import Labelling, Lesson, LowEntropy, Ngram, SecondPass, TopPosterior
 from antiphon.local import LocalTraining
 from antiphon.models.arpa import save_ngram
 from antiphon.models.conformer import ConformerConfig
@@ -30,7 +30,7 @@ from antiphon.models.ctc import CtcConfig
 from antiphon.models.kneser_ney import estimate
 
 HEARD = Labelling(num=3, width=4)
-LOCAL = LocalTraining(lr=0.3, epochs=2, batch_seconds=1.0)
+LOCAL = LocalTraining(lr=0.3, epochs=1, batch_seconds=1.0)
 LAS: Any = MODELS["las"]
 CONFIGS: dict[str, Any] = {
     **MODELS,
@@ -190,6 +190,23 @@ def test_a_language_model_changes_what_the_teacher_hears(unheard: World, tmp_pat
     fused = replace(HEARD, lm=Ngram(str(tmp_path / "lm.arpa"), weight=3.0))
     plain = Labeller(bench).labelled(mine, Lesson(HEARD)).labels.texts
     assert Labeller(bench).labelled(mine, Lesson(fused)).labels.texts != plain
+
+
+def test_a_second_pass_ranks_by_the_sum_of_both_scores(world: World, tmp_path: Path) -> None:
+    ngrams = estimate(["ab", "ab ab", "b"], order=2)
+    save_ngram(ngrams, tmp_path / "lm.arpa")
+    lesson = Lesson(replace(HEARD, second_pass=SecondPass(str(tmp_path / "lm.arpa"), weight=2.0)))
+    teacher = open_teacher(lesson, talkative(world))
+    first = hypotheses(("b a", -1.0), ("ab", -1.5), ("b", -9.0))
+    totals = [
+        h.score + 2 * log_prob
+        for h, log_prob in zip(first, ngrams.score_sentences([h.text for h in first]), strict=True)
+    ]
+    ranked = teacher._ranked(first)
+    order = sorted(range(3), key=lambda place: -totals[place])
+    assert order != [0, 1, 2]
+    assert [hypothesis.text for hypothesis in ranked] == [first[place].text for place in order]
+    assert [hypothesis.score for hypothesis in ranked] == pytest.approx([totals[p] for p in order], rel=1e-6)
 
 
 # --- Training on them -----------------------------------------------------------------------------
