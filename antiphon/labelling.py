@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from antiphon import config
 from antiphon.core import Collected, Pool, Report, Task, Tensors, Update, Weigh
@@ -132,15 +134,24 @@ class Lesson:
 
     labelling: Labelling
     model: str = ""
-    teacher: Tensors | None = None
+    teacher: Tensors = field(default_factory=dict)
 
     def told(self, task: Task) -> Task:
         """The task, with the lesson in it."""
         # Only what is trained can differ from what a client has already.
-        teacher = {f"{TEACHER}{n}": t for n, t in (self.teacher or {}).items() if n in task.tensors}
+        teacher = {f"{TEACHER}{n}": t for n, t in self.teacher.items() if n in task.tensors}
         about = json.dumps(config.to_dict(self.labelling))
         words = {"labels": about, "teacher": self.model}
         return replace(task, tensors={**task.tensors, **teacher}, config={**task.config, **words})
+
+    def has_words_of(self, other: Lesson) -> bool:
+        """Whether settings and folder are the same."""
+        return (self.labelling, self.model) == (other.labelling, other.model)
+
+    def has_teacher_of(self, other: Lesson) -> bool:
+        """Whether the teachers' parameters are the same to the last bit."""
+        mine, others = self.teacher, other.teacher
+        return mine.keys() == others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
 
     @classmethod
     def read(cls, task: Task) -> tuple[Task, Lesson | None]:

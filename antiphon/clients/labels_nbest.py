@@ -11,14 +11,12 @@ changes nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 
 from antiphon.clients.client import Bench, Client, Guess, Labels, Unusable
-from antiphon.core import Tensors
 from antiphon.data.batches import Batch, plan_batches
 from antiphon.data.tokens import Tokens
 from antiphon.decoding.fusion import Fusion
@@ -73,22 +71,19 @@ class Labeller:
         unwritten = self.unwritten(client.indices)
         if len(unwritten) == 0:
             return client
-        if client.id not in self._kept:
+        labels = self._kept.get(client.id)
+        if labels is None:
             began = time.perf_counter()
-            found = self._label(unwritten, lesson)
-            self._kept[client.id] = found
-            spent = time.perf_counter() - began
-            # The time is of this round alone: labels that were kept cost none.
-            found = replace(found, stats={**found.stats, "label_seconds": spent})
-        else:
-            found = self._kept[client.id]
-        labelled = replace(client, labels=found)
-        if not found.texts and not self.bench.fits(client.indices).any():
+            self._kept[client.id] = labels = self._label(unwritten, lesson)
+            # Of this round alone: labels that were kept cost nothing.
+            spent = {"label_seconds": time.perf_counter() - began}
+            labels = replace(labels, stats={**labels.stats, **spent})
+        if not labels.texts and not self.bench.fits(client.indices).any():
             raise Unusable(
                 f"no usable label for any of {len(unwritten)} utterances: "
                 "their hypotheses are empty, do not fit, or are below labels.confidence.least"
             )
-        return labelled
+        return replace(client, labels=labels)
 
     def unwritten(self, indices: np.ndarray) -> np.ndarray:
         """Utterances that have no text."""
@@ -96,20 +91,18 @@ class Labeller:
 
     def _learn(self, lesson: Lesson) -> None:
         """Forgets labels of another teacher, or of other settings."""
-        if self._lesson is not None and _same(self._lesson, lesson):
-            return
-        if self._lesson is None or (self._lesson.labelling, self._lesson.model) != (
-            lesson.labelling,
-            lesson.model,
-        ):
+        before, self._lesson = self._lesson, lesson
+        if before is None or not lesson.has_words_of(before):
             self._teacher = open_teacher(lesson, self.bench)
-        self._lesson, self._kept = lesson, {}
+            self._kept = {}
+        elif not lesson.has_teacher_of(before):
+            self._kept = {}
 
     def _label(self, unwritten: np.ndarray, lesson: Lesson) -> Labels:
         teacher, bench, settings = self._teacher, self.bench, lesson.labelling
         assert teacher is not None
         if not lesson.model:
-            bench.load(lesson.teacher or {})
+            bench.load(lesson.teacher)
         most = max(1, int(settings.batch_seconds * bench.store.frames_per_second))
         texts: dict[int, tuple[Guess, ...]] = {}
         confidences = []
@@ -161,15 +154,3 @@ def open_teacher(lesson: Lesson, bench: Bench) -> Teacher:
     if second is None:
         return Teacher(model, tokens, beam)
     return Teacher(model, tokens, beam, load_sentence_model(second.path, str(bench.device)), second.weight)
-
-
-def _same(one: Lesson, other: Lesson) -> bool:
-    """Whether two lessons give the same labels, to the last bit."""
-    same_words = (one.labelling, one.model) == (other.labelling, other.model)
-    return same_words and _equal(one.teacher or {}, other.teacher or {})
-
-
-def _equal(one: Mapping[str, torch.Tensor], other: Tensors) -> bool:
-    if one is other:
-        return True
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -45,7 +45,12 @@ class SpeechWorker:
     def client(self, name: str, lesson: Lesson | None, shape: str = "") -> Client:
         """A client with what it trains on: texts, or what a teacher hears."""
         client = Client(name, self.utterances(name), self.bench.shaped(shape))
-        return client if lesson is None else self.labeller.labelled(client, lesson)
+        if lesson is None:
+            return client
+        assert client.bench is self.bench, (
+            "no algorithm has clients label speech with a model it makes smaller"
+        )
+        return self.labeller.labelled(client, lesson)
 
     def utterances(self, name: str) -> np.ndarray:
         if name not in self.clients:

@@ -73,7 +73,6 @@ def test_a_lesson_is_read_as_it_was_told() -> None:
     own, lesson = Lesson.read(told)
     assert lesson is not None
     assert (lesson.labelling, lesson.model) == (LESSON.labelling, LESSON.model)
-    assert lesson.teacher is not None
     assert torch.equal(lesson.teacher["w"], torch.tensor([1.0, 2.0]))
     assert own.tensors.keys() == {"w"}
     assert own.config["lr"] == 0.1

@@ -17,7 +17,7 @@ from antiphon.algorithms.self_training import (
     OtherModel,
     SelfTrained,
 )
-from antiphon.core import Report, Task, Tensors, Update, Weigh
+from antiphon.core import Report, Task, Update, Weigh
 from antiphon.labelling import Lesson
 
 
@@ -48,8 +48,7 @@ def teachers(algorithm: SelfTrained, num_rounds: int) -> list[float | None]:
         if cohort == ("a",):
             lesson = Lesson.read(task)[1]
             assert lesson is not None
-            teacher: Tensors = lesson.teacher or {}
-            found.append(float(teacher["w"]) if teacher else None)
+            found.append(float(lesson.teacher["w"]) if lesson.teacher else None)
     return found
 
 
