@@ -11,6 +11,7 @@ model at 20.80. There the teacher is a hybrid model of its own; here it is the s
 | N-best soft                          | `soft`: its four best, weighted                                 |
 | + confidence                         | `confident`: the least certain utterances are left out          |
 | + rehearsal                          | `rehearsed`: each round ends with the server's own speech       |
+| rehearsal without clients            | `server-alone`: what more training on it gives by itself        |
 | + DGA                                | `dga`: clients weighted by a softmax of pseudo-label losses     |
 | teacher with LM                      | `lm`: as `dga`, labels by a 3-gram of the server's texts        |
 | with labels (upper bound)            | `labelled`: as `dga`, clients have their texts                  |
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from antiphon.algorithms.fedavg import dga, hierarchical
+from antiphon.algorithms.fedavg import dga, fedavg, hierarchical
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.algorithms.self_training import (
     CurrentModel,
@@ -35,6 +36,7 @@ from antiphon.algorithms.self_training import (
     SelfTrained,
 )
 from antiphon.data.frontends import OnnxEncoder
+from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
 from antiphon.labelling import Labelling, Ngram, TopPosterior
 from antiphon.local import LocalTraining
@@ -47,6 +49,7 @@ from antiphon.schedule import Cosine
 from antiphon.server_opt import Adam
 
 ROUNDS = 60
+ROUNDS_OF_TEN = Rounds(ROUNDS, cohort=10, valid_every=5, save_every=10)
 LOCAL = LocalTraining(lr=0.5, epochs=2, batch_seconds=60.0)
 SERVER = Adam(lr=1.5e-3, epsilon=1e-5)
 SCHEDULE = Cosine(ROUNDS, final=0.02, warmup=5)
@@ -60,12 +63,14 @@ def self_training() -> Experiment:
     steps = LocalTraining(lr=0.5, steps=50, batch_seconds=60.0)
     rehearsed = Rehearsed(plain, steps, schedule=Cosine(ROUNDS, final=0.05))
     best = replace(rehearsed, inner=softmax)
+    # The same steps on the same speech as rehearsal takes, and nothing else.
+    alone = replace(fedavg(steps), client_schedule=rehearsed.schedule)
     soft = Labelling(num=4, width=8)
     confident = replace(soft, confidence=TopPosterior(least=0.3))
     with_lm = replace(confident, lm=Ngram())
 
     def run(algorithm: SelfTrained) -> Run:
-        return Run(algorithm, rounds=Rounds(ROUNDS, cohort=10, valid_every=5, save_every=10), labelled=0.0)
+        return Run(algorithm, rounds=ROUNDS_OF_TEN, labelled=0.0)
 
     return Experiment(
         recipe="self-training",
@@ -78,11 +83,12 @@ def self_training() -> Experiment:
             "soft": run(SelfTrained(plain, soft)),
             "confident": run(SelfTrained(plain, confident)),
             "rehearsed": run(SelfTrained(rehearsed, confident)),
+            "server-alone": Run(alone, "seed", Iid(1), rounds=replace(ROUNDS_OF_TEN, cohort=1)),
             "dga": run(SelfTrained(best, confident)),
             "lm": run(SelfTrained(best, with_lm)),
             "current": run(SelfTrained(best, confident, CurrentModel(every=10))),
             "average": run(SelfTrained(best, confident, MovingAverage(decay=0.9, every=2))),
-            "labelled": Run(best, rounds=Rounds(ROUNDS, cohort=10, valid_every=5, save_every=10)),
+            "labelled": Run(best, rounds=ROUNDS_OF_TEN),
             "student-seed": replace(central("seed", rounds=40), model=STUDENT),
             "student": replace(
                 run(SelfTrained(best, with_lm, OtherModel("seed"))), start="student-seed", model=STUDENT
