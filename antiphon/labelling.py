@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
@@ -22,10 +23,27 @@ COUNTS = ("num_labelled", "num_filtered")
 
 
 @dataclass(frozen=True)
-class TopPosterior:
-    """An utterance is trusted by the share of the best hypothesis.
+class Evidence:
+    """What is known of an utterance's hypotheses: posteriors p, and of the best one ln p(tokens | speech)."""
 
-    >>> TopPosterior(least=0.5).confidence([0.75, 0.25])
+    posteriors: Sequence[float]
+    log_prob: float = 0.0
+    num_tokens: int = 1
+
+
+class Confidence(Protocol):
+    """How far an utterance is trusted, from 0 to 1; below `least` it is left out."""
+
+    @property
+    def least(self) -> float: ...
+    def __call__(self, evidence: Evidence) -> float: ...
+
+
+@dataclass(frozen=True)
+class TopPosterior:
+    """By the share of the best hypothesis.
+
+    >>> TopPosterior()(Evidence([0.75, 0.25]))
     0.75
     """
 
@@ -34,31 +52,49 @@ class TopPosterior:
     def __post_init__(self) -> None:
         _check_least(self.least)
 
-    def confidence(self, posteriors: Sequence[float]) -> float:
-        return max(posteriors)
+    def __call__(self, evidence: Evidence) -> float:
+        return max(evidence.posteriors)
 
 
 @dataclass(frozen=True)
 class LowEntropy:
-    """An utterance is trusted where few hypotheses share the mass: 1 − H(p) / ln (their number).
+    """By how few hypotheses share the mass: 1 − H(p) / ln (their number).
 
-    >>> LowEntropy(least=0.5).confidence([0.5, 0.5]), LowEntropy(least=0.5).confidence([1.0, 0.0])
+    >>> LowEntropy()(Evidence([0.5, 0.5])), LowEntropy()(Evidence([1.0, 0.0]))
     (0.0, 1.0)
     """
 
-    least: float = 0.5
+    least: float = 0.1
 
     def __post_init__(self) -> None:
         _check_least(self.least)
 
-    def confidence(self, posteriors: Sequence[float]) -> float:
+    def __call__(self, evidence: Evidence) -> float:
+        posteriors = evidence.posteriors
         if len(posteriors) == 1:
             return 1.0
         entropy = -math.fsum(p * math.log(p) for p in posteriors if p > 0)
         return 1.0 - entropy / math.log(len(posteriors))
 
 
-Confidence = TopPosterior | LowEntropy
+@dataclass(frozen=True)
+class TokenProbability:
+    """By the geometric mean of the probabilities of the best hypothesis's tokens: exp(ln p / tokens).
+
+    Hypotheses of a beam differ in a word or two, so their posteriors say little of how much else is wrong in
+    a long utterance. This does: see docs/self-training.md.
+
+    >>> TokenProbability()(Evidence([1.0], log_prob=2 * math.log(0.25), num_tokens=2))
+    0.25
+    """
+
+    least: float = 0.8
+
+    def __post_init__(self) -> None:
+        _check_least(self.least)
+
+    def __call__(self, evidence: Evidence) -> float:
+        return math.exp(evidence.log_prob / max(1, evidence.num_tokens))
 
 
 def _check_least(least: float) -> None:
@@ -99,7 +135,7 @@ class Labelling:
     num: int = 4  # hypotheses an utterance is trained on, at most
     width: int = 8  # of the beam; posteriors are over all it finds
     temperature: float = 1.0
-    confidence: TopPosterior | LowEntropy = TopPosterior()
+    confidence: TopPosterior | LowEntropy | TokenProbability = TopPosterior()
     lm: Ngram | None = None
     second_pass: SecondPass | None = None
     batch_seconds: float = 120.0  # of audio recognised at once

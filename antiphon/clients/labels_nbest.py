@@ -20,10 +20,10 @@ from antiphon.clients.client import Bench, Client, Guess, Labels, Unusable
 from antiphon.data.batches import Batch, plan_batches
 from antiphon.data.tokens import Tokens
 from antiphon.decoding.fusion import Fusion
-from antiphon.decoding.hypothesis import Hypothesis
+from antiphon.decoding.hypothesis import ACOUSTIC, Hypothesis
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.decoding.search import Beam, beam_for
-from antiphon.labelling import Labelling, Lesson
+from antiphon.labelling import Evidence, Labelling, Lesson
 from antiphon.models.arpa import load_ngram
 from antiphon.models.model import Model
 from antiphon.models.neural_lm import load_sentence_model
@@ -130,7 +130,9 @@ class Labeller:
         if not hypotheses:
             return (), 0.0
         posteriors = settings.posteriors([hypothesis.score for hypothesis in hypotheses])
-        confidence = settings.confidence.confidence(posteriors)
+        best = hypotheses[0]
+        evidence = Evidence(posteriors, best.parts.get(ACOUSTIC, best.score), len(best.tokens))
+        confidence = settings.confidence(evidence)
         spelled = [tuple(self.bench.tokens.encode(h.text)) for h in hypotheses[: settings.num]]
         fits = [self.bench.model.fits(num_frames, tokens) for tokens in spelled]
         if confidence < settings.confidence.least or not fits[0]:

@@ -38,7 +38,7 @@ from antiphon.algorithms.self_training import (
 from antiphon.data.frontends import OnnxEncoder
 from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
-from antiphon.labelling import Labelling, Ngram, TopPosterior
+from antiphon.labelling import Labelling, Ngram, TokenProbability
 from antiphon.local import LocalTraining
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
@@ -66,8 +66,9 @@ def self_training() -> Experiment:
     # The same steps on the same speech as rehearsal takes, and nothing else.
     alone = replace(fedavg(steps), client_schedule=rehearsed.schedule)
     soft = Labelling(num=4, width=8)
-    confident = replace(soft, confidence=TopPosterior(least=0.3))
-    with_lm = replace(confident, lm=Ngram())
+    confident = replace(soft, confidence=TokenProbability(least=0.8))
+    # What a language model likes better is less likely as sound.
+    with_lm = replace(soft, confidence=TokenProbability(least=0.7), lm=Ngram(weight=0.7, word_bonus=2.0))
 
     def run(algorithm: SelfTrained) -> Run:
         return Run(algorithm, rounds=ROUNDS_OF_TEN, labelled=0.0)

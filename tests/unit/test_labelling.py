@@ -9,7 +9,16 @@ import torch
 
 from antiphon import config
 from antiphon.core import Report, Task, Update
-from antiphon.labelling import Labelling, Lesson, LowEntropy, Ngram, Taught, TopPosterior
+from antiphon.labelling import (
+    Evidence,
+    Labelling,
+    Lesson,
+    LowEntropy,
+    Ngram,
+    Taught,
+    TokenProbability,
+    TopPosterior,
+)
 
 LESSON = Lesson(
     Labelling(num=2, width=3, confidence=LowEntropy(0.25), lm=Ngram("lm.arpa", weight=0.3)),
@@ -38,13 +47,19 @@ def test_scores_of_any_size_have_posteriors() -> None:
 def test_a_confidence_by_entropy_is_1_minus_its_share_of_the_largest_there_is() -> None:
     entropy = -(0.5 * math.log(0.5) + 2 * 0.25 * math.log(0.25))  # 1.5 ln 2
     assert entropy == pytest.approx(1.5 * math.log(2))
-    assert LowEntropy().confidence([0.5, 0.25, 0.25]) == pytest.approx(1 - entropy / math.log(3))
-    assert LowEntropy().confidence([0.25] * 4) == pytest.approx(0.0, abs=1e-15)
-    assert LowEntropy().confidence([1.0]) == 1.0
+    assert LowEntropy()(Evidence([0.5, 0.25, 0.25])) == pytest.approx(1 - entropy / math.log(3))
+    assert LowEntropy()(Evidence([0.25] * 4)) == pytest.approx(0.0, abs=1e-15)
+    assert LowEntropy()(Evidence([1.0])) == 1.0
 
 
 def test_a_confidence_by_posterior_is_that_of_the_best() -> None:
-    assert TopPosterior().confidence([0.6, 0.4]) == 0.6
+    assert TopPosterior()(Evidence([0.6, 0.4])) == 0.6
+
+
+def test_a_confidence_by_token_is_the_geometric_mean_of_their_probabilities() -> None:
+    log_prob = math.log(0.9) + math.log(0.5) + math.log(0.6)
+    assert TokenProbability()(Evidence([0.1], log_prob, 3)) == pytest.approx((0.9 * 0.5 * 0.6) ** (1 / 3))
+    assert TokenProbability()(Evidence([0.1], -2.0, 0)) == pytest.approx(math.exp(-2.0))  # nothing was heard
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,15 @@ from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task, Tensors, Update
 from antiphon.decoding.hypothesis import Hypothesis
 from antiphon.decoding.recognizer import Blueprint, Recognizer
-from antiphon.labelling import Labelling, Lesson, LowEntropy, Ngram, SecondPass, TopPosterior
+from antiphon.labelling import (
+    Labelling,
+    Lesson,
+    LowEntropy,
+    Ngram,
+    SecondPass,
+    TokenProbability,
+    TopPosterior,
+)
 from antiphon.local import LocalTraining
 from antiphon.models.arpa import save_ngram
 from antiphon.models.conformer import ConformerConfig
@@ -74,7 +82,9 @@ def assert_equal(one: Update, other: Update) -> None:
 
 
 def hypotheses(*pairs: tuple[str, float]) -> list[Hypothesis]:
-    return [Hypothesis(text, score=score) for text, score in pairs]
+    return [
+        Hypothesis(text, tuple(range(2, 2 + len(text))), score, {"acoustic": score}) for text, score in pairs
+    ]
 
 
 def test_the_best_hypotheses_are_weighted_by_their_posteriors(world: World) -> None:
@@ -96,13 +106,13 @@ def test_one_hypothesis_is_a_hard_label(world: World) -> None:
     assert guesses == (Guess(tuple(world.tokens.encode("ab")), 1.0),)
 
 
-@pytest.mark.parametrize("confidence", [TopPosterior(0.6), LowEntropy(0.2)])
+@pytest.mark.parametrize("confidence", [TopPosterior(0.6), LowEntropy(0.2), TokenProbability(0.7)])
 def test_an_utterance_below_the_least_confidence_is_left_out(
-    world: World, confidence: TopPosterior | LowEntropy
+    world: World, confidence: TopPosterior | LowEntropy | TokenProbability
 ) -> None:
     labeller, settings = Labeller(talkative(world)), replace(HEARD, confidence=confidence)
-    unsure, _ = labeller.guesses(hypotheses(("a", -1.0), ("b", -1.0)), 60, settings)
-    sure, _ = labeller.guesses(hypotheses(("a", -1.0), ("b", -4.0)), 60, settings)
+    unsure, _ = labeller.guesses(hypotheses(("ab", -1.0), ("b", -1.0)), 60, settings)
+    sure, _ = labeller.guesses(hypotheses(("ab", -0.5), ("b", -4.0)), 60, settings)
     assert (len(unsure), len(sure)) == (0, 2)
 
 
