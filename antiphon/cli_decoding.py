@@ -92,10 +92,9 @@ def rescore_command(
 
 def load_sentence_model(path: Path, device: str = "cpu") -> SentenceModel:
     """A neural model (on that device), an n-gram folder or an ARPA file."""
-    from antiphon.models.arpa import load_ngram
-    from antiphon.models.neural_lm import NeuralLm
+    from antiphon.models import neural_lm
 
-    return NeuralLm.load(path, device) if (path / "lm.json").exists() else load_ngram(path)
+    return neural_lm.load_sentence_model(path, device)
 
 
 def named_model(text: str) -> tuple[str, SentenceModel]:

@@ -23,7 +23,7 @@ from antiphon.core import (
 )
 from antiphon.team import Alone, Team
 
-KEPT_STATS = ("loss", "norm", "num_utterances", "seconds")
+KEPT_STATS = ("loss", "norm", "num_utterances", "seconds", "num_labelled", "num_filtered", "confidence")
 
 
 class Observed:
@@ -98,6 +98,8 @@ class Observed:
         answer: Tensors,
     ) -> None:
         self.failures.update({failure.client: failure.reason for failure in failures})
+        if labelling := sum(report.stats.get("label_seconds", 0.0) for report in reports):
+            self.seconds["label"] = self.seconds.get("label", 0.0) + labelling  # part of the time for "train"
         ours = list(cohort) == self.cohort
         needed = self.min_clients if ours else 1
         if len(reports) < needed:

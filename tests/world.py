@@ -23,6 +23,7 @@ from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, hierar
 from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.rehearsal import SERVER_CLIENT, Rehearsed
 from antiphon.algorithms.robust import GeometricMedian
+from antiphon.algorithms.self_training import CurrentModel, MovingAverage, SelfTrained
 from antiphon.clients.client import Bench
 from antiphon.clients.stacked import StackedWorker
 from antiphon.clients.worker import SpeechWorker
@@ -37,6 +38,7 @@ from antiphon.data.partition import BySpeaker, Iid, Partition
 from antiphon.data.store import FeatureStore, compute_features
 from antiphon.data.tokens import Characters
 from antiphon.engine import sample_cohort
+from antiphon.labelling import Labelling
 from antiphon.local import LocalTraining
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
@@ -142,10 +144,12 @@ class Case:
     algorithm: Algorithm[ServerState]
     clients: Partition = BySpeaker()
     cohort: int = 3
+    labelled: bool = True  # whether all its clients have texts; if not, the first alone
     magnifies: float = 1.0  # rounding of what clients send, in the state after
 
 
 LOCAL = LocalTraining(lr=0.05, epochs=1, batch_seconds=1.5)
+HEARD = Labelling(num=3, width=4, temperature=2.0)
 STRUCTURE = structure_of(MODELS["ctc"].build(FRONTEND.dim, len(LETTERS) + 1))  # type: ignore[arg-type]
 
 # One line a configuration.
@@ -174,6 +178,11 @@ ALGORITHMS: dict[str, Case] = {
     "pruned": Case(FederatedPruning(dga(LOCAL), every=1, fine_tune_from=3, structure=STRUCTURE)),
     "subspace": Case(FedAvg(LOCAL, server=Adam(), trainable=("encoder.*",))),
     "rehearsed subspace": Case(Rehearsed(FedAvg(LOCAL, trainable=("output.*",)), LocalTraining(steps=1))),
+    "self-trained": Case(SelfTrained(dga(LOCAL, beta=2.0), HEARD, MovingAverage(0.5)), labelled=False),
+    "self-trained, rehearsed": Case(
+        SelfTrained(Rehearsed(dga(LOCAL), LocalTraining(steps=2)), HEARD, CurrentModel(every=2)),
+        labelled=False,
+    ),
     "central": Case(Central(LocalTraining(lr=1e-3, steps=3, batch_seconds=4.0)), clients=Iid(1), cohort=1),
 }
 FEDERATED = {name: case for name, case in ALGORITHMS.items() if case.cohort > 1}
@@ -215,6 +224,17 @@ class World:
         valid = {f"valid/{s}": self.store.where("heldout", [s]) for s in self.store.speakers("heldout")}
         everyone = {**clients, **valid, SERVER_CLIENT: self.store.where("test")}
         return SpeechWorker(bench or self.bench(), everyone)
+
+    def worker_for(self, case: Case, model: str = "ctc") -> SpeechWorker:
+        """That of a case: it may be that only one of its clients has texts."""
+        clients = self.clients(case.clients)
+        own = self if case.labelled else self.without_texts(sorted(clients)[1:])
+        return own.worker(clients, own.bench(model))
+
+    def without_texts(self, clients: Sequence[str]) -> World:
+        """The same world, in which nobody wrote down what these speakers said."""
+        indices = [index for name in clients for index in self.clients()[name].tolist()]
+        return replace(self, store=self.store.without_texts(np.array(indices, dtype=np.int64)))
 
     def _build(self, model: str, dropout: float = 0.1) -> Any:
         config = MODELS[model]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -26,6 +26,25 @@ from antiphon.seeding import derive
 
 class Unusable(ValueError):
     """A client that has nothing to train on."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What may have been said: tokens, and how likely they are among the guesses for an utterance."""
+
+    tokens: tuple[int, ...]
+    weight: float
+
+
+Guesses = Mapping[int, tuple[Guess, ...]]  # utterance -> what may have been said in it
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What a client has in place of texts that nobody wrote; `stats` are told in its report."""
+
+    texts: Guesses = field(default_factory=dict)
+    stats: Mapping[str, float] = field(default_factory=dict)
 
 
 def check_precision(device: torch.device, bfloat16: bool) -> None:
@@ -100,6 +119,31 @@ class Bench:
             self._fits[index] = self.model.fits(int(self.store.num_frames[index]), tokens)
         return self._fits[indices] == 1
 
+    def worded(self, batch: Batch, guesses: Guesses) -> Batch:
+        """The batch, with guesses for its utterances that have any; the others keep their one text."""
+        if not any(index in guesses for index in batch.indices):
+            return batch
+        rows = [guesses[index] if index in guesses else self._written(index) for index in batch.indices]
+        num_texts = max(len(row) for row in rows)
+        # One that has fewer guesses is filled up with empty ones that do not count.
+        flat = [guess for row in rows for guess in (*row, *[Guess((), 0.0)] * (num_texts - len(row)))]
+        lengths = torch.tensor([len(guess.tokens) for guess in flat])
+        tokens = torch.zeros(len(flat), int(lengths.max()), dtype=torch.int64)
+        for row, guess in zip(tokens, flat, strict=True):
+            row[: len(guess.tokens)] = torch.tensor(guess.tokens, dtype=torch.int64)
+        weights = torch.tensor([guess.weight for guess in flat], dtype=batch.features.dtype)
+        return replace(
+            batch,
+            tokens=self.sent(tokens),
+            token_lengths=self.sent(lengths),
+            weights=self.sent(weights),
+        )
+
+    def _written(self, index: int) -> tuple[Guess, ...]:
+        """The text of an utterance as the only guess; −1 is a placeholder without one."""
+        tokens = self.tokens.encode(self.store.text(index)) if index >= 0 else []
+        return (Guess(tuple(tokens), 1.0),)
+
     def keys(self, noise: Sequence[int], places: np.ndarray) -> Tensor:
         """Keys [n, B] on the device for the utterances [n, B] of n steps; see `models.noise`."""
         decided = torch.tensor(noise, dtype=torch.int32)[:, None]
@@ -133,6 +177,7 @@ class Client:
     id: str
     indices: np.ndarray
     bench: Bench
+    labels: Labels = Labels()
 
     @property
     def seconds(self) -> float:
@@ -140,8 +185,9 @@ class Client:
 
     @cached_property
     def usable(self) -> np.ndarray:
-        """Utterances whose loss can be finite."""
-        kept = self.indices[self.bench.fits(self.indices)]
+        """Utterances whose loss can be finite: with a text that fits, or with guesses."""
+        guessed = np.isin(self.indices, list(self.labels.texts))
+        kept = self.indices[guessed | self.bench.fits(self.indices)]
         if len(kept) == 0:
             raise Unusable(f"no usable utterance among {len(self.indices)}")
         return kept

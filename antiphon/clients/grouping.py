@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -22,11 +23,15 @@ class Plan:
     client: Client
     steps: Sequence[Step]
 
-    @property
+    @cached_property
     def shapes(self) -> np.ndarray:
-        """Rows and frames of each step's batch [steps, 2]."""
-        num_frames = self.client.bench.store.num_frames
-        return np.array([(len(step.indices), num_frames[step.indices].max()) for step in self.steps])
+        """Rows and frames of each step's batch [steps, 2]; a text counts as much as an utterance."""
+        num_frames, texts = self.client.bench.store.num_frames, self.client.labels.texts
+        found = []
+        for step in self.steps:
+            num_texts = max(len(texts.get(index, (None,))) for index in step.indices.tolist())
+            found.append((len(step.indices) * num_texts, int(num_frames[step.indices].max())))
+        return np.array(found)
 
 
 def grouped(plans: Sequence[Plan], footprint: Footprint, most: int) -> list[list[Plan]]:

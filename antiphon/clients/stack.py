@@ -31,7 +31,7 @@ RARER = 2  # … and gives way to a shape that is seen so many times as often
 
 @dataclass(frozen=True)
 class StackedBatch:
-    """The batches of n clients, padded to B rows each: `batch` and `keys` hold n · B rows.
+    """The batches of n clients, padded to B rows each: `batch` and `keys` hold n · B utterances.
 
     share [n, B] is 1 / (the client's utterances) on real rows and 0 on placeholders.
     """
@@ -45,9 +45,9 @@ class StackedBatch:
         return *self.batch.tensors, self.keys, self.share
 
     def per_client(self) -> Iterator[Tensor]:
-        """Keys and the batch's tensors, each [n, B, ...]."""
+        """Keys and the batch's tensors, each [n, B, ...]; those of texts [n, B · N, ...]."""
         for tensor in (self.keys, *self.batch.tensors):
-            yield tensor.unflatten(0, self.share.shape)
+            yield tensor.unflatten(0, (len(self.share), -1))
 
 
 class Stack:
@@ -114,7 +114,7 @@ class Stack:
         return {name: p[:count].detach().requires_grad_() for name, p in self.parameters.items()}
 
     def forward(self, trained: Tensors, given: StackedBatch) -> tuple[Tensor, ...]:
-        """The model's outputs, [n, B, ...] each."""
+        """The model's outputs, [n, B, ...] or [n, B · N, ...] each."""
 
         def alone(parameters: Tensors, keys: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             with drawing(keys):
@@ -133,8 +133,7 @@ class Stack:
         """Losses per token [n, B], and the gradient of the clients' mean losses by each real output."""
         leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in outputs]
         flat = tuple(leaf.flatten(0, 1) for leaf in leaves)
-        losses = self.model.score(flat, given.batch) / given.batch.token_lengths.clamp(min=1)
-        losses = losses.view_as(given.share)
+        losses = given.batch.per_token(self.model.score(flat, given.batch)).view_as(given.share)
         total = (losses * given.share).sum()
         upstream = torch.autograd.grad(total, [leaf for leaf in leaves if leaf.requires_grad])
         return losses.detach(), list(upstream)

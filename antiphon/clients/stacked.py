@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
 
-from antiphon.clients.client import Bench, Client, Unusable
+from antiphon.clients.client import Bench, Unusable
 from antiphon.clients.footprint import Footprint, measure_footprint
 from antiphon.clients.grouping import Plan, grouped
 from antiphon.clients.stack import Stack, StackedBatch, norms, total_magnitudes
@@ -22,6 +23,7 @@ from antiphon.clients.train import delta_stats, report, seed_of
 from antiphon.clients.worker import SpeechWorker, refuse_nonfinite
 from antiphon.core import Failure, Task, Update
 from antiphon.kept import kept_in
+from antiphon.labelling import Lesson
 from antiphon.local import LocalTraining
 
 log = logging.getLogger("antiphon")
@@ -45,16 +47,21 @@ class StackedWorker:
         if bench is not self.bench:
             yield from self._with(bench).run(task, clients)
             return
-        alone = SpeechWorker(self.bench, self.clients)
-        footprint = self._measured(task) if task.kind == "train" and len(clients) > 1 else None
+        own, _ = Lesson.read(task)
+        footprint = self._measured(own) if task.kind == "train" and len(clients) > 1 else None
         if footprint is None:
-            yield from alone.run(task, clients)
+            yield from self.alone.run(task, clients)
             return
         window = footprint.held(self.most)
         for first in range(0, len(clients), window):
             names = clients[first : first + window]
-            answers = self._train(task, names, footprint, alone)
+            answers = self._train(task, names, footprint)
             yield from (answers.pop(name) for name in names)
+
+    @cached_property
+    def alone(self) -> SpeechWorker:
+        """Takes one client after another."""
+        return SpeechWorker(self.bench, self.clients)
 
     def _with(self, bench: Bench) -> StackedWorker:
         """The same worker for a smaller model: more clients fit the memory, and it has its own graphs."""
@@ -77,14 +84,13 @@ class StackedWorker:
                 log.warning("clients are trained one after another, not stacked: %s", self._why_not)
         return self._footprint
 
-    def _train(
-        self, task: Task, names: Sequence[str], footprint: Footprint, alone: SpeechWorker
-    ) -> dict[str, Update]:
+    def _train(self, task: Task, names: Sequence[str], footprint: Footprint) -> dict[str, Update]:
+        own, lesson = Lesson.read(task)
         local = LocalTraining.from_task(task.config)
         answers, plans = {}, []
         for name in names:
-            client = Client(name, alone.utterances(name), self.bench)
             try:
+                client = self.alone.client(name, lesson)
                 plans.append(Plan(client, list(client.steps(local, seed_of(task)))))
             except Unusable as error:
                 answers[name] = Update.nothing(Failure(name, str(error)))
@@ -92,7 +98,7 @@ class StackedWorker:
         while waiting:
             group = waiting.pop(0)
             try:
-                updates = self._train_group(task, local, group)
+                updates = self._train_group(own, local, group)
             except torch.OutOfMemoryError:
                 self._stack = None
                 if len(group) == 1:
@@ -104,7 +110,7 @@ class StackedWorker:
             except Exception as error:  # one of them broke: alone, it will be found and named
                 ids = [plan.client.id for plan in group]
                 log.warning("a group of %d clients is trained one after another: %s", len(group), error)
-                updates = list(alone.run(task, ids))
+                updates = list(self.alone.run(task, ids))
             answers.update({plan.client.id: update for plan, update in zip(group, updates, strict=True)})
         return answers
 
@@ -142,8 +148,10 @@ def stacked_batches(bench: Bench, group: Sequence[Plan]) -> Iterator[StackedBatc
         for row, step in zip(places, steps, strict=True):
             row[: len(step.indices)] = step.indices
         tables.append((places, [step.noise for step in steps]))
+    guesses = {index: found for plan in group for index, found in plan.client.labels.texts.items()}
     batches = bench.feed.one_by_one(places.reshape(-1) for places, _ in tables)
-    for (places, noise), batch in zip(tables, batches, strict=True):
+    for (places, noise), fed in zip(tables, batches, strict=True):
+        batch = bench.worded(fed, guesses)
         keys = bench.keys(noise, places).flatten()
         real = bench.sent(torch.from_numpy(places >= 0))
         share = (real / real.sum(dim=1, keepdim=True)).to(batch.features.dtype)

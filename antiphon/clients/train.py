@@ -39,9 +39,9 @@ def gradients(
     bench.model.train()
     for step in client.steps(local, round_seed):
         keys = bench.keys([step.noise], step.indices[None]).flatten()
-        batch = bench.augmented(bench.feed(step.indices), keys)
+        batch = bench.augmented(bench.worded(bench.feed(step.indices), client.labels.texts), keys)
         with drawing(keys), bench.precision():
-            losses = bench.model.losses(batch) / batch.token_lengths
+            losses = batch.per_token(bench.model.losses(batch))
         meter.add(losses)
         yield list(torch.autograd.grad(losses.mean(), parameters))
 
@@ -150,6 +150,7 @@ def report(client: Client, loss: float, num_steps: int, **more: float) -> Report
         "num_utterances": float(len(client.usable)),
         "num_steps": float(num_steps),
         "seconds": client.seconds,
+        **client.labels.stats,
         **more,
     }
     return Report(client.id, stats)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from antiphon.clients.client import Bench, Client, Unusable
 from antiphon.clients.evaluate import evaluate
+from antiphon.clients.labels_nbest import Labeller
 from antiphon.clients.train import central, train
 from antiphon.core import Failure, Task, Update, Worker
 from antiphon.kept import kept_in
+from antiphon.labelling import Lesson
 from antiphon.seeding import derive
 
 ClientWork = Callable[[Task, Client], Update]
@@ -30,18 +33,34 @@ class SpeechWorker:
     def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
         if task.kind not in WORK:
             raise ValueError(f"no client work of kind {task.kind!r}; there is {', '.join(sorted(WORK))}")
+        own, lesson = Lesson.read(task)
         for name in clients:
-            yield self._run_one(task, name)
+            yield self._run_one(own, name, lesson)
+
+    @cached_property
+    def labeller(self) -> Labeller:
+        """Labels the clients' speech where it has no text, if a task asks for it."""
+        return Labeller(self.bench)
+
+    def client(self, name: str, lesson: Lesson | None, shape: str = "") -> Client:
+        """A client with what it trains on: texts, or what a teacher hears."""
+        client = Client(name, self.utterances(name), self.bench.shaped(shape))
+        if lesson is None:
+            return client
+        assert client.bench is self.bench, (
+            "no algorithm has clients label speech with a model it makes smaller"
+        )
+        return self.labeller.labelled(client, lesson)
 
     def utterances(self, name: str) -> np.ndarray:
         if name not in self.clients:
             raise ValueError(f"no client {name!r} among the {len(self.clients)} clients here")
         return self.clients[name]
 
-    def _run_one(self, task: Task, name: str) -> Update:
-        utterances = self.utterances(name)
+    def _run_one(self, task: Task, name: str, lesson: Lesson | None) -> Update:
+        self.utterances(name)  # one that is not here is no client's fault
         try:
-            client = Client(name, utterances, self.bench.shaped(kept_in(task.config)))
+            client = self.client(name, lesson, kept_in(task.config))
             return refuse_nonfinite(WORK[task.kind](task, client))
         except Unusable as error:
             return Update.nothing(Failure(name, str(error)))

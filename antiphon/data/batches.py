@@ -34,6 +34,10 @@ class Batch:
 
     features [B, T, D] float32, feature_lengths [B] int64, tokens [B, U] int64, token_lengths [B] int64;
     `indices` are the utterances' places in their store.
+
+    An utterance may have N texts instead of one, of which nobody knows which was said: tokens are [B · N, U]
+    then, those of an utterance together, and `weights` [B · N] say how much each counts. A model hears the
+    utterance once for all of them.
     """
 
     features: Tensor
@@ -41,6 +45,7 @@ class Batch:
     tokens: Tensor
     token_lengths: Tensor
     indices: tuple[int, ...]
+    weights: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -54,13 +59,44 @@ class Batch:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.features, self.feature_lengths, self.tokens, self.token_lengths
+        weights = () if self.weights is None else (self.weights,)
+        return self.features, self.feature_lengths, self.tokens, self.token_lengths, *weights
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], indices: tuple[int, ...] = ()) -> Batch:
         """From its tensors, in the order of `tensors`."""
-        features, feature_lengths, tokens, token_lengths = tensors
-        return cls(features, feature_lengths, tokens, token_lengths, indices)
+        features, feature_lengths, tokens, token_lengths, *weights = tensors
+        return cls(features, feature_lengths, tokens, token_lengths, indices, *weights)
+
+    @property
+    def num_texts(self) -> int:
+        """N."""
+        return len(self.tokens) // len(self.features)
+
+    def per_text(self, values: Tensor) -> Tensor:
+        """What belongs to an utterance, for each of its texts: [B, ...] -> [B · N, ...]."""
+        return repeated(values, self.num_texts)
+
+    def per_token(self, losses: Tensor) -> Tensor:
+        """What training minimises: losses of texts [B · N] -> of utterances, per token [B].
+
+        Σ_n p_n · (loss of text n / its number of tokens), with p the weights.
+        """
+        by_token = losses / self.token_lengths.clamp(min=1)
+        if self.weights is None:
+            return by_token
+        return (by_token * self.weights).unflatten(0, (-1, self.num_texts)).sum(dim=1)
+
+
+def repeated(values: Tensor, times: int) -> Tensor:
+    """Every row so many times in a row: [B, ...] -> [B · times, ...]; its gradient is a plain sum.
+
+    >>> repeated(torch.tensor([1, 2]), 3).tolist()
+    [1, 1, 1, 2, 2, 2]
+    """
+    if times == 1:
+        return values
+    return values[:, None].expand(-1, times, *values.shape[1:]).flatten(0, 1)
 
 
 def collate(

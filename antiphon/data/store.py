@@ -83,6 +83,10 @@ class FeatureStore:
             raise ValueError(f"{folder / 'index.npz'} is damaged ({error}): delete {folder}") from error
         return cls(folder, about, index, other_texts)
 
+    def without_texts(self, indices: np.ndarray) -> FeatureStore:
+        """The same speech, of which nobody wrote down these utterances: their texts are empty."""
+        return FeatureStore.open(self.folder, {**self.other_texts, **dict.fromkeys(indices.tolist(), "")})
+
     def __reduce__(self) -> tuple[Any, ...]:
         # A worker process maps the files again instead of being sent their contents.
         return FeatureStore.open, (self.folder, self.other_texts)

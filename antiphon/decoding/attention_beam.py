@@ -66,7 +66,7 @@ class AttentionBeam:
     @torch.inference_mode()
     def nbest(self, model: Las, tokens: Tokens, batch: Batch) -> list[tuple[Hypothesis, ...]]:
         """Hypotheses of each utterance of the batch. Call `model.eval()` first."""
-        memory = _repeated(model.listen(batch.features, batch.feature_lengths), self.width)
+        memory = model.listen(batch.features, batch.feature_lengths).repeated(self.width)
         beam = Beam.first(model.start(memory), memory, self.width)
         if self.fusion is not None:
             return self._nbest_with_words(self.fusion, model, tokens, beam, memory)
@@ -193,13 +193,6 @@ class Offers:
 def _coverage(attention: Tensor, mask: Tensor) -> Tensor:
     """cp of attention so far [B, K, T] over real frames [B, T]: [B, K]."""
     return attention.clamp(UNHEARD, 1.0).log().masked_fill(~mask[:, None], 0.0).sum(dim=-1)
-
-
-def _repeated(memory: Memory, width: int) -> Memory:
-    frames, keys, mask = (
-        tensor.repeat_interleave(width, dim=0) for tensor in (memory.frames, memory.keys, memory.mask)
-    )
-    return Memory(frames, keys, memory.location_filters, mask)
 
 
 def _of(values: Tensor, parents: Tensor) -> Tensor:

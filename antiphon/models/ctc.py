@@ -35,8 +35,8 @@ class Framewise(nn.Module):
     """What all CTC models share: their forward pass gives log probabilities of frames, and lengths."""
 
     def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
-        """Negative log likelihood of each utterance in nats: [B]; infinite where the tokens do not fit."""
-        log_probs, lengths = outputs
+        """Negative log likelihood of each text in nats: [B · N]; infinite where its tokens do not fit."""
+        log_probs, lengths = (batch.per_text(output) for output in outputs)
         return ctc_losses(log_probs, lengths, batch.tokens, batch.token_lengths)
 
     def losses(self, batch: Batch) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from antiphon.data.batches import Batch
+from antiphon.data.batches import Batch, repeated
 from antiphon.data.huggingface import architecture, boundary_of, library, opened
 from antiphon.models.ctc import Framewise
 from antiphon.models.ctc_loss import ctc_fits
@@ -178,17 +178,12 @@ class Heard:
 
     def repeated(self, times: int) -> Heard:
         """Every utterance so many times, one copy after another."""
-        hidden, convolved, real, limits = (
-            tensor.repeat_interleave(times, dim=0)
-            for tensor in (
-                self.memory.last_hidden_state,
-                self.lengths.convolved,
-                self.lengths.frames,
-                self.limits,
-            )
-        )
-        memory = type(self.memory)(last_hidden_state=hidden)
-        return Heard(memory, Lengths(convolved, real), limits)
+        memory = _repeated_memory(self.memory, times)
+        return Heard(memory, self.lengths.repeated(times), repeated(self.limits, times))
+
+
+def _repeated_memory(memory: Any, times: int) -> Any:
+    return type(memory)(last_hidden_state=repeated(memory.last_hidden_state, times))
 
 
 class HuggingFaceSeq2Seq(nn.Module):
@@ -202,17 +197,19 @@ class HuggingFaceSeq2Seq(nn.Module):
         self.most_tokens = positions - len(prompt)  # the end of the text is spelled, but not read
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Logits [B, U + 1, num_tokens] of every next token in the folder's order, given the true ones."""
+        """Logits [B · N, U + 1, num_tokens] of every next token, the folder's order, given the true ones."""
         tokens = next_tokens(batch.tokens, batch.token_lengths)[:, :-1]
         before = torch.cat((self._prompts(tokens), self._exchanged(tokens)), dim=1)
         values, lengths = self.inputs(batch)
         with padded(lengths):
             memory = self.network.get_encoder()(values)
+        memory = _repeated_memory(memory, batch.num_texts)
+        with padded(lengths.repeated(batch.num_texts)):
             logits = self.network(encoder_outputs=memory, decoder_input_ids=before, use_cache=False).logits
         return (at_least_float32(logits[:, len(self.prompt) - 1 :]),)
 
     def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
-        """Cross entropy of each utterance in nats, summed over its tokens and its end: [B]."""
+        """Cross entropy of each text in nats, summed over its tokens and its end: [B · N]."""
         targets = self._exchanged(next_tokens(batch.tokens, batch.token_lengths))
         return next_token_losses(outputs[0], targets, batch.token_lengths)
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.overrides import TorchFunctionMode
 
+from antiphon.data.batches import repeated
 from antiphon.data.huggingface import library
 from antiphon.models.layers import frame_mask
 from antiphon.models.noise import Dropout
@@ -42,6 +43,10 @@ class Lengths:
 
     convolved: Tensor
     frames: Tensor
+
+    def repeated(self, times: int) -> Lengths:
+        """Every utterance so many times, for as many texts."""
+        return Lengths(repeated(self.convolved, times), repeated(self.frames, times))
 
 
 _current: ContextVar[Lengths] = ContextVar("lengths")

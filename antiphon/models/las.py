@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from antiphon.data.batches import Batch
+from antiphon.data.batches import Batch, repeated
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.ctc_loss import ctc_fits, ctc_losses
 from antiphon.models.layers import (
@@ -114,12 +114,12 @@ class Las(nn.Module):
         self.ctc = nn.Linear(self.encoder.dim, num_tokens) if config.ctc_weight > 0 else None
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Logits [B, U + 1, num_tokens] of every next token, given the true ones before it.
+        """Logits [B · N, U + 1, num_tokens] of every next token, given the true ones before it.
 
         While training jointly also log probabilities of CTC [B, T', num_tokens] and numbers of frames [B].
         """
         memory = self.listen(batch.features, batch.feature_lengths)
-        steps = [decoder.seen for decoder in self.spell(batch, memory)]
+        steps = [decoder.seen for decoder in self.spell(batch, memory.repeated(batch.num_texts))]
         logits = at_least_float32(self.classify(torch.stack(steps, dim=1)))
         if self.ctc is None or not self.training:
             return (logits,)
@@ -127,7 +127,7 @@ class Las(nn.Module):
         return logits, log_probs, memory.mask.sum(dim=1)
 
     def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
-        """Loss of each utterance in nats, summed over its tokens and its end: [B].
+        """Loss of each text in nats, summed over its tokens and its end: [B · N].
 
         In `eval()` it is the decoder's cross entropy; while training, smoothed and joined with that of CTC.
         """
@@ -137,7 +137,7 @@ class Las(nn.Module):
         losses = next_token_losses(logits, targets, batch.token_lengths, smoothing)
         if not from_ctc:
             return losses
-        log_probs, lengths = from_ctc
+        log_probs, lengths = (batch.per_text(output) for output in from_ctc)
         aligned = ctc_losses(log_probs, lengths, batch.tokens, batch.token_lengths)
         return self.config.ctc_weight * aligned + (1 - self.config.ctc_weight) * losses
 
@@ -228,6 +228,11 @@ class Memory:
     keys: Tensor
     location_filters: Tensor
     mask: Tensor
+
+    def repeated(self, times: int) -> Memory:
+        """Every utterance so many times, for as many texts."""
+        frames, keys, mask = (repeated(tensor, times) for tensor in (self.frames, self.keys, self.mask))
+        return Memory(frames, keys, self.location_filters, mask)
 
 
 @dataclass(frozen=True)

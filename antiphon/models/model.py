@@ -21,15 +21,15 @@ class Model(Protocol):
     """Scores and transcribes utterances; an utterance scores the same alone and in a padded batch."""
 
     def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
-        """What the parameters make of a batch: tensors [B, ...]."""
+        """What the parameters make of a batch: tensors [B, ...], or [B · N, ...] where texts are read."""
         ...
 
     def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
-        """Negative log likelihood of each utterance in nats, summed over its tokens: [B]."""
+        """Negative log likelihood of each text of each utterance in nats, summed over its tokens: [B · N]."""
         ...
 
     def losses(self, batch: Batch) -> Tensor:
-        """Forward pass and score: [B]."""
+        """Forward pass and score: [B · N]. Texts of one utterance share one pass of the encoder."""
         ...
 
     def greedy(self, batch: Batch) -> list[list[int]]:

@@ -16,7 +16,8 @@ from antiphon.data.batches import plan_batches
 from antiphon.data.tokens import UNKNOWN, Tokens, load_tokens
 from antiphon.data.words import FILE as WORDS_FILE
 from antiphon.data.words import load_words
-from antiphon.models.ngram import Perplexity
+from antiphon.models.arpa import load_ngram
+from antiphon.models.ngram import Perplexity, SentenceModel
 from antiphon.models.transformer_lm import TransformerLm, TransformerLmConfig, text_batch
 
 FORMAT = "antiphon-lm/1"
@@ -80,6 +81,12 @@ class NeuralLm:
             for name, parameter in parameters.items():
                 parameter.copy_(tensors[name])
         return cls(config, tokens, model.to(device))
+
+
+def load_sentence_model(path: str | Path, device: str = "cpu") -> SentenceModel:
+    """A neural model (on that device), an n-gram folder or an ARPA file."""
+    path = Path(path)
+    return NeuralLm.load(path, device) if (path / "lm.json").exists() else load_ngram(path)
 
 
 def plan_text_batches(

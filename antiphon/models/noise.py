@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from antiphon.data.batches import repeated
 from antiphon.models.layers import in_front
 
 FUSED = find_spec("triton") is not None  # comes with torch for GPUs
@@ -51,10 +52,13 @@ class Noise:
         self.keys = keys
         self.site = 0
 
-    def rows(self, num_rows: int) -> Tensor:
-        """Bits for the frames of every utterance at the next site: [B, num_rows] int32."""
+    def rows(self, count: int, num_rows: int) -> Tensor:
+        """Bits for the frames or tokens of `count` rows at the next site: [count, num_rows] int32.
+
+        Texts of one utterance meet the same noise, so that the loss of many is the sum of their losses.
+        """
         self.site += 1
-        return _rows(self.keys, self.site, num_rows)
+        return repeated(_rows(self.keys, self.site, num_rows), count // len(self.keys))
 
 
 _current: ContextVar[Noise | None] = ContextVar("noise", default=None)
@@ -86,7 +90,8 @@ class Dropout(nn.Module):
         noise = _current.get()
         if noise is None:
             return F.dropout(values, self.rate)
-        rows = noise.rows(values.shape[1]) if values.dim() == 3 else noise.rows(1)[:, 0]
+        count = len(values)
+        rows = noise.rows(count, values.shape[1]) if values.dim() == 3 else noise.rows(count, 1)[:, 0]
         if FUSED and values.is_cuda and values.dtype != torch.float64:  # the kernel scales in float32
             kept: Tensor = Kept.apply(values, rows, self.rate)
             return kept

@@ -86,19 +86,19 @@ class Transducer(nn.Module):
         self.output = nn.Linear(config.joint_dim, num_tokens)
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Log probabilities of the blank [B, T', U + 1] and of the next token [B, T', U]; real frames [B]."""
+        """Log probabilities of blanks [B · N, T', U + 1] and next tokens [B · N, T', U]; real frames [B]."""
         frames, lengths = self.listen(batch)
         tokens = batch.tokens.masked_fill(~frame_mask(batch.token_lengths, batch.tokens.shape[1]), 0)
         contexts = F.pad(tokens, (self.config.context, 0)).unfold(1, self.config.context, 1)
         blank, label = next_log_probs(
-            frames, self.predict(contexts), self.output.weight, self.output.bias, tokens
+            batch.per_text(frames), self.predict(contexts), self.output.weight, self.output.bias, tokens
         )
         return blank, label, lengths
 
     def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
-        """Negative log likelihood of each utterance in nats, over all its alignments: [B]."""
+        """Negative log likelihood of each text in nats, over all its alignments: [B · N]."""
         blank, label, lengths = outputs
-        return rnnt_losses(blank, label, lengths, batch.token_lengths)
+        return rnnt_losses(blank, label, batch.per_text(lengths), batch.token_lengths)
 
     def losses(self, batch: Batch) -> Tensor:
         return self.score(self(batch), batch)

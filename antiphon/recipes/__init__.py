@@ -17,6 +17,7 @@ from antiphon.recipes.demo import demo
 from antiphon.recipes.experiment import Experiment
 from antiphon.recipes.librispeech import librispeech
 from antiphon.recipes.pruning_tables import pruning_librispeech
+from antiphon.recipes.self_training import self_training
 from antiphon.recipes.single import (
     bmuf_blocks,
     central_training,
@@ -54,6 +55,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "librispeech": librispeech,
     "table1": table1,
     "table1-trials": table1_trials,
+    "self-training": self_training,
     "speech-ctc": speech_ctc,
     "speech-las": speech_las,
     "speech-transducer": speech_transducer,

@@ -14,6 +14,7 @@ from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.algorithms.robust import GeometricMedian
+from antiphon.algorithms.self_training import OtherModel, SelfTrained
 from antiphon.clients.worker import Unreliability
 from antiphon.data.corruption import Corruption
 from antiphon.data.frontends import Filterbank, OnnxEncoder
@@ -73,20 +74,40 @@ class Speakers:
 class Run:
     """One row of a table."""
 
-    algorithm: FedAvg | DgaRl | GeometricMedian | Rehearsed | FederatedPruning | Central = FedAvg()
+    algorithm: FedAvg | DgaRl | GeometricMedian | Rehearsed | SelfTrained | FederatedPruning | Central = (
+        FedAvg()
+    )
     data: str = "federated"  # whose utterances: seed, federated or both
     clients: BySpeaker | BySession | Iid | Dirichlet = BySpeaker()
     start: str = (
         "seed"  # the run whose best model this one starts from, or a folder (it has a "/"); empty: none
     )
     rounds: Rounds = Rounds()
+    labelled: float = 1.0  # share of the clients that have texts; the others' texts are never read
+    model: CtcConfig | LasConfig | TransducerConfig | None = None  # null: the experiment's
 
     def __post_init__(self) -> None:
+        if not 0 <= self.labelled <= 1:
+            raise ValueError(f"labelled is a share between 0 and 1, not {self.labelled}")
+        if self.labelled < 1 and not isinstance(self.algorithm, SelfTrained):
+            raise ValueError(
+                "labelled below 1 leaves clients without texts, which only self_trained can train on: "
+                "set algorithm=self_trained or labelled=1"
+            )
+        if self.labelled < 1 and self.data != "federated":
+            raise ValueError("labelled below 1 is for data=federated: the server has the texts of the others")
         if isinstance(self.algorithm, FederatedPruning) and self.rounds.total < self.algorithm.fine_tune_from:
             raise ValueError(
                 f"rounds.total is {self.rounds.total}, so the model would never be made small: "
                 f"fine_tune_from is {self.algorithm.fine_tune_from}"
             )
+
+    @property
+    def teacher(self) -> str:
+        """The run or folder whose model labels this one's speech; empty: its own model, or nobody."""
+        if isinstance(self.algorithm, SelfTrained) and isinstance(self.algorithm.teacher, OtherModel):
+            return self.algorithm.teacher.model
+        return ""
 
     @property
     def starts_elsewhere(self) -> bool:
@@ -127,6 +148,13 @@ class Experiment:
                     f"run {name!r} starts from {run.start!r}, which does not come before it "
                     f"(before it: {', '.join(known) or 'none'})"
                 )
+            if run.teacher and "/" not in run.teacher and run.teacher not in known:
+                raise ValueError(
+                    f"run {name!r} is taught by {run.teacher!r}, which does not come before it "
+                    f"(before it: {', '.join(known) or 'none'}) and is no folder: one has a '/'"
+                )
+            if run.start in known and self.model_of(name) != self.model_of(run.start):
+                raise ValueError(f"run {name!r} starts from {run.start!r}, which has another model")
             if run.data not in ("seed", "federated", "both"):
                 raise ValueError(f"run {name!r}: data is seed, federated or both, not {run.data!r}")
             if isinstance(run.algorithm, Central) and run.clients != Iid(1):
@@ -161,6 +189,10 @@ class Experiment:
                 raise config.unknown(name, self.runs, "", "run")
         return {name: run for name, run in self.runs.items() if not names or name in names}
 
-    @property
-    def blueprint(self) -> Blueprint:
-        return Blueprint(self.frontend, self.model)
+    def model_of(self, name: str) -> CtcConfig | LasConfig | TransducerConfig | HuggingFaceConfig:
+        """The model of a run."""
+        return self.runs[name].model or self.model
+
+    def blueprint(self, name: str) -> Blueprint:
+        """What the model of a run is made of."""
+        return Blueprint(self.frontend, self.model_of(name))

@@ -24,10 +24,9 @@ def check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
     if not resume:
         raise ValueError(f"{out} holds an experiment already: add --resume to go on, or choose another --out")
     before, now = json.loads(path.read_text())["config"], config.to_dict(experiment)
-    # A longer run begins like a shorter one, but others may have begun from its end.
-    longer = {f"runs.{n}.rounds.total" for n in experiment.runs} - {
-        f"runs.{run.start}.rounds.total" for run in experiment.runs.values()
-    }
+    # A longer run begins like a shorter one, but others may have begun from its end, or been taught by it.
+    used = {name for run in experiment.runs.values() for name in (run.start, run.teacher)}
+    longer = {f"runs.{name}.rounds.total" for name in experiment.runs.keys() - used}
     changed = [
         (key, old, new)
         for key, old, new in _differences(before, now)

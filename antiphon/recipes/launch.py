@@ -20,6 +20,7 @@ from antiphon.recipes.preparation import Prepared, prepare, told
 from antiphon.recipes.provenance import commit, versions
 from antiphon.recipes.scoring import score, write_json
 from antiphon.recipes.starting import load_start
+from antiphon.recipes.teaching import with_teacher
 from antiphon.report import write_report
 from antiphon.team import Alone, Team
 
@@ -109,11 +110,12 @@ def _carry_out(
     team: Team,
 ) -> Scores:
     run, folder = prepared.experiment.runs[name], out / name
-    begin = team.first(lambda: load_start(run.start, out, prepared.fresh))
-    start, recognizer = begin["params"], prepared.recognizer(begin["shape"])
+    begin = team.first(lambda: load_start(run.start, out, prepared.fresh[name]))
+    start, recognizer = begin["params"], prepared.recognizer(name, begin["shape"])
     augment, device = prepared.experiment.augment, prepared.device
     bfloat16 = prepared.experiment.bfloat16
-    bench = Bench(prepared.store, prepared.tokens, recognizer.model, start, augment, device, bfloat16)
+    store = prepared.store_of(name)
+    bench = Bench(store, prepared.tokens, recognizer.model, start, augment, device, bfloat16)
 
     def open_folder() -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,8 +124,9 @@ def _carry_out(
 
     team.first(open_folder)
     valid = sorted(prepared.valid_clients())
+    algorithm = with_teacher(run.algorithm, out, folder, team, prepared.server_texts)
     engine = Engine(
-        told(run.algorithm, valid, recognizer),
+        told(algorithm, valid, recognizer),
         prepared.pool(name, bench, team),
         list(prepared.clients[name]),
         run.rounds,
@@ -177,12 +180,13 @@ def _about(prepared: Prepared, name: str, start: Tensors) -> dict[str, Any]:
     experiment, run = prepared.experiment, prepared.experiment.runs[name]
     settings = config.to_dict(experiment)
     others = {key: value for key, value in settings.items() if key not in ("runs", "recipe", "seed")}
+    own = {key: value for key, value in settings["runs"][name].items() if value is not None}
     return {
         "format": RUN_FORMAT,
         "name": name,
         "recipe": experiment.recipe,
         "seed": experiment.seed,
-        "config": {**settings["runs"][name], **others},
+        "config": {**own, **{key: value for key, value in others.items() if key not in own}},
         "num_parameters": sum(p.numel() for p in start.values()),
         "num_clients": len(prepared.clients[name]),
         "corrupted": prepared.corrupted.shares(prepared.clients[name]),

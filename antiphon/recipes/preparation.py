@@ -26,6 +26,7 @@ from antiphon.models.model import Model
 from antiphon.models.reduced import structure_of
 from antiphon.recipes.experiment import Experiment
 from antiphon.recipes.starting import check_start
+from antiphon.recipes.teaching import check_teaching, unlabelled_clients
 from antiphon.seeding import derive
 from antiphon.team import Alone, Team
 
@@ -40,13 +41,24 @@ class Prepared:
     corrupted: Chosen
     clients: dict[str, dict[str, np.ndarray]]  # run -> client -> utterances
     tokens: Tokens
-    fresh: Tensors  # parameters to be trained, of a model that has learnt nothing here
+    fresh: dict[str, Tensors]  # run -> parameters to be trained, of a model that has learnt nothing here
     device: torch.device
 
-    def recognizer(self, shape: str = "") -> Recognizer:
-        """The experiment's model, or what is kept of it."""
-        blueprint = self.experiment.blueprint.shaped(shape)
+    def recognizer(self, name: str, shape: str = "") -> Recognizer:
+        """The model of a run, or what is kept of it."""
+        blueprint = self.experiment.blueprint(name).shaped(shape)
         return Recognizer(blueprint, self.tokens, draw(self.experiment.seed, blueprint, self.tokens))
+
+    def store_of(self, name: str) -> FeatureStore:
+        """The speech as a run may see it: clients that are not labelled have no texts."""
+        clients = self.clients[name]
+        unlabelled = unlabelled_clients(self.experiment.runs[name], list(clients), self.experiment.seed)
+        hidden = [clients[client] for client in unlabelled]
+        return self.store.without_texts(np.concatenate(hidden)) if hidden else self.store
+
+    def server_texts(self) -> list[str]:
+        """What the server's own speakers said."""
+        return texts_of(self.store, self.groups["seed"])
 
     def valid_clients(self) -> dict[str, np.ndarray]:
         return valid_clients(self.experiment, self.store)
@@ -68,6 +80,10 @@ class Prepared:
         if faults.dropout or faults.deadline:
             worker = UnreliableWorker(worker, faults, seconds, self.experiment.seed)
         return team.pool(worker, seconds)
+
+
+def texts_of(store: FeatureStore, indices: np.ndarray) -> list[str]:
+    return [store.text(index) for index in indices.tolist()]
 
 
 def valid_clients(experiment: Experiment, store: FeatureStore) -> dict[str, np.ndarray]:
@@ -120,21 +136,29 @@ def prepare(
 
     (team or Alone()).first(compute)
     store, groups, corrupted = open_speech(experiment, corpus)
-    tokens = experiment.tokens.fit([store.text(int(i)) for i in groups["seed"]], corpus.alphabet)
-    recognizer = Recognizer(experiment.blueprint, tokens, draw(experiment.seed, experiment.blueprint, tokens))
-    model = recognizer.model
-    fresh = {name: p.detach().to(chosen) for name, p in model.named_parameters() if p.requires_grad}
-    clients, valid = {}, sorted(valid_clients(experiment, store))
+
+    def server_texts() -> list[str]:
+        return texts_of(store, groups["seed"])
+
+    tokens = experiment.tokens.fit(server_texts(), corpus.alphabet)
+    drawn: dict[Blueprint, tuple[Recognizer, Tensors]] = {}
+    fresh, clients, valid = {}, {}, sorted(valid_clients(experiment, store))
     for name, run in experiment.runs.items():
         try:
-            told(run.algorithm, valid, recognizer).init(fresh)
+            blueprint = experiment.blueprint(name)
+            if blueprint not in drawn:
+                drawn[blueprint] = _drawn(experiment.seed, blueprint, tokens, chosen)
+            recognizer, fresh[name] = drawn[blueprint]
+            told(run.algorithm, valid, recognizer).init(fresh[name])
             if run.starts_elsewhere:
-                found = check_start(run.start, experiment.blueprint, tokens)
+                found = check_start(run.start, blueprint, tokens)
                 told(run.algorithm, valid, replace(recognizer, blueprint=found))
             if len(groups[run.data]) == 0:
                 raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
             clients[name] = corrupted.left(run.clients(store, groups[run.data], experiment.seed))
             run.rounds.check(len(clients[name]))
+            teacher = drawn[experiment.blueprint(run.teacher)][0] if run.teacher in fresh else recognizer
+            check_teaching(run, teacher, store, clients[name], server_texts)
         except ValueError as error:
             raise ValueError(f"run {name!r}: {error}") from error
     return Prepared(experiment, store, groups, corrupted, clients, tokens, fresh, chosen)
@@ -151,6 +175,15 @@ def open_speech(
     pool = groups["both"]
     store = corrupted_features(corpus, frontend, clean, corruption, chosen, pool, num_workers, progress)
     return store, groups, chosen
+
+
+def _drawn(
+    seed: int, blueprint: Blueprint, tokens: Tokens, device: torch.device
+) -> tuple[Recognizer, Tensors]:
+    """A model that has learnt nothing here, and those of its parameters that are to be trained."""
+    model = draw(seed, blueprint, tokens)
+    trained = {name: p.detach().to(device) for name, p in model.named_parameters() if p.requires_grad}
+    return Recognizer(blueprint, tokens, model), trained
 
 
 def draw(seed: int, blueprint: Blueprint, tokens: Tokens) -> Model:

@@ -68,14 +68,14 @@ def test_four_rounds_are_two_and_a_checkpoint_and_two_more(
 ) -> None:
     case = ALGORITHMS[name]
     clients = world.clients(case.clients)
-    pool = make_pool(world.worker(clients, world.bench(model)))
+    pool = make_pool(world.worker_for(case, model))
     half = run_rounds(case, start(case, world.params(model)), list(clients), pool, 2)
     checkpoint.save(tmp_path / "round-000002", half, {})
     straight = run_rounds(case, half, list(clients), pool, 2)
 
     torch.manual_seed(99)  # whatever the process drew before must not matter
     restored, _ = checkpoint.load(tmp_path / "round-000002", start(case, world.params(model)))
-    pool = make_pool(world.worker(clients, world.bench(model)))
+    pool = make_pool(world.worker_for(case, model))
     resumed = run_rounds(case, restored, list(clients), pool, 2)
     assert straight.round == 4
     assert_same(straight, resumed)
@@ -83,7 +83,7 @@ def test_four_rounds_are_two_and_a_checkpoint_and_two_more(
 
 @every(ALGORITHMS)
 def test_state_survives_a_checkpoint(case: Case, make_pool: MakePool, world: World, tmp_path: Path) -> None:
-    pool = make_pool(world.worker(world.clients(case.clients)))
+    pool = make_pool(world.worker_for(case))
     state, _ = case.algorithm.round(start(case, world.params()), cohort_of(case, world), pool)
     checkpoint.save(tmp_path / "round-000001", state, {"best": None})
     loaded, notes = checkpoint.load(tmp_path / "round-000001", start(case, world.params()))
@@ -98,7 +98,7 @@ def test_state_survives_a_checkpoint(case: Case, make_pool: MakePool, world: Wor
 def test_a_round_changes_nothing_it_was_given_and_does_the_same_twice(
     case: Case, make_pool: MakePool, world: World
 ) -> None:
-    cohort, pool = cohort_of(case, world), make_pool(world.worker(world.clients(case.clients)))
+    cohort, pool = cohort_of(case, world), make_pool(world.worker_for(case))
     state, _ = case.algorithm.round(start(case, world.params()), cohort, pool)  # moments are not empty now
     before = copy.deepcopy(state)
     first, metrics = case.algorithm.round(state, cohort, pool)
@@ -114,7 +114,7 @@ def test_a_round_changes_nothing_it_was_given_and_does_the_same_twice(
 def test_a_round_moves_what_it_trains_and_counts_itself(
     case: Case, make_pool: MakePool, world: World
 ) -> None:
-    pool = make_pool(world.worker(world.clients(case.clients)))
+    pool = make_pool(world.worker_for(case))
     state = start(case, world.params())
     after, _ = case.algorithm.round(state, cohort_of(case, world), pool)
     assert after.round == 1
@@ -124,7 +124,7 @@ def test_a_round_moves_what_it_trains_and_counts_itself(
 
 @every(ALGORITHMS)
 def test_another_seed_gives_another_model(case: Case, make_pool: MakePool, world: World) -> None:
-    pool, cohort = make_pool(world.worker(world.clients(case.clients))), cohort_of(case, world)
+    pool, cohort = make_pool(world.worker_for(case)), cohort_of(case, world)
     one, other = (
         case.algorithm.round(start(case, world.params(), seed), cohort, pool)[0] for seed in (SEED, SEED + 1)
     )
@@ -138,7 +138,7 @@ def test_another_seed_gives_another_model(case: Case, make_pool: MakePool, world
 def test_a_round_without_some_clients_is_the_round_of_the_others(
     case: Case, make_pool: MakePool, world: World, rounding: float
 ) -> None:
-    worker, cohort = world.worker(world.clients(case.clients)), cohort_of(case, world)
+    worker, cohort = world.worker_for(case), cohort_of(case, world)
     state = start(case, world.params())
     with_gap, _ = case.algorithm.round(state, cohort, make_pool(Broken(worker, frozenset(cohort[1:2]))))
     of_others, _ = case.algorithm.round(state, cohort[:1] + cohort[2:], make_pool(worker))
@@ -148,9 +148,7 @@ def test_a_round_without_some_clients_is_the_round_of_the_others(
 @every(FEDERATED)
 def test_weights_are_shared_among_those_who_came_back(case: Case, make_pool: MakePool, world: World) -> None:
     cohort = cohort_of(case, world)
-    pool = observed(
-        make_pool(Broken(world.worker(world.clients(case.clients)), frozenset(cohort[:1]))), cohort
-    )
+    pool = observed(make_pool(Broken(world.worker_for(case), frozenset(cohort[:1]))), cohort)
     case.algorithm.round(start(case, world.params()), cohort, pool)
     weights = {client: stats["weight"] for client, stats in pool.clients.items()}
     assert list(weights) == cohort[1:]
@@ -162,7 +160,7 @@ def test_weights_are_shared_among_those_who_came_back(case: Case, make_pool: Mak
 def test_the_delta_is_the_weighted_mean_of_the_clients_deltas(
     case: Case, make_pool: MakePool, world: World
 ) -> None:
-    cohort, pool = cohort_of(case, world), Remembering(make_pool(world.worker(world.clients(case.clients))))
+    cohort, pool = cohort_of(case, world), Remembering(make_pool(world.worker_for(case)))
     watched = observed(pool, cohort)
     case.algorithm.round(start(case, world.params()), cohort, watched)
     task, total = pool.carried_for(cohort)[-1]  # what was combined last is what moved the model
@@ -225,7 +223,7 @@ class RememberedCollected:
 @every(ALGORITHMS)
 def test_the_journal_entry_is_plain_json(case: Case, make_pool: MakePool, world: World) -> None:
     cohort = cohort_of(case, world)
-    pool = observed(make_pool(world.worker(world.clients(case.clients))), cohort)
+    pool = observed(make_pool(world.worker_for(case)), cohort)
     _, metrics = case.algorithm.round(start(case, world.params()), cohort, pool)
     entry = {"round": 1, "cohort": cohort, **pool.entry(), "metrics": dict(metrics)}
     assert json.loads(json.dumps(entry, allow_nan=False)) == entry
@@ -242,7 +240,7 @@ def test_the_bytes_counted_are_those_of_the_tensors_that_travel(
     case: Case, make_pool: MakePool, world: World
 ) -> None:
     cohort = cohort_of(case, world)
-    pool = Remembering(make_pool(world.worker(world.clients(case.clients))))
+    pool = Remembering(make_pool(world.worker_for(case)))
     watched = observed(pool, cohort)
     case.algorithm.round(start(case, world.params()), cohort, watched)
     task, update = pool.carried_for(cohort)[0]
@@ -256,7 +254,7 @@ def test_only_trained_parameters_travel_and_the_others_never_change(
 ) -> None:
     case, params = ALGORITHMS[name], world.params()
     cohort = cohort_of(case, world)
-    pool = Remembering(make_pool(world.worker(world.clients(case.clients))))
+    pool = Remembering(make_pool(world.worker_for(case)))
     watched = observed(pool, cohort)
     state = start(case, params)
     for _ in range(2):

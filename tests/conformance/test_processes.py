@@ -18,7 +18,7 @@ def two_rounds(case: Case, world: World, pool: Pool) -> ServerState:
 
 @every
 def test_processes_agree_with_one_to_rounding_and_to_the_bit_when_ordered(case: Case, world: World) -> None:
-    worker = world.worker(world.clients(case.clients))
+    worker = world.worker_for(case)
     alone = two_rounds(case, world, LocalPool(worker))
     assert_same(two_rounds(case, world, Twins(worker, ordered=True)), alone)
     assert_same(two_rounds(case, world, Twins(worker)), alone, tolerance=1e-6 * case.magnifies)

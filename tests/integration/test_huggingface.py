@@ -62,19 +62,19 @@ def test_a_round_from_a_folder_gives_a_recogniser_that_needs_the_folder_no_more(
     scores = launch.run_experiment(chosen, world.corpus, tmp_path / "out", device="cpu")
     assert scores["fedavg"]["words"]["length"] > 0
     prepared = launch.prepare(chosen, world.corpus, "cpu")
-    traffic = COHORT * size_in_bytes(prepared.fresh)
+    traffic = COHORT * size_in_bytes(prepared.fresh["fedavg"])
     entry = read(tmp_path / "out" / "fedavg" / "journal.jsonl")[-1]
     assert (entry["bytes_down"], entry["bytes_up"]) == (traffic, traffic)
 
     # Frozen parameters are those of the folder to the last bit; B moves from zero, A needs a second step.
     saved = load_file(tmp_path / "out" / "fedavg" / "model" / "model.safetensors")
-    before = dict(prepared.recognizer().model.named_parameters())
+    before = dict(prepared.recognizer("fedavg").model.named_parameters())
     assert saved.keys() == before.keys()
-    assert (len(prepared.fresh) < len(before)) == (lora is not None or name == "whisper")
+    assert (len(prepared.fresh["fedavg"]) < len(before)) == (lora is not None or name == "whisper")
     moved = {key for key, tensor in saved.items() if not torch.equal(tensor, before[key])}
     assert moved
-    assert moved <= prepared.fresh.keys()
-    assert moved >= {key for key in prepared.fresh if ".lora_B." in key}
+    assert moved <= prepared.fresh["fedavg"].keys()
+    assert moved >= {key for key in prepared.fresh["fedavg"] if ".lora_B." in key}
 
     # What was saved says the same as the run did, wherever it lies, when the folder has gone.
     shutil.rmtree(folder)
@@ -99,9 +99,9 @@ def test_frozen_weights_that_no_file_holds_are_drawn_the_same_every_time(
     (folder / "model.safetensors").unlink()
     chosen = experiment(folder, capitals=True, lora=LoraAdapter(rank=2))
     prepared = launch.prepare(chosen, world.corpus, "cpu")
-    first, second = (dict(prepared.recognizer().model.named_parameters()) for _ in range(2))
+    first, second = (dict(prepared.recognizer("fedavg").model.named_parameters()) for _ in range(2))
     assert all(torch.equal(first[key], second[key]) for key in first)
-    assert all(torch.equal(first[key], tensor) for key, tensor in prepared.fresh.items())
+    assert all(torch.equal(first[key], tensor) for key, tensor in prepared.fresh["fedavg"].items())
 
 
 def test_tokens_of_one_s_own_take_a_fresh_output_layer(world: World, tmp_path: Path) -> None:

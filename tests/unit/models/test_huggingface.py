@@ -137,6 +137,14 @@ def test_an_utterance_scores_the_same_alone_and_in_a_padded_batch(model: Any, ut
     assert (together - torch.cat(alone)).abs().max() < 1e-10
 
 
+def test_texts_of_one_utterance_score_as_they_do_alone(model: Any, utterances: BatchOf) -> None:
+    texts = [[1, 2], [3, 1, 4], [5, 1, 2], [2]]
+    spelled, heard = utterances([17] * 4, texts), utterances(FRAMES[:2], [[1], [1]])
+    together = replace(heard, tokens=spelled.tokens, token_lengths=spelled.token_lengths)
+    alone = [model.losses(utterances([FRAMES[place // 2]], [text])) for place, text in enumerate(texts)]
+    assert (model.losses(together) - torch.cat(alone)).abs().max() < 1e-10
+
+
 def test_in_single_precision_it_scores_the_same_to_five_digits(model: Any, utterances: BatchOf) -> None:
     def single(*arguments: Any, **more: Any) -> Batch:
         batch = utterances(*arguments, **more)

@@ -1,0 +1,119 @@
+"""Self-training and distillation: clients without transcripts learn from what a teacher hears them say.
+
+K. Kumatani, D. Dimitriadis et al., "Sequence-level self-learning with multi-task learning framework",
+Interspeech 2020; Dimitriadis et al., "Dynamic Gradient Aggregation for Federated Domain Adaptation", 2021,
+arXiv:2106.07578, §2.2 and §4.3: the N-best hypotheses of an utterance are soft labels, their losses are
+weighted and added, gradients are per client and combined by DGA, that is by the pseudo-label loss. With a
+teacher that is another, larger model it is sequence-level distillation (Kim and Rush, 2016).
+
+| symbol                      | here                                                              |
+| --------------------------- | ----------------------------------------------------------------- |
+| N, hypotheses y_n           | `labels.num`, found by the teacher's beam                         |
+| p_n                         | `labels.posteriors`: softmax of scores over `labels.temperature`  |
+| Σ_n p_n L(y_n)              | `Batch.per_token`                                                 |
+| teacher                     | `teacher`: when it changes, and into what                         |
+
+Deviations. §2.2 speaks of tasks weighted by DGA; DGA weighs clients here, and hypotheses are weighted by
+their posteriors. Those with small posteriors are cut off and the rest add up to 1. A moving average is of the
+models at the rounds when the teacher changes.
+
+The labels are made on the client, from the teacher that comes with the task: nothing is remembered from round
+to round but the server's state, and no text ever leaves. Utterances that have a text keep it, so a pool may
+be mixed; the server's own client (`Rehearsed`) is not taught at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from antiphon.algorithms.fedavg import FedAvg
+from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.core import Metrics, Pool, ServerState, Tensors
+from antiphon.labelling import Labelling, Lesson, Taught
+
+
+@dataclass(frozen=True)
+class SelfTrainedState(ServerState):
+    """A server's state, and the teacher's parameters: none where they are those the run began with."""
+
+    teacher: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FrozenSeed:
+    """The model the run began with."""
+
+    def next(self, state: SelfTrainedState) -> Tensors:
+        return {}
+
+
+@dataclass(frozen=True)
+class CurrentModel:
+    """The global model, as it is every so many rounds."""
+
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        _check_every(self.every)
+
+    def next(self, state: SelfTrainedState) -> Tensors:
+        return state.params if state.round % self.every == 0 else state.teacher
+
+
+@dataclass(frozen=True)
+class MovingAverage:
+    """m ← decay · m + (1 − decay) · w, every so many rounds; it begins as the model the run began with."""
+
+    decay: float = 0.9
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        _check_every(self.every)
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"decay must be at least 0 and below 1, not {self.decay}")
+
+    def next(self, state: SelfTrainedState) -> Tensors:
+        if state.round % self.every:
+            return state.teacher
+        if not state.teacher:
+            return state.params
+        return {name: old.lerp(state.params[name], 1 - self.decay) for name, old in state.teacher.items()}
+
+
+@dataclass(frozen=True)
+class OtherModel:
+    """A model of any size that is no part of the run and never changes: distillation."""
+
+    model: str = "seed"  # an earlier run of the experiment, or a folder (it has a "/")
+
+    def next(self, state: SelfTrainedState) -> Tensors:
+        return {}
+
+
+def _check_every(every: int) -> None:
+    if every < 1:
+        raise ValueError(f"a teacher changes every 1 or more rounds, not {every}")
+
+
+@dataclass(frozen=True)
+class SelfTrained:
+    """An algorithm whose clients label their speech themselves where it has no text."""
+
+    inner: FedAvg | Rehearsed = FedAvg()
+    labels: Labelling = Labelling()
+    teacher: FrozenSeed | CurrentModel | MovingAverage | OtherModel = FrozenSeed()
+
+    def init(self, params: Tensors) -> SelfTrainedState:
+        start = self.inner.init(params)
+        return SelfTrainedState(start.round, start.params, start.opt, start.seed)
+
+    def round(
+        self, state: SelfTrainedState, cohort: Sequence[str], pool: Pool
+    ) -> tuple[SelfTrainedState, Metrics]:
+        teacher = self.teacher.next(state)
+        model = self.teacher.model if isinstance(self.teacher, OtherModel) else ""
+        taught = Taught(pool, cohort, Lesson(self.labels, model, teacher))
+        after, metrics = self.inner.round(replace(state, teacher=teacher), cohort, taught)
+        assert isinstance(after, SelfTrainedState)  # inner algorithms replace fields, never the state
+        return after, {**metrics, **taught.metrics}

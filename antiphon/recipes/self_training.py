@@ -1,0 +1,98 @@
+"""Learning from speech that nobody wrote down: half of LibriSpeech's pool has no transcripts.
+
+Dimitriadis et al., arXiv:2106.07578, 2021, §2.2 and §4.3, Table 3: students that are adapted with N-best soft
+labels and DGA, 22.50 to 20.40 % WER (large) and 22.64 to 21.48 (small), beside a teacher with a language
+model at 20.80. There the teacher is a hybrid model of its own; here it is the seed: self-training.
+
+| row                                  | run                                                             |
+| ------------------------------------ | --------------------------------------------------------------- |
+| seed                                 | `seed`: 25 speakers with texts, trained in one place            |
+| hard 1-best                          | `hard`: the teacher's best hypothesis                           |
+| N-best soft                          | `soft`: its four best, weighted                                 |
+| + confidence                         | `confident`: the least certain utterances are left out          |
+| + rehearsal                          | `rehearsed`: each round ends with the server's own speech       |
+| rehearsal without clients            | `server-alone`: what more training on it gives by itself        |
+| + DGA                                | `dga`: clients weighted by a softmax of pseudo-label losses     |
+| teacher with LM                      | `lm`: as `dga`, labels by a 3-gram of the server's texts        |
+| with labels (upper bound)            | `labelled`: as `dga`, clients have their texts                  |
+| teacher that follows                 | `current`, `average`: as `dga`, relabelled as the model improves |
+| student, no adaptation               | `student-seed`: a third of the size, trained as `seed`          |
+| student, adapted                     | `student`: as `lm`, taught by `seed`                            |
+
+Each row has what the rows above it in its group have. The encoder is frozen (Moonshine tiny, an ONNX file).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from antiphon.algorithms.fedavg import dga, fedavg, hierarchical
+from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.algorithms.self_training import (
+    CurrentModel,
+    FrozenSeed,
+    MovingAverage,
+    OtherModel,
+    SelfTrained,
+)
+from antiphon.data.frontends import OnnxEncoder
+from antiphon.data.partition import Iid
+from antiphon.engine import Rounds
+from antiphon.labelling import Labelling, Ngram, TokenProbability
+from antiphon.local import LocalTraining
+from antiphon.models.conformer import ConformerConfig
+from antiphon.models.ctc import CtcConfig
+from antiphon.models.specaugment import SpecAugment
+from antiphon.recipes.experiment import Experiment, Run
+from antiphon.recipes.single import central
+from antiphon.schedule import Cosine
+from antiphon.server_opt import Adam
+
+ROUNDS = 60
+ROUNDS_OF_TEN = Rounds(ROUNDS, cohort=10, valid_every=5, save_every=10)
+LOCAL = LocalTraining(lr=0.5, epochs=2, batch_seconds=60.0)
+SERVER = Adam(lr=1.5e-3, epsilon=1e-5)
+SCHEDULE = Cosine(ROUNDS, final=0.02, warmup=5)
+STUDENT = CtcConfig(ConformerConfig(dim=144))  # a third of the parameters
+
+
+def self_training() -> Experiment:
+    """Clients without transcripts (DGA 2021, Table 3): N-best labels, rehearsal, LM, a small student."""
+    plain = replace(hierarchical(LOCAL, SERVER), server_schedule=SCHEDULE)
+    softmax = replace(dga(LOCAL, 1.0, SERVER), server_schedule=SCHEDULE)
+    steps = LocalTraining(lr=0.5, steps=50, batch_seconds=60.0)
+    rehearsed = Rehearsed(plain, steps, schedule=Cosine(ROUNDS, final=0.05))
+    best = replace(rehearsed, inner=softmax)
+    # The same steps on the same speech as rehearsal takes, and nothing else.
+    alone = replace(fedavg(steps), client_schedule=rehearsed.schedule)
+    soft = Labelling(num=4, width=8)
+    confident = replace(soft, confidence=TokenProbability(least=0.8))
+    # What a language model likes better is less likely as sound.
+    with_lm = replace(soft, confidence=TokenProbability(least=0.7), lm=Ngram(weight=0.7, word_bonus=2.0))
+
+    def run(algorithm: SelfTrained) -> Run:
+        return Run(algorithm, rounds=ROUNDS_OF_TEN, labelled=0.0)
+
+    return Experiment(
+        recipe="self-training",
+        frontend=OnnxEncoder("encoder_model.onnx"),
+        model=CtcConfig(),
+        augment=SpecAugment(num_time_masks=4, time_width=12, num_frequency_masks=2, frequency_width=40),
+        runs={
+            "seed": central("seed", rounds=40),
+            "hard": run(SelfTrained(plain, Labelling(num=1, width=8), FrozenSeed())),
+            "soft": run(SelfTrained(plain, soft)),
+            "confident": run(SelfTrained(plain, confident)),
+            "rehearsed": run(SelfTrained(rehearsed, confident)),
+            "server-alone": Run(alone, "seed", Iid(1), rounds=replace(ROUNDS_OF_TEN, cohort=1)),
+            "dga": run(SelfTrained(best, confident)),
+            "lm": run(SelfTrained(best, with_lm)),
+            "current": run(SelfTrained(best, confident, CurrentModel(every=10))),
+            "average": run(SelfTrained(best, confident, MovingAverage(decay=0.9, every=2))),
+            "labelled": Run(best, rounds=ROUNDS_OF_TEN),
+            "student-seed": replace(central("seed", rounds=40), model=STUDENT),
+            "student": replace(
+                run(SelfTrained(best, with_lm, OtherModel("seed"))), start="student-seed", model=STUDENT
+            ),
+        },
+    )

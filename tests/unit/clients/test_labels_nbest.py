@@ -1,0 +1,286 @@
+"""Labels made on a client: what they are, that nothing but the teacher decides them, and training on them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from world import FRONTEND, MASKS, MODELS, Doubled, World
+
+from antiphon.clients.client import Bench, Client, Guess, Labels
+from antiphon.clients.labels_nbest import Labeller, open_teacher
+from antiphon.clients.stacked import StackedWorker
+from antiphon.clients.train import train
+from antiphon.clients.worker import SpeechWorker
+from antiphon.core import Task, Tensors, Update
+from antiphon.decoding.hypothesis import Hypothesis
+from antiphon.decoding.recognizer import Blueprint, Recognizer
+from antiphon.labelling import (
+    Labelling,
+    Lesson,
+    LowEntropy,
+    Ngram,
+    SecondPass,
+    TokenProbability,
+    TopPosterior,
+)
+from antiphon.local import LocalTraining
+from antiphon.models.arpa import save_ngram
+from antiphon.models.conformer import ConformerConfig
+from antiphon.models.ctc import CtcConfig
+from antiphon.models.kneser_ney import estimate
+
+HEARD = Labelling(num=3, width=4)
+LOCAL = LocalTraining(lr=0.3, epochs=1, batch_seconds=1.0)
+LAS: Any = MODELS["las"]
+CONFIGS: dict[str, Any] = {
+    **MODELS,
+    # As many frames as the CTC model, whose guesses must have an alignment here too.
+    "joint las": replace(LAS, encoder=replace(LAS.encoder, stack=2), ctc_weight=0.3, label_smoothing=0.1),
+}
+SILENT = [f"speaker/s{number:02d}" for number in range(1, 8)]
+
+
+@pytest.fixture
+def unheard(world: World) -> World:
+    """A world in which only the first speaker's words were written down."""
+    return world.without_texts(SILENT)
+
+
+def talkative(world: World, config: Any = MODELS["ctc"], dtype: torch.dtype = torch.float64) -> Bench:
+    """A bench whose untrained model does not think that nothing was said."""
+    torch.manual_seed(3)
+    model = config.build(world.store.dim, world.tokens.size)
+    assert isinstance(model, nn.Module)
+    with torch.no_grad():
+        model.output.bias[0] -= 1.0  # type: ignore[union-attr, index]
+    model.to(dtype)
+    base = {name: p.detach().clone() for name, p in model.named_parameters()}
+    bench = Bench(world.store, world.tokens, model, base, MASKS)
+    if dtype == torch.float64:
+        bench.feed = Doubled(bench.feed)
+    return bench
+
+
+def task(tensors: Tensors, lesson: Lesson = Lesson(HEARD)) -> Task:
+    return lesson.told(Task("train", tensors, {**vars(LOCAL), "round": 0, "seed": 11}))
+
+
+def assert_equal(one: Update, other: Update) -> None:
+    assert {**one.reports[0].stats, "label_seconds": 0} == {**other.reports[0].stats, "label_seconds": 0}
+    assert all(torch.equal(one.mean[name], other.mean[name]) for name in other.mean)
+
+
+# --- What labels are ------------------------------------------------------------------------------
+
+
+def hypotheses(*pairs: tuple[str, float]) -> list[Hypothesis]:
+    return [
+        Hypothesis(text, tuple(range(2, 2 + len(text))), score, {"acoustic": score}) for text, score in pairs
+    ]
+
+
+def test_the_best_hypotheses_are_weighted_by_their_posteriors(world: World) -> None:
+    labeller = Labeller(talkative(world))
+    found = hypotheses(("ab", -1.0), ("a", -2.0), ("b", -3.0), ("c", -4.0))
+    guesses, confidence = labeller.guesses(found, 60, replace(HEARD, num=2, temperature=2.0))
+    powers = [math.exp(-score / 2) for score in (1, 2, 3, 4)]
+    assert confidence == pytest.approx(powers[0] / sum(powers))
+    encode = world.tokens.encode
+    assert [guess.tokens for guess in guesses] == [tuple(encode("ab")), tuple(encode("a"))]
+    weights = [powers[0] / (powers[0] + powers[1]), powers[1] / (powers[0] + powers[1])]
+    assert [guess.weight for guess in guesses] == pytest.approx(weights)
+
+
+def test_one_hypothesis_is_a_hard_label(world: World) -> None:
+    guesses, _ = Labeller(talkative(world)).guesses(
+        hypotheses(("ab", -1.0), ("a", -1.0)), 60, replace(HEARD, num=1)
+    )
+    assert guesses == (Guess(tuple(world.tokens.encode("ab")), 1.0),)
+
+
+@pytest.mark.parametrize("confidence", [TopPosterior(0.6), LowEntropy(0.2), TokenProbability(0.7)])
+def test_an_utterance_below_the_least_confidence_is_left_out(
+    world: World, confidence: TopPosterior | LowEntropy | TokenProbability
+) -> None:
+    labeller, settings = Labeller(talkative(world)), replace(HEARD, confidence=confidence)
+    unsure, _ = labeller.guesses(hypotheses(("ab", -1.0), ("b", -1.0)), 60, settings)
+    sure, _ = labeller.guesses(hypotheses(("ab", -0.5), ("b", -4.0)), 60, settings)
+    assert (len(unsure), len(sure)) == (0, 2)
+
+
+def test_what_cannot_be_trained_on_is_dropped_and_where_it_is_the_best_nothing_is_known(world: World) -> None:
+    labeller = Labeller(talkative(world))  # two frames become one
+    long = "abcdeabcde"
+    kept, _ = labeller.guesses(hypotheses(("ab", -1.0), (long, -1.0), ("", -2.0)), 8, HEARD)
+    assert kept == (Guess(tuple(world.tokens.encode("ab")), 1.0),)
+    for best in (long, ""):
+        assert labeller.guesses(hypotheses((best, -1.0), ("ab", -1.5)), 8, HEARD)[0] == ()
+    assert labeller.guesses([], 8, HEARD) == ((), 0.0)
+
+
+def test_a_client_labels_what_has_no_text_and_keeps_the_rest(unheard: World) -> None:
+    bench, everyone = talkative(unheard), unheard.clients()
+    written, unwritten = everyone["speaker/s00"], everyone["speaker/s01"]
+    mixed = Client("mixed", np.concatenate([written[:2], unwritten[:3]]), bench)
+    labelled = Labeller(bench).labelled(mixed, Lesson(HEARD))
+    assert labelled.labels.texts.keys() == set(unwritten[:3].tolist())
+    assert labelled.labels.stats["num_labelled"] == 3
+    assert len(labelled.usable) == 5
+    batch = bench.worded(bench.feed(labelled.usable), labelled.labels.texts)
+    assert batch.weights is not None
+    rows = batch.weights.view(5, -1).tolist()
+    by_place = dict(zip(batch.indices, rows, strict=True))
+    assert by_place[int(written[0])] == [1.0, 0.0, 0.0]
+    assert all(sum(row) == pytest.approx(1.0) for row in rows)
+    alone = Client("written", written, bench)
+    assert Labeller(bench).labelled(alone, Lesson(HEARD)) is alone
+
+
+# --- Nothing else decides them --------------------------------------------------------------------
+
+
+def test_labels_depend_on_the_teacher_alone_whoever_was_before(unheard: World) -> None:
+    bench = talkative(unheard)
+    clients = unheard.clients()
+    other = {name: p + 0.3 * torch.randn_like(p) for name, p in bench.base.items()}
+    mine = Client("speaker/s02", clients["speaker/s02"], bench)
+
+    def labels(labeller: Labeller, lesson: Lesson) -> Labels:
+        return labeller.labelled(mine, lesson).labels
+
+    fresh = labels(Labeller(bench), Lesson(HEARD))
+    busy = Labeller(bench)
+    elsewhere = labels(busy, Lesson(HEARD, teacher=other))
+    busy.labelled(Client("speaker/s03", clients["speaker/s03"], bench), Lesson(HEARD))
+    bench.load(other)  # training left the model as it likes
+    again, kept = labels(busy, Lesson(HEARD)), labels(busy, Lesson(HEARD))
+    assert fresh.texts == again.texts == kept.texts
+    assert fresh.texts != elsewhere.texts
+    assert "label_seconds" not in kept.stats  # they were not made again
+    assert labels(busy, Lesson(HEARD, teacher=dict(bench.base))).texts == fresh.texts
+
+
+def test_another_setting_gives_other_labels(unheard: World) -> None:
+    bench = talkative(unheard)
+    labeller, mine = Labeller(bench), Client("speaker/s02", unheard.clients()["speaker/s02"], bench)
+    soft = labeller.labelled(mine, Lesson(HEARD)).labels.texts
+    hard = labeller.labelled(mine, Lesson(replace(HEARD, num=1))).labels.texts
+    assert {len(guesses) for guesses in hard.values()} == {1}
+    assert {index: guesses[0].tokens for index, guesses in soft.items()} == {
+        index: guesses[0].tokens for index, guesses in hard.items()
+    }
+
+
+def test_a_larger_model_in_a_folder_can_teach(unheard: World, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    large = CtcConfig(ConformerConfig(dim=32, num_layers=2, num_heads=2, kernel_size=3, stack=2))
+    model = large.build(unheard.store.dim, unheard.tokens.size)
+    Recognizer(Blueprint(FRONTEND, large), unheard.tokens, model).save(tmp_path / "large")
+    bench = talkative(unheard, dtype=torch.float32)
+    mine = Client("speaker/s02", unheard.clients()["speaker/s02"], bench)
+    found = Labeller(bench).labelled(mine, Lesson(HEARD, str(tmp_path / "large"))).labels.texts
+    teacher = Bench(unheard.store, unheard.tokens, model, dict(model.named_parameters()))
+    own = Labeller(teacher).labelled(replace(mine, bench=teacher), Lesson(HEARD)).labels.texts
+    assert found == own
+    assert found != Labeller(bench).labelled(mine, Lesson(HEARD)).labels.texts
+
+
+def test_a_language_model_changes_what_the_teacher_hears(unheard: World, tmp_path: Path) -> None:
+    save_ngram(estimate(["aa", "aa aa"], order=2), tmp_path / "lm.arpa")
+    bench = talkative(unheard)
+    mine = Client("speaker/s02", unheard.clients()["speaker/s02"], bench)
+    fused = replace(HEARD, lm=Ngram(str(tmp_path / "lm.arpa"), weight=3.0))
+    plain = Labeller(bench).labelled(mine, Lesson(HEARD)).labels.texts
+    assert Labeller(bench).labelled(mine, Lesson(fused)).labels.texts != plain
+
+
+def test_a_second_pass_ranks_by_the_sum_of_both_scores(world: World, tmp_path: Path) -> None:
+    ngrams = estimate(["ab", "ab ab", "b"], order=2)
+    save_ngram(ngrams, tmp_path / "lm.arpa")
+    lesson = Lesson(replace(HEARD, second_pass=SecondPass(str(tmp_path / "lm.arpa"), weight=2.0)))
+    teacher = open_teacher(lesson, talkative(world))
+    first = hypotheses(("b a", -1.0), ("ab", -1.5), ("b", -9.0))
+    totals = [
+        h.score + 2 * log_prob
+        for h, log_prob in zip(first, ngrams.score_sentences([h.text for h in first]), strict=True)
+    ]
+    ranked = teacher._ranked(first)
+    order = sorted(range(3), key=lambda place: -totals[place])
+    assert order != [0, 1, 2]
+    assert [hypothesis.text for hypothesis in ranked] == [first[place].text for place in order]
+    assert [hypothesis.score for hypothesis in ranked] == pytest.approx([totals[p] for p in order], rel=1e-6)
+
+
+# --- Training on them -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_stacked_clients_get_what_they_get_alone(
+    unheard: World, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, teacher, label = talkative(unheard, CONFIGS[name]), talkative(unheard), Labeller._label
+    # An untrained decoder repeats itself: a CTC model's guesses are as good for it, and have an alignment.
+    ctc = Labeller(teacher)
+    ctc._learn(Lesson(HEARD))
+    monkeypatch.setattr(Labeller, "_label", lambda self, own, lesson: label(ctc, own, lesson))
+    clients = {name: own[: 1 + n % 4] for n, (name, own) in enumerate(sorted(unheard.clients().items()))}
+    told = task(bench.base)
+    alone = list(SpeechWorker(bench, clients).run(told, list(clients)))
+    with caplog.at_level(logging.WARNING, "antiphon"):
+        stacked = list(StackedWorker(bench, clients).run(told, list(clients)))
+    assert not caplog.text  # nothing fell back to one after another
+    assert sum(update.reports[0].stats.get("num_labelled", 0) for update in alone if update.reports) > 5
+    for left, right in zip(stacked, alone, strict=True):
+        assert left.failures == right.failures
+        for key, tensor in right.mean.items():
+            torch.testing.assert_close(left.mean[key], tensor, rtol=1e-10, atol=1e-10)
+        for one, other in zip(left.reports, right.reports, strict=True):
+            stats = [{k: v for k, v in each.stats.items() if k != "label_seconds"} for each in (one, other)]
+            assert stats[0] == pytest.approx(stats[1], rel=1e-10)
+
+
+def test_hard_labels_that_are_true_train_as_texts_do(world: World, unheard: World) -> None:
+    written, unwritten = talkative(world), talkative(unheard)
+    indices = world.clients()["speaker/s02"]
+    true = {i: (Guess(tuple(world.tokens.encode(world.store.text(i))), 1.0),) for i in indices.tolist()}
+    own, _ = Lesson.read(task(written.base))
+    expected = train(own, Client("speaker/s02", indices, written))
+    assert_equal(train(own, Client("speaker/s02", indices, unwritten, Labels(true))), expected)
+
+
+def test_a_client_whose_labels_are_all_filtered_out_is_named_and_the_others_go_on(unheard: World) -> None:
+    bench, clients = talkative(unheard), unheard.clients()
+    names = ["speaker/s00", "speaker/s01", "speaker/s02"]
+    strict = task(bench.base, Lesson(replace(HEARD, confidence=TopPosterior(1.0))))
+    for worker in (SpeechWorker(bench, clients), StackedWorker(bench, clients)):
+        written, *others = worker.run(strict, names)
+        assert written.reports[0].client == "speaker/s00"
+        for update, name in zip(others, names[1:], strict=True):
+            assert update.is_empty
+            assert update.failures[0].client == name
+            assert "no usable label for any of" in update.failures[0].reason
+
+
+def test_a_client_without_texts_is_unusable_to_those_who_do_not_label(unheard: World) -> None:
+    bench = talkative(unheard)
+    own, _ = Lesson.read(task(bench.base))
+    (update,) = SpeechWorker(bench, unheard.clients()).run(own, ["speaker/s01"])
+    assert "no usable utterance" in update.failures[0].reason
+
+
+def test_a_report_says_numbers_only(unheard: World) -> None:
+    bench = talkative(unheard)
+    (update,) = SpeechWorker(bench, unheard.clients()).run(task(bench.base), ["speaker/s01"])
+    stats = update.reports[0].stats
+    assert {"num_labelled", "num_filtered", "confidence", "label_seconds"} <= stats.keys()
+    assert all(type(value) is float for value in stats.values())
+    assert stats["num_labelled"] + stats["num_filtered"] == len(unheard.clients()["speaker/s01"])
+    assert update.mean.keys() == bench.base.keys()  # the teacher does not come back
