@@ -206,6 +206,15 @@ def _assign(kind: Kind, tree: Any, keys: Sequence[str], text: str, path: str) ->
     key, *rest = keys
     if key == "*" and not choices:  # every entry of a dict: runs.*.rounds.total=5
         return {k: _assign(kinds[k], tree[k], rest, text, _join(path, k)) for k in tree}
+    if key not in kinds:  # names of a dict may have points in them: runs.softmax-0.3.rounds.total=5
+        key, rest = next(
+            (
+                (found, keys[end:])
+                for end in range(2, len(keys) + 1)
+                if (found := ".".join(keys[:end])) in kinds
+            ),
+            (key, rest),
+        )
     if key not in kinds:
         raise unknown(key, kinds, path, "key")
     return {**tree, key: _assign(kinds[key], tree.get(key), rest, text, _join(path, key))}

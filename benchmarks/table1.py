@@ -20,42 +20,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median_low, stdev
+from statistics import median_low
 from typing import Any
 
 import numpy as np
 from common import RESULTS, print_table
+from seeds import Trained, check_seeds, error_rate, over_seeds, pooled_errors
 from table1_plots import draw_plots
 
-from antiphon.report.formatting import NONE, bounds, percent, plural, signed
-from antiphon.report.run import RunFolder, read_json, runs_of
+from antiphon.report.formatting import NONE, percent, plural, signed
+from antiphon.report.run import RunFolder
 from antiphon.report.statistics import Interval, difference_interval, round_of_best, round_to_target
-
-# 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; beyond, the last is on the safe side.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """One experiment folder: the runs that have been scored, by name."""
-
-    path: Path
-    config: Mapping[str, Any]
-    runs: Mapping[str, RunFolder]
-
-    @classmethod
-    def load(cls, path: Path) -> Trained:
-        if not (path / "experiment.json").is_file():
-            raise ValueError(f"{path} is no experiment: it has no experiment.json (give what --out was)")
-        config = read_json(path / "experiment.json")["config"]
-        runs = {folder.name: RunFolder.load(folder) for folder in runs_of(path)}
-        split = config["speakers"]["test"]
-        scored = {name: run for name, run in runs.items() if "best" in run.evaluations.get(split, {})}
-        return cls(path, config, scored)
 
 
 @dataclass(frozen=True)
@@ -132,22 +110,6 @@ def speed_up(baseline: Sequence[Reached], row: Sequence[Reached]) -> tuple[float
     return ratio, not is_exact
 
 
-def over_seeds(rates: Sequence[float]) -> dict[str, Any]:
-    """Mean with the 95 % interval of Student's t; no interval of one seed."""
-    middle, interval = mean(rates), None
-    if len(rates) > 1:
-        half = STUDENT[min(len(rates) - 1, len(STUDENT)) - 1] * stdev(rates) / math.sqrt(len(rates))
-        interval = [middle - half, middle + half]
-    return {"mean": middle, "interval": interval, "by_seed": list(rates)}
-
-
-def pooled_errors(runs: Sequence[RunFolder], split: str) -> np.ndarray:
-    """[2, speakers]: word errors and words, summed over runs."""
-    found = [run.evaluations[split]["best"].speakers for run in runs]
-    counts = [[(s[name].words.total, s[name].words.length) for name in sorted(s)] for s in found]
-    return np.array(counts, dtype=float).sum(axis=0).T
-
-
 # --- One condition --------------------------------------------------------------------------------
 
 
@@ -175,13 +137,8 @@ def by_condition(experiments: Sequence[Trained], baseline: str) -> dict[str, lis
         if baseline not in one.runs:
             raise ValueError(f"{one.path}: {baseline!r} has not been scored; it sets the rounds to compare")
         group = groups.setdefault(condition_of(one.config["corruption"]), [])
-        for other in group:
-            if one.config["seed"] == other.config["seed"]:
-                raise ValueError(f"{one.path} and {other.path} have the same seed: leave one out")
-            differing = [k for k in one.config if k != "seed" and one.config[k] != other.config.get(k)]
-            if differing:
-                raise ValueError(f"{one.path} and {other.path} differ in {', '.join(differing)}, not in seed")
         group.append(one)
+        check_seeds(group)
     return groups
 
 
@@ -241,11 +198,6 @@ def cells(name: str, figures: Mapping[str, Any], baseline: str) -> list[str]:
         f"{figures['round_seconds']:.2f}",
         f"{figures['seconds']:.0f}",
     ]
-
-
-def error_rate(figures: Mapping[str, Any]) -> str:
-    interval = Interval(figures["mean"], *figures["interval"]) if figures["interval"] else None
-    return f"{percent(figures['mean'])} {bounds(interval)}".strip()
 
 
 def with_seeds(values: Sequence[Reached]) -> str:

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from antiphon.config import choice_name, from_dict, override, to_dict
+from antiphon.recipes import recipe
 from antiphon.schedule import Constant, Cosine, Schedule
 from antiphon.server_opt import Adam, ServerOptimizer, Sgd, Yogi
 from antiphon.weighting import SoftmaxLoss, Uniform, Weighting
@@ -205,3 +206,13 @@ def test_a_choice_by_name_can_be_completed_deep_inside():
     assert isinstance(experiment.model, LasConfig)
     assert (experiment.model.encoder.dim, experiment.model.decoder_dim) == (64, 96)
     assert experiment.model.encoder.num_layers == LasConfig().encoder.num_layers
+
+
+def test_names_with_points_in_them_can_be_set() -> None:
+    before = recipe("table1")
+    after = override(before, ["runs.softmax-0.3.rounds.total=7"])
+    assert after.runs["softmax-0.3"].rounds.total == 7
+    others = {name: run for name, run in after.runs.items() if name != "softmax-0.3"}
+    assert others == {name: run for name, run in before.runs.items() if name != "softmax-0.3"}
+    with pytest.raises(ValueError, match=r"unknown key 'softmax-0'; did you mean 'softmax-0\.3'"):
+        override(before, ["runs.softmax-0.4.rounds.total=7"])

@@ -1,0 +1,158 @@
+"""Tables 2 to 4 and Figure 4 of Federated Pruning from the recipe pruning-librispeech, over seeds.
+
+    antiphon run pruning-librispeech --data CORPUS --out out/0 --set frontend.path=ENCODER.onnx --set seed=0
+    …                                      (the same for seeds 1 and 2)
+    python benchmarks/pruning_tables.py out/0 out/1 out/2 --plots docs --speed CORPUS
+
+Error rates of test speakers: means with 95 % intervals by Student's t over seeds; the relative change against
+`dense`, which took the same rounds unpruned, with an interval over speakers (errors pooled over seeds). With
+`--speed`, models of the first seed recognise some test speech on one thread of the CPU, in turn: processor
+seconds a second of speech, medians, and a plot of WER against them. `small` is a dense model of the pruned
+one's size that was trained from nothing in the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import RESULTS, print_table
+from pruning_plots import DENSE, draw_plots, way_of
+from seeds import Trained, check_seeds, error_rate, over_seeds, pooled_errors
+
+from antiphon.decoding.greedy import recognise
+from antiphon.recipes.listing import Hearer
+from antiphon.report.formatting import NONE, signed
+from antiphon.report.statistics import Interval, relative_interval
+
+SMALL = "small"
+TURNS, SECONDS = 5, 120.0
+
+
+def sparsity_of(config: Mapping[str, Any]) -> float | None:
+    """Of a run; None where nothing is pruned."""
+    pruning = config["algorithm"].get("federated_pruning")
+    return None if pruning is None else float(pruning["sparsity"])
+
+
+def check_dense(seeds: Sequence[Trained]) -> None:
+    for one in seeds:
+        if DENSE not in one.runs:
+            raise ValueError(f"{one.path}: {DENSE!r} has not been scored; others are compared with it")
+
+
+def measure(seeds: Sequence[Trained], name: str) -> dict[str, Any]:
+    """Figures of one run, over the seeds with which it has been scored."""
+    having = [one for one in seeds if name in one.runs]
+    runs = [one.runs[name] for one in having]
+    split = having[0].config["speakers"]["test"]
+    errors, dense = (pooled_errors([one.runs[n] for one in having], split)[0] for n in (name, DENSE))
+    return {
+        "sparsity": sparsity_of(runs[0].about["config"]),
+        "wer": over_seeds([run.evaluations[split]["best"].overall.words.rate for run in runs]),
+        "relative_to_dense": relative_interval(errors, dense),
+    }
+
+
+def print_rows(rows: Mapping[str, Any]) -> None:
+    others = {name: found for name, found in rows.items() if found["sparsity"] is None}
+    print_table(
+        ["run", "WER %", "relative to dense, %"],
+        [[n, error_rate(f["wer"]), NONE if n == DENSE else signed(f["relative_to_dense"], 1)]
+         for n, f in others.items()],
+    )  # fmt: skip
+    sparsities = sorted({found["sparsity"] for found in rows.values()} - {None})
+    ways = dict.fromkeys(way_of(name) for name, found in rows.items() if found["sparsity"] is not None)
+    for title, cell in (("WER %", _wer), ("relative to dense, %", _relative)):
+        print()
+        print_table(
+            [title, *(f"{sparsity:g}" for sparsity in sparsities)],
+            [[way, *(cell(rows.get(f"{way}-{sparsity:g}")) for sparsity in sparsities)] for way in ways],
+        )
+
+
+def _wer(found: Mapping[str, Any] | None) -> str:
+    return NONE if found is None else error_rate(found["wer"])
+
+
+def _relative(found: Mapping[str, Any] | None) -> str:
+    return NONE if found is None else signed(found["relative_to_dense"], 1)
+
+
+def print_speed(rows: Mapping[str, Any], factors: Mapping[str, float]) -> None:
+    print()
+    head = ["run", "real-time factor", "of dense", "WER %"]
+    dense = factors[DENSE]
+    print_table(
+        head,
+        [[n, f"{f:.5f}", f"{f / dense:.3f}", error_rate(rows[n]["wer"])] for n, f in factors.items()],
+    )
+
+
+def real_time_factors(folders: Mapping[str, Path], corpus: Path, split: str) -> dict[str, float]:
+    """Processor seconds a second of speech of each model, greedy search, one thread, models in turn."""
+    torch.set_num_threads(1)
+    hearers = {name: Hearer.open(folder, corpus, "cpu") for name, folder in folders.items()}
+    store = next(iter(hearers.values())).store
+    everything = store.where(split=split)
+    chosen = everything[:: max(1, round(float(store.seconds[everything].sum()) / SECONDS))]
+    found: dict[str, list[float]] = {name: [] for name in hearers}
+    for turn in range(TURNS + 1):
+        for name, hearer in hearers.items():
+            start = time.process_time()
+            recognise(hearer.recognizer.model, hearer.recognizer.tokens, store, chosen, hearer.device)
+            if turn:  # the first warms up
+                found[name].append((time.process_time() - start) / float(store.seconds[chosen].sum()))
+    return {name: float(np.median(values)) for name, values in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("experiments", nargs="+", type=Path, help="folders that differ in their seed")
+    parser.add_argument("--out", type=Path, default=RESULTS / "pruning-tables.json")
+    parser.add_argument("--plots", type=Path, help="folder for pruning-sparsity.svg and pruning-speed.svg")
+    parser.add_argument("--speed", type=Path, help="a corpus whose test speech is recognised on one thread")
+    parser.add_argument("--ways", nargs="*", default=["weight", "adaptive"], help="whose speed is measured")
+    options = parser.parse_args()
+    seeds = [Trained.load(path) for path in options.experiments]
+    try:
+        check_seeds(seeds)
+        check_dense(seeds)
+    except ValueError as error:
+        parser.error(str(error))
+    rows = {name: measure(seeds, name) for name in seeds[0].config["runs"] if name in seeds[0].runs}
+    print_rows(rows)
+    factors: dict[str, float] = {}
+    if options.speed:
+        chosen = [name for name in rows if name in (DENSE, SMALL) or way_of(name) in options.ways]
+        folders = {name: seeds[0].runs[name].path for name in chosen}
+        factors = real_time_factors(folders, options.speed, seeds[0].config["speakers"]["test"])
+        print_speed(rows, factors)
+    if options.plots:
+        draw_plots(rows, factors, options.plots)
+    about = seeds[0].runs[DENSE].about
+    body = {
+        "command": "python benchmarks/pruning_tables.py OUT..., after antiphon run pruning-librispeech",
+        **{key: about.get(key) for key in ("versions", "commit", "device")},
+        "seeds": [one.config["seed"] for one in seeds],
+        "runs": rows,
+        "real_time_factors": factors,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(body, indent=1, default=to_json) + "\n")
+
+
+def to_json(value: Any) -> Any:
+    if isinstance(value, Interval):
+        return vars(value)
+    raise TypeError(f"{value!r} is not JSON")
+
+
+if __name__ == "__main__":
+    main()
