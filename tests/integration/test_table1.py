@@ -260,3 +260,34 @@ def test_conditions_are_named_by_what_was_done(table1: Any) -> None:
     assert table1.condition_of(BABBLE) == "30% of clients: babble at 5 dB"
     both = {**BABBLE, "transcripts": {"shuffled": {}}}
     assert table1.condition_of(both) == "30% of clients: babble at 5 dB and shuffled transcripts"
+
+
+# --- Rows of any experiment -----------------------------------------------------------------------
+
+
+def test_rows_of_any_experiment_are_compared_over_seeds(
+    table1: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import rows as module  # type: ignore[import-not-found]
+
+    folders = [write_experiment(tmp_path / str(seed), seed, {"seed": SEED, "soft": QUICK}) for seed in (0, 1)]
+    for folder in folders:  # half as many errors as the seed model, of either speaker
+        path = folder / "soft/evaluation/test/best/scores.json"
+        scores = json.loads(path.read_text())
+        for counts in (scores["words"], *(speaker["words"] for speaker in scores["speakers"].values())):
+            counts["substitutions"] /= 2
+        path.write_text(json.dumps(scores))
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(sys, "argv", ["rows.py", *map(str, folders), "--out", str(out)])
+    module.main()
+    found = json.loads(out.read_text())["runs"]
+    assert found["seed"]["wer"]["by_seed"] == pytest.approx([0.25, 0.24])
+    assert found["soft"]["wer"]["mean"] == pytest.approx(0.1225)
+    assert found["soft"]["relative_to_baseline"] == pytest.approx(
+        {"estimate": -0.5, "low": -0.5, "high": -0.5}
+    )
+    assert "−50.0 [−50.0, −50.0]" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["rows.py", *map(str, folders), "--baseline", "hard"])
+    with pytest.raises(SystemExit):
+        module.main()
+    assert "'hard' has not been scored" in capsys.readouterr().err
