@@ -89,11 +89,14 @@ class StackedWorker:
         local = LocalTraining.from_task(task.config)
         answers, plans = {}, []
         for name in names:
+            self.alone.utterances(name)  # one that is not here is no client's fault
             try:
                 client = self.alone.client(name, lesson)
                 plans.append(Plan(client, list(client.steps(local, seed_of(task)))))
             except Unusable as error:
                 answers[name] = Update.nothing(Failure(name, str(error)))
+            except Exception as error:  # as when it is trained alone
+                answers[name] = Update.nothing(Failure(name, f"{type(error).__name__}: {error}"))
         waiting = grouped(plans, footprint, self.most)
         while waiting:
             group = waiting.pop(0)

@@ -75,6 +75,8 @@ def with_teacher(
         return algorithm
     teacher, lm = algorithm.teacher, algorithm.labels.lm
     if isinstance(teacher, OtherModel) and "/" not in teacher.model:
+        if not team.first(lambda: (out / teacher.model / "model" / "model.safetensors").exists()):
+            raise ValueError(f"a run is taught by {teacher.model!r}, which has not finished in {out}")
         algorithm = replace(algorithm, teacher=OtherModel(str(out / teacher.model)))
     if lm is not None and not lm.path:
         path = folder / "lm.arpa"

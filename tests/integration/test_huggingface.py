@@ -125,7 +125,7 @@ def test_bands_of_frequency_in_a_waveform_are_refused(world: World, tmp_path: Pa
 def test_a_saved_recogniser_hears_what_transformers_hears(world: World, tmp_path: Path) -> None:
     """From samples to text on both sides, through no code of ours on the other one."""
     folder = write_folder(tmp_path / "folder", "wav2vec2")
-    recognizer = launch.prepare(experiment(folder, capitals=True), world.corpus, "cpu").recognizer()
+    recognizer = launch.prepare(experiment(folder, capitals=True), world.corpus, "cpu").recognizer("fedavg")
     network = transformers.AutoModelForCTC.from_pretrained(folder).eval()
     extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -269,6 +269,24 @@ def test_a_client_whose_labels_are_all_filtered_out_is_named_and_the_others_go_o
             assert "no usable label for any of" in update.failures[0].reason
 
 
+def test_a_client_that_cannot_be_labelled_is_named_and_the_others_go_on(
+    unheard: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, clients, feed = talkative(unheard), unheard.clients(), Doubled.__call__
+    broken = set(clients["speaker/s01"].tolist())
+
+    def lost(self: Doubled, places: np.ndarray) -> Any:
+        if broken & set(places.tolist()):
+            raise OSError("the disk went away")
+        return feed(self, places)
+
+    monkeypatch.setattr(Doubled, "__call__", lost)
+    for worker in (SpeechWorker(bench, clients), StackedWorker(bench, clients)):
+        first, second = worker.run(task(bench.base), ["speaker/s01", "speaker/s02"])
+        assert first.failures[0].reason == "OSError: the disk went away"
+        assert second.reports
+
+
 def test_a_client_without_texts_is_unusable_to_those_who_do_not_label(unheard: World) -> None:
     bench = talkative(unheard)
     own, _ = Lesson.read(task(bench.base))

@@ -192,6 +192,13 @@ def test_what_cannot_work_is_refused_before_any_run(
         prepare(experiment(algorithm, labelled=labelled), world.corpus, "cpu")
 
 
+def test_a_teacher_that_has_not_learnt_yet_is_refused(world: World, tmp_path: Path) -> None:
+    taught = Run(SelfTrained(teacher=OtherModel("large")), labelled=0.0)
+    chosen = replace(experiment(SelfTrained()), runs={"seed": SEED, "large": SEED, "taught": taught})
+    with pytest.raises(ValueError, match="taught by 'large', which has not finished"):
+        run(chosen, world.corpus, tmp_path / "out", only=["seed", "taught"])
+
+
 def test_a_teacher_that_hears_otherwise_is_refused(world: World, tmp_path: Path) -> None:
     run(replace(experiment(SelfTrained()), runs={"seed": SEED}), world.corpus, tmp_path / "out")
     deaf = replace(
