@@ -20,7 +20,7 @@ from antiphon.data.frontends import Filterbank, OnnxEncoder
 from antiphon.data.huggingface import HuggingFaceFeatures, HuggingFaceTokensConfig
 from antiphon.data.partition import BySession, BySpeaker, Dirichlet, Iid
 from antiphon.data.store import FeatureStore
-from antiphon.data.tokens import CharactersConfig, UnigramConfig
+from antiphon.data.tokens import CharactersConfig, SavedTokensConfig, UnigramConfig
 from antiphon.decoding.recognizer import Blueprint
 from antiphon.engine import Rounds
 from antiphon.models.conformer import ConformerConfig
@@ -36,7 +36,8 @@ from antiphon.seeding import derive
 class Speakers:
     """Who is who: the pool's speakers are parted into those of the server (seed) and the clients.
 
-    The parting has a seed of its own, so that runs with other seeds have the same speakers.
+    The parting has a seed of its own, so that runs with other seeds have the same speakers. Where the corpus
+    has a split of the server's own, it is named here and all of the pool are clients.
     """
 
     pool: str = "pool"
@@ -44,9 +45,11 @@ class Speakers:
     test: str = "test"
     seed_fraction: float = 0.5
     parting: int = 0
+    server: str = ""  # a split: the server's own speech
+    organisation: str = ""  # a split: speech made of an organisation's text, for the server to train on
 
     def groups(self, store: FeatureStore) -> dict[str, np.ndarray]:
-        """Utterance indices of seed, federated, both, valid and test."""
+        """Utterance indices of seed, federated, both, valid and test; of an organisation where there is one."""
         speakers = store.speakers(self.pool)
         order = np.random.default_rng(derive(self.parting, "parting")).permutation(len(speakers))
         count = round(self.seed_fraction * len(speakers))
@@ -59,6 +62,12 @@ class Speakers:
             "valid": store.where(split=self.valid),
             "test": store.where(split=self.test),
         }
+        if self.server:
+            own = store.where(split=self.server)
+            groups |= {"seed": own, "federated": groups["both"]}
+            groups["both"] = np.sort(np.concatenate([own, groups["both"]]))
+        if self.organisation:
+            groups["organisation"] = store.where(split=self.organisation)
         unasked = {"seed": count == 0, "federated": count == len(speakers)}
         for name, indices in groups.items():
             if len(indices) == 0 and not unasked.get(name):
@@ -74,7 +83,7 @@ class Run:
     """One row of a table."""
 
     algorithm: FedAvg | DgaRl | GeometricMedian | Rehearsed | FederatedPruning | Central = FedAvg()
-    data: str = "federated"  # whose utterances: seed, federated or both
+    data: str = "federated"  # whose utterances: seed, federated, both, organisation, or seed+organisation
     clients: BySpeaker | BySession | Iid | Dirichlet = BySpeaker()
     start: str = (
         "seed"  # the run whose best model this one starts from, or a folder (it has a "/"); empty: none
@@ -101,7 +110,9 @@ class Experiment:
     recipe: str = ""
     seed: int = 0
     frontend: Filterbank | OnnxEncoder | HuggingFaceFeatures = Filterbank()
-    tokens: CharactersConfig | UnigramConfig | HuggingFaceTokensConfig = CharactersConfig()
+    tokens: CharactersConfig | UnigramConfig | HuggingFaceTokensConfig | SavedTokensConfig = (
+        CharactersConfig()
+    )
     model: CtcConfig | LasConfig | TransducerConfig | HuggingFaceConfig = CtcConfig(ConformerConfig(stack=4))
     augment: SpecAugment = SpecAugment()
     speakers: Speakers = Speakers()
@@ -127,17 +138,21 @@ class Experiment:
                     f"run {name!r} starts from {run.start!r}, which does not come before it "
                     f"(before it: {', '.join(known) or 'none'})"
                 )
-            if run.data not in ("seed", "federated", "both"):
-                raise ValueError(f"run {name!r}: data is seed, federated or both, not {run.data!r}")
+            if run.data not in (known_data := self._data()):
+                raise ValueError(f"run {name!r}: data is {' or '.join(known_data)}, not {run.data!r}")
             if isinstance(run.algorithm, Central) and run.clients != Iid(1):
                 raise ValueError(
                     f"run {name!r}: central training has one client, clients must be iid, parts 1"
                 )
             known.add(name)
 
+    def _data(self) -> tuple[str, ...]:
+        more = ("organisation", "seed+organisation") if self.speakers.organisation else ()
+        return ("seed", "federated", "both", *more)
+
     def _check_tokens(self) -> None:
         """Numbers of tokens can agree by chance: the output layer of a folder is for the folder's tokens."""
-        if not isinstance(self.model, HuggingFaceConfig):
+        if not isinstance(self.model, HuggingFaceConfig) or isinstance(self.tokens, SavedTokensConfig):
             return
         if self.model.fresh_output == isinstance(self.tokens, HuggingFaceTokensConfig):
             raise ValueError(
