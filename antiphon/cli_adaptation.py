@@ -42,84 +42,75 @@ def adapt_command(
     settings: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the runs.")
     ] = [],
+    speech_only: Annotated[
+        bool, typer.Option("--speech-only", help="Only make the corpus, to train on it elsewhere.")
+    ] = False,
     resume: Annotated[bool, typer.Option(help="Go on where the runs in --out stopped.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: the GPU if there is one.")] = "auto",
 ) -> None:
     """Adapt a model to sessions by speaking their text: centrally to the organisation's, then federated."""
     from antiphon.data.corpus import Corpus
-    from antiphon.data.store import compute_features as open_features
     from antiphon.recipes import adaptation
     from antiphon.recipes.folder import check_folder
     from antiphon.recipes.launch import run_experiment
     from antiphon.recipes.session_report import report_sessions
 
-    num_cores = os.cpu_count() or 1
+    num_cores, runs = os.cpu_count() or 1, out / "runs"
     seed, corpus = adaptation.Seed.open(run), Corpus.open(rehearse)
     how = config.override(adaptation.Speaking(), speaking)
     experiment = adaptation.adapted_experiment(seed, bool(organisation), train, rounds, settings)
+    check_folder(runs, experiment, resume)
     texts = adaptation.read_texts(seed, text, organisation, corpus, how)
-    check_folder(out / "runs", experiment, resume)
-    _print_skipped(texts.sessions, texts.organisation)
+    _print_skipped([*texts.sessions, *texts.organisation])
     with screen.bar("synthesis") as progress:
         spoken, real = adaptation.make_corpus(out / "corpus", texts, corpus, how, num_cores, progress)
     _print_spoken(spoken)
     with screen.Terminal() as terminal:
-        adaptation.compute_features(seed, spoken, real, num_cores, terminal.features)
+        store = adaptation.compute_features(seed, spoken, real, num_cores, terminal.features)
+        if speech_only:
+            return
         scores = run_experiment(
-            experiment, out / "corpus", out / "runs", resume, False, device, num_cores, terminal
+            experiment, spoken.corpus.path, runs, resume, False, device, num_cores, terminal
         )
-    first = next(iter(experiment.runs))
-    store = open_features(spoken.corpus, seed.blueprint.frontend)
-    reports = report_sessions(texts, spoken, store, run, out / "runs", first, "adapted")
+    reports = report_sessions(texts, spoken, store, seed.folder, runs, list(experiment.runs), how)
     screen.console.print(_session_table(reports))
     screen.console.print(screen.score_table(scores))
-    screen.console.print(
-        f"The model is in {out / 'runs' / 'adapted'}   Sessions: {out / 'runs' / 'sessions.json'}   "
-        f"Report: {out / 'runs' / 'report.html'}"
-    )
+    screen.console.print(f"The model is in {runs / 'adapted'}   Report: {runs / 'report.html'}")
 
 
-def _print_skipped(*groups: Sequence[SessionText]) -> None:
+def _print_skipped(texts: Sequence[SessionText]) -> None:
     """Every reason with how many sentences it cost, and sessions that have nothing left."""
-    for text in (text for group in groups for text in group):
+    for text in texts:
         for kind, count in Counter(one.kind for one in text.skipped).items():
-            screen.console.print(
-                f"  {text.name}: skipped {count:,} of its sentences: {kind}", highlight=False
-            )
+            screen.console.print(f"{text.name}: skipped {count:,} sentences, {kind}", highlight=False)
         if not text.sentences:
-            screen.console.print(f"  [yellow]{text.name}: no sentence to say, the session is left out[/]")
+            screen.console.print(f"[yellow]{text.name}: nothing left to say, the session is left out[/]")
 
 
 def _print_spoken(spoken: SpokenCorpus) -> None:
-    if spoken.said:
-        times = spoken.seconds / spoken.wall_seconds
-        screen.console.print(
-            f"{spoken.seconds / 60:.1f} min of speech in {spoken.wall_seconds:.0f} s: {times:.0f} times real time"
-        )
-    else:
-        screen.console.print("All of it was said before.")
+    if not spoken.said:
+        screen.console.print("all of it was said before")
+        return
+    times = spoken.seconds / spoken.wall_seconds
+    took = f"{spoken.seconds / 60:.1f} min of speech in {spoken.wall_seconds:.0f} s"
+    unsaid = f"; {len(spoken.unsaid):,} that no voice can say" if spoken.unsaid else ""
+    screen.console.print(f"{took}, {times:.0f} times real time{unsaid}", highlight=False)
 
 
 def _session_table(reports: Sequence[SessionReport]) -> Table:
-    table = Table(title="Sessions: before and after", box=SIMPLE_HEAD)
+    table = Table(title="Sessions, before → after", box=SIMPLE_HEAD)
     table.add_column("session", no_wrap=True)
-    for column in ("sentences", "words", "new", "left out", "seconds", "loss", "WER %", "of words"):
+    for column in ("sentences", "words", "new", "lost", "s", "loss", "WER %"):
         table.add_column(column, justify="right", no_wrap=True)
     for report in reports:
-        losses = report.loss_before, report.loss_after
-        shown = "–" if None in losses else f"{losses[0]:.2f} → {losses[1]:.2f}"
-        before, after = report.errors_before, report.errors_after
-        rates = "–" if before is None or after is None else f"{_percent(before)} → {_percent(after)}"
-        left_out = sum(report.skipped.values()) + report.unsaid
-        numbers = (report.sentences, report.words, report.new_words, left_out)
-        table.add_row(
-            report.session,
-            *(f"{number:,}" for number in numbers),
-            f"{report.seconds:,.0f}",
-            shown,
-            rates,
-            f"{before[1]:,}" if before else "–",
-        )
+        lost = sum(report.skipped.values()) + report.unsaid
+        numbers = (report.sentences, report.words, report.new_words, lost, round(report.seconds))
+        before, after = report.loss_before, report.loss_after
+        losses = "–" if before is None or after is None else f"{before:.2f} → {after:.2f}"
+        rates = "–"
+        if report.errors_before is not None and report.errors_after is not None:
+            rates = f"{_percent(report.errors_before)} → {_percent(report.errors_after)}"
+        table.add_row(report.session, *(f"{number:,}" for number in numbers), losses, rates)
     return table
 
 

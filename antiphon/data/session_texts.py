@@ -4,9 +4,10 @@ A session is a file of plain text, or all lines of a .jsonl file that name it (f
 line of plain text ends a sentence, as on slides; `wrapped` text is joined paragraph by paragraph first.
 
 A sentence has two forms. It is *spoken* as it stands, so that a voice sees its capitals and commas, without
-signs that an engine could take for orders. It is *written* for training as transcripts are: lower case, hyphens
-and dashes as spaces, no other punctuation but apostrophes within words. What is left must be in the corpus's
-alphabet and the model's tokens: a sentence with digits, say, is skipped with its reason, never changed.
+signs that an engine could take for orders. It is *written* for training as transcripts are: lower case,
+hyphens and dashes as spaces, no other punctuation but apostrophes within words. What is left must be in the
+corpus's alphabet and the model's tokens: a sentence with digits, say, is skipped with its reason, never
+changed.
 """
 
 from __future__ import annotations

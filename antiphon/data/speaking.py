@@ -1,7 +1,7 @@
 """Sentences spoken into a corpus, in several processes, beside real speech of another corpus.
 
-The corpus is an ordinary one, made by the import. plan.json in it says what it was made of: the same plan finds
-it there and nothing is said again.
+The corpus is an ordinary one, made by the import. plan.json in it says what it was made of: the same plan
+finds it there and nothing is said again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from io import BytesIO
@@ -192,7 +192,7 @@ def _open(destination: Path, digest: str) -> SpokenCorpus:
         plan = {}
     if plan.get("format") != FORMAT or plan.get("digest") != digest:
         raise ValueError(
-            f"{destination} was not made of these texts, voices and speech: choose another folder, or delete it"
+            f"{destination} was not made of these texts, voices and speech: choose another folder"
         )
     unsaid = tuple(Skipped(**one) for one in plan["unsaid"])
     return SpokenCorpus(Corpus.open(destination), unsaid, plan["seconds"])
@@ -257,7 +257,3 @@ def add_file(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     info = tarfile.TarInfo(name)
     info.size = len(content)
     tar.addfile(info, BytesIO(content))
-
-
-def utterances_of(corpus: Corpus, split: str) -> Iterator[Utterance]:
-    return (utterance for utterance in corpus.utterances() if utterance.split == split)

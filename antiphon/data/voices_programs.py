@@ -62,9 +62,7 @@ class Festival:
         self._program = _find("festival", "festival", install)
         self._speaker = _find("text2wave", "festival", install)
         if not self.voices:
-            raise ValueError(
-                "festival is installed without an English voice: apt-get install festvox-us-slt-hts"
-            )
+            raise ValueError("festival has no English voice: apt-get install festvox-us-slt-hts")
 
     @cached_property
     def version(self) -> str:
@@ -84,7 +82,7 @@ class Festival:
             words, sound = Path(folder) / "text", Path(folder) / "sound.wav"
             words.write_text(text, encoding="utf-8")
             slower = voice.pitch / voice.rate  # resampling will make up for the pitch
-            # The voice sets a stretch of its own, so ours comes after it; HTS voices have another name for it.
+            # The voice sets a stretch of its own, so ours comes after it; HTS voices have it elsewhere.
             hts = f'(set! hts_engine_params (cons \'("-r" {1 / slower:.4f}) hts_engine_params))'
             stretch = f"(Parameter.set 'Duration_Stretch {slower:.4f})"
             orders = (f"(voice_{voice.name})", hts if voice.name.endswith("_hts") else stretch)

@@ -1,13 +1,13 @@
 """Adaptation by synthetic speech: an organisation has text and no speech, and a model that is to know it.
 
-Dimitriadis et al., "Dynamic Gradient Aggregation for Federated Domain Adaptation", 2021, §2.2 and §4.2. Two
-levels: the seed model is adapted in one place to the organisation's text (with real speech among it), then
-federated, every session (a meeting, a presentation) being a client whose data is its own text, spoken; after each
-round the server rehearses on real speech that the seed model has seen already (eq. 5).
+Dimitriadis et al., "Dynamic Gradient Aggregation for Federated Domain Adaptation", 2021, §2.2 and §4.2.
+Two levels: the seed model is adapted in one place to the organisation's text (with real speech among it),
+then federated, every session (a meeting, a presentation) being a client whose data is its own text, spoken;
+after each round the server rehearses on real speech that the seed model has seen already (eq. 5).
 
-Deviations. The paper's speech comes from a neural service, ours from free engines, whose voices are older; each
-sentence is said by several. Which rounds are best is decided on real held-out speech, of other people about other
-things: it tells when the model drifts, not how well it knows a session.
+Deviations. The paper's speech comes from a neural service, ours from free engines, whose voices are older;
+each sentence is said by several. Which round is best is decided on real held-out speech, of other people
+about other things: it tells when the model drifts, not how well it knows a session.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from antiphon.algorithms.central import Central
 from antiphon.algorithms.fedavg import dga
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.data.borrowed import borrow_features
-from antiphon.data.corpus import Corpus
+from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.engines import draw_voices, find_engines
 from antiphon.data.overlap import Forbidden
 from antiphon.data.partition import BySession, Iid
 from antiphon.data.session_texts import SessionText, TextRules, read_session_texts
 from antiphon.data.speaking import Progress, RealSpeech, SpokenCorpus, plan_sayings, speak_corpus
+from antiphon.data.store import FeatureStore
 from antiphon.data.tokens import UNKNOWN, SavedTokensConfig, load_tokens
 from antiphon.decoding.recognizer import Blueprint, open_blueprint
 from antiphon.engine import Rounds
@@ -41,7 +42,8 @@ from antiphon.schedule import Cosine
 from antiphon.seeding import derive
 from antiphon.server_opt import Adam
 
-REHEARSAL, SESSIONS, ORGANISATION = "rehearsal", "sessions", "organisation"
+POOL, VALID, TEST = Speakers.pool, Speakers.valid, Speakers.test  # of the corpus to rehearse on
+REHEARSAL, SESSIONS, ORGANISATION = "rehearsal", "sessions", "organisation"  # of the one made here
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,15 @@ class Speaking:
     num_voices: int = 16
     takes: int = 2  # voices that say a sentence
     rehearse_hours: float = 1.0  # of real speech for the server, drawn from the pool
+    valid_hours: float = 0.5  # of real held-out speech, to choose a round by
     wrapped: bool = False  # lines of text files are cut anywhere, blank lines part paragraphs
     max_words: int = 25
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.rehearse_hours > 0:
-            raise ValueError(f"rehearse_hours must be above 0, not {self.rehearse_hours:g}")
+        for name in ("rehearse_hours", "valid_hours"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name):g}")
 
 
 @dataclass(frozen=True)
@@ -105,13 +109,12 @@ def read_texts(
         speaking.max_words,
         holds=lambda written: UNKNOWN not in tokens.encode(written),
     )
-    splits = Speakers()
-    spoken_of = Forbidden.of(u.text for u in rehearse.utterances() if u.split == splits.test)
-    known = {word for u in rehearse.utterances() if u.split == splits.pool for word in u.text.split()}
-    own = [text.without(spoken_of) for text in read_session_texts(sessions, rules)]
-    all_own = (
-        [text.without(spoken_of) for text in read_session_texts(organisation, rules)] if organisation else []
-    )
+    known = {word for u in rehearse.utterances() if u.split == POOL for word in u.text.split()}
+    own = read_session_texts(sessions, rules)
+    all_own = read_session_texts(organisation, rules) if organisation else []
+    tested = Forbidden.of(u.text for u in test_speech(rehearse, [text.name for text in own]))
+    own = [text.without(tested) for text in own]
+    all_own = [text.without(tested) for text in all_own]
     if not any(text.sentences for text in own):
         reasons = (
             "; ".join(sorted({one.reason for text in own for one in text.skipped})) or "the files are empty"
@@ -130,50 +133,65 @@ def make_corpus(
     num_workers: int = 1,
     progress: Progress = lambda done, total: None,
 ) -> tuple[SpokenCorpus, RealSpeech]:
-    """A corpus of the sessions and the organisation, spoken, with real speech to rehearse, choose and test on."""
+    """A corpus of all the text, spoken, with real speech to rehearse on, to choose a round by, to test on."""
     engines = find_engines(speaking.engines)
     voices = draw_voices(engines, speaking.num_voices, speaking.seed)
     sayings = [
         *plan_sayings(ORGANISATION, texts.organisation, voices, speaking.takes, speaking.seed),
         *plan_sayings(SESSIONS, texts.used, voices, speaking.takes, speaking.seed),
     ]
-    real = choose_real(rehearse, speaking.rehearse_hours, speaking.seed)
+    real = choose_real(rehearse, [text.name for text in texts.sessions], speaking)
     return speak_corpus(destination, sayings, voices, engines, real, num_workers, progress), real
 
 
-def choose_real(corpus: Corpus, hours: float, seed: int) -> RealSpeech:
-    """Of the pool a draw of so many hours for the server; all of the held-out and test speech."""
-    by_split: dict[str, list] = {}
-    for utterance in corpus.utterances():
-        by_split.setdefault(utterance.split, []).append(utterance)
-    names = Speakers()
-    for split in (names.pool, names.valid, names.test):
-        if split not in by_split:
-            raise ValueError(
-                f"{corpus.path} has no split {split!r}: it needs {names.pool} to rehearse on, {names.valid} to "
-                f"choose a round by and {names.test} to be scored on"
-            )
-    order = np.random.default_rng(derive(seed, "rehearsal")).permutation(len(by_split[names.pool]))
-    drawn, seconds = [], 0.0
-    for place in order.tolist():
-        if seconds >= 3600 * hours:
+def choose_real(corpus: Corpus, sessions: Sequence[str], speaking: Speaking) -> RealSpeech:
+    """Some of the pool for the server, some held-out speech to choose a round by, and the test speech."""
+    pool, valid = (
+        draw_speech(corpus, split, hours, speaking.seed)
+        for split, hours in ((POOL, speaking.rehearse_hours), (VALID, speaking.valid_hours))
+    )
+    chosen = [(utterance, REHEARSAL) for utterance in pool]
+    chosen += [(utterance, utterance.split) for utterance in (*valid, *test_speech(corpus, sessions))]
+    return RealSpeech(corpus, tuple(chosen))
+
+
+def draw_speech(corpus: Corpus, split: str, hours: float, seed: int) -> list[Utterance]:
+    """Utterances of a split drawn until they last so many hours, or all of them."""
+    there = _of_split(corpus, split)
+    drawn: list[Utterance] = []
+    for place in np.random.default_rng(derive(seed, "drawn", split)).permutation(len(there)).tolist():
+        if sum(utterance.seconds for utterance in drawn) >= 3600 * hours:
             break
-        drawn.append((by_split[names.pool][place], REHEARSAL))
-        seconds += drawn[-1][0].seconds
-    others = [(u, split) for split in (names.valid, names.test) for u in by_split[split]]
-    return RealSpeech(corpus, tuple([*drawn, *others]))
+        drawn.append(there[place])
+    return drawn
+
+
+def test_speech(corpus: Corpus, sessions: Sequence[str]) -> list[Utterance]:
+    """The sessions' own real speech in the corpus's test split; all of the split where it has none."""
+    there = _of_split(corpus, TEST)
+    return [utterance for utterance in there if utterance.session in sessions] or there
+
+
+def _of_split(corpus: Corpus, split: str) -> list[Utterance]:
+    found = [utterance for utterance in corpus.utterances() if utterance.split == split]
+    if not found:
+        raise ValueError(
+            f"{corpus.path} has no split {split!r}: it needs {POOL} to rehearse on, {VALID} to choose a round "
+            f"by and {TEST} to be scored on"
+        )
+    return found
 
 
 def compute_features(
     seed: Seed, spoken: SpokenCorpus, real: RealSpeech, num_workers: int, progress: Progress | None
-) -> None:
+) -> FeatureStore:
     """Of the new corpus: computed for synthetic speech, copied for real speech whose features there are."""
     ids = frozenset(utterance.id for utterance, _ in real.chosen)
-    borrow_features(spoken.corpus, real.corpus, ids, seed.blueprint.frontend, num_workers, progress)
+    return borrow_features(spoken.corpus, real.corpus, ids, seed.blueprint.frontend, num_workers, progress)
 
 
 def parts(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Patterns of the parameters of a model's parts: encoder, decoder (all else), all; of a transducer, more.
+    """Patterns of the parameters of a model's parts: encoder, decoder (all else), all, and more.
 
     >>> parts(["encoder.norm.weight", "output.weight"])["decoder"]
     ('output.*',)

@@ -49,7 +49,7 @@ class Speakers:
     organisation: str = ""  # a split: speech made of an organisation's text, for the server to train on
 
     def groups(self, store: FeatureStore) -> dict[str, np.ndarray]:
-        """Utterance indices of seed, federated, both, valid and test; of an organisation where there is one."""
+        """Utterance indices of seed, federated, both, valid, test and, where there is one, organisation."""
         speakers = store.speakers(self.pool)
         order = np.random.default_rng(derive(self.parting, "parting")).permutation(len(speakers))
         count = round(self.seed_fraction * len(speakers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from antiphon import config
 from antiphon.data.batches import collate, plan_batches
 from antiphon.data.speaking import SpokenCorpus
 from antiphon.data.store import FeatureStore
 from antiphon.decoding.greedy import BATCH_SECONDS
 from antiphon.decoding.recognizer import Recognizer
-from antiphon.recipes.adaptation import SESSIONS, Texts
+from antiphon.recipes.adaptation import SESSIONS, Speaking, Texts
 from antiphon.recipes.scoring import write_json
 
 Rate = tuple[int, int]  # words wrong, words
@@ -25,7 +26,7 @@ Rate = tuple[int, int]  # words wrong, words
 
 @dataclass(frozen=True)
 class SessionReport:
-    """One session. Losses are per token, on its synthetic speech; errors on its real speech, if there is any."""
+    """One session. Losses are per token, of its synthetic speech; errors are of its real speech, if any."""
 
     session: str
     sentences: int
@@ -41,14 +42,20 @@ class SessionReport:
 
 
 def report_sessions(
-    texts: Texts, spoken: SpokenCorpus, store: FeatureStore, before: Path, runs: Path, first: str, last: str
+    texts: Texts,
+    spoken: SpokenCorpus,
+    store: FeatureStore,
+    before: Path,
+    runs: Path,
+    names: Sequence[str],
+    speaking: Speaking,
 ) -> list[SessionReport]:
     """Every session given, those without a usable sentence too; written to sessions.json beside the runs.
 
-    `before`: the seed model's run; `first` and `last`: the runs that started from it and ended with the result.
+    `before`: the seed model's run; `names`: of the runs, the first began with it, the last has the result.
     """
-    losses = [_session_losses(Recognizer.load(run), store) for run in (before, runs / last)]
-    errors = [_errors(runs / first, "start"), _errors(runs / last, "best")]
+    losses = [_session_losses(Recognizer.load(run), store) for run in (before, runs / names[-1])]
+    errors = [session_errors(runs / names[0], "start"), session_errors(runs / names[-1], "best")]
     unsaid = Counter(where for where, _ in {(one.where, one.id.rpartition("-")[0]) for one in spoken.unsaid})
     reports = []
     for text in texts.sessions:
@@ -69,7 +76,8 @@ def report_sessions(
                 errors_after=errors[1].get(text.name),
             )
         )
-    write_json(runs / "sessions.json", {"sessions": [asdict(report) for report in reports]})
+    body = {"speaking": config.to_dict(speaking), "sessions": [asdict(report) for report in reports]}
+    write_json(runs / "sessions.json", body)
     return reports
 
 
@@ -97,7 +105,7 @@ def _session_losses(recognizer: Recognizer, store: FeatureStore) -> dict[str, fl
     return {session: float(np.mean(own)) for session, own in told.items()}
 
 
-def _errors(run: Path, which: str) -> dict[str, Rate]:
+def session_errors(run: Path, which: str) -> dict[str, Rate]:
     """Word errors by session, over all its speakers."""
     (path,) = (run / "evaluation").glob(f"*/{which}/scores.json")
     found: Counter[str] = Counter()
