@@ -8,7 +8,9 @@ import numpy as np
 
 from antiphon.data.voices import Synthesiser, Voice
 from antiphon.data.voices_espeak import Espeak
-from antiphon.data.voices_programs import Festival, Flite, Pico
+from antiphon.data.voices_festival import Festival
+from antiphon.data.voices_flite import Flite
+from antiphon.data.voices_pico import Pico
 from antiphon.seeding import derive
 
 RATES = (0.85, 1.15)

@@ -110,7 +110,7 @@ def split_sentences(text: str, max_words: int) -> Iterator[str]:
     """Sentences of a text, none longer than so many words.
 
     >>> list(split_sentences("Dr. Who came. He saw, as he used to, everything!", 5))
-    ['Dr. Who came.', 'He saw,', 'as he used to,', 'everything!']
+    ['Dr. Who came.', 'He saw,', 'as he used to, everything!']
     """
     begin = 0
     for end in ENDS.finditer(text):

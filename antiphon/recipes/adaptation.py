@@ -176,8 +176,8 @@ def _of_split(corpus: Corpus, split: str) -> list[Utterance]:
     found = [utterance for utterance in corpus.utterances() if utterance.split == split]
     if not found:
         raise ValueError(
-            f"{corpus.path} has no split {split!r}: it needs {POOL} to rehearse on, {VALID} to choose a round "
-            f"by and {TEST} to be scored on"
+            f"{corpus.path} has no split {split!r}: it needs {POOL} to rehearse on, {VALID} to choose a "
+            f"round by and {TEST} to be scored on"
         )
     return found
 
