@@ -87,7 +87,7 @@ def plan_sayings(
         for number, sentence in enumerate(session.sentences):
             draw = np.random.default_rng(derive(seed, "takes", split, session.name, sentence.written))
             for take, place in enumerate(draw.permutation(len(voices))[:takes].tolist()):
-                id = f"tts-{session.name}-{number:05d}-{take}"
+                id = f"tts-{split}-{session.name}-{number:05d}-{take}"
                 own = (id, split, session.name, sentence.spoken, sentence.written)
                 sayings.append(Saying(*own, voices[place]))
     return sayings

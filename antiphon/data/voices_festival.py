@@ -12,6 +12,7 @@ import select
 import subprocess
 import tempfile
 import threading
+import weakref
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ class Festival:
             command = [self._program, "--pipe"]
             pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
             self._process = subprocess.Popen(command, stdin=pipe, stdout=nothing, stderr=pipe, bufsize=0)
+            weakref.finalize(self, _end, self._process)
             assert self._process.stdin is not None
             self._process.stdin.write(f"{SAY}\n".encode())
         return self._process
@@ -97,3 +99,8 @@ class Festival:
             if not (piece := process.stderr.read(1 << 16)):
                 raise SilentError("it ended")
             heard += piece
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()

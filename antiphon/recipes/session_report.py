@@ -56,7 +56,8 @@ def report_sessions(
     """
     losses = [_session_losses(Recognizer.load(run), store) for run in (before, runs / names[-1])]
     errors = [session_errors(runs / names[0], "start"), session_errors(runs / names[-1], "best")]
-    unsaid = Counter(where for where, _ in {(one.where, one.id.rpartition("-")[0]) for one in spoken.unsaid})
+    own = (one for one in spoken.unsaid if one.id.startswith(f"tts-{SESSIONS}-"))
+    unsaid = Counter(where for where, _ in {(one.where, one.id.rpartition("-")[0]) for one in own})
     reports = []
     for text in texts.sessions:
         words = [word for sentence in text.sentences for word in sentence.written.split()]

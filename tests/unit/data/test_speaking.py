@@ -99,7 +99,7 @@ def test_what_one_voice_cannot_say_another_says_and_what_none_can_is_named(tmp_p
         by_text.setdefault(utterance.text, set()).add(utterance.speaker)
     assert by_text == {"ad": {VOICES[1].speaker}, "ab": {voice.speaker for voice in VOICES}}
     assert [(one.where, one.kind) for one in made.unsaid] == [("one", "no voice can say it")] * 2
-    assert {one.id for one in made.unsaid} == {"tts-one-00001-0", "tts-one-00001-1"}
+    assert {one.id for one in made.unsaid} == {"tts-sessions-one-00001-0", "tts-sessions-one-00001-1"}
 
 
 def test_more_takes_than_voices_are_refused() -> None:
