@@ -81,8 +81,10 @@ def adapt_command(
 def _print_skipped(texts: Sequence[SessionText]) -> None:
     """Every reason with how many sentences it cost, and sessions that have nothing left."""
     for text in texts:
+        total = len(text.sentences) + len(text.skipped)
         for kind, count in Counter(one.kind for one in text.skipped).items():
-            screen.console.print(f"{text.name}: skipped {count:,} sentences, {kind}", highlight=False)
+            line = f"{text.name}: {count:,} of {total:,} sentences skipped, {kind}"
+            screen.console.print(line, highlight=False)
         if not text.sentences:
             screen.console.print(f"[yellow]{text.name}: nothing left to say, the session is left out[/]")
 

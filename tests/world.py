@@ -174,6 +174,9 @@ ALGORITHMS: dict[str, Case] = {
     "pruned": Case(FederatedPruning(dga(LOCAL), every=1, fine_tune_from=3, structure=STRUCTURE)),
     "subspace": Case(FedAvg(LOCAL, server=Adam(), trainable=("encoder.*",))),
     "rehearsed subspace": Case(Rehearsed(FedAvg(LOCAL, trainable=("output.*",)), LocalTraining(steps=1))),
+    "central subspace": Case(
+        Central(LocalTraining(lr=1e-3, steps=2, batch_seconds=4.0), trainable=("output.*",)), Iid(1), cohort=1
+    ),
     "central": Case(Central(LocalTraining(lr=1e-3, steps=3, batch_seconds=4.0)), clients=Iid(1), cohort=1),
 }
 FEDERATED = {name: case for name, case in ALGORITHMS.items() if case.cohort > 1}

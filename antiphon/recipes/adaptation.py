@@ -114,7 +114,7 @@ def read_texts(
     known = {word for u in rehearse.utterances() if u.split == POOL for word in u.text.split()}
     own = read_session_texts(sessions, rules)
     all_own = read_session_texts(organisation, rules) if organisation else []
-    tested = Forbidden.of(u.text for u in test_speech(rehearse, [text.name for text in own]))
+    tested = Forbidden.of(u.text for u in tested_speech(rehearse, [text.name for text in own]))
     own = [text.without(tested) for text in own]
     all_own = [text.without(tested) for text in all_own]
     if not any(text.sentences for text in own):
@@ -155,22 +155,19 @@ def choose_real(corpus: Corpus, sessions: Sequence[str], speaking: Speaking) -> 
         for split, hours in ((POOL, speaking.rehearse_hours), (VALID, speaking.valid_hours))
     )
     chosen = [(utterance, REHEARSAL) for utterance in pool]
-    chosen += [(utterance, utterance.split) for utterance in (*valid, *test_speech(corpus, sessions))]
+    chosen += [(utterance, utterance.split) for utterance in (*valid, *tested_speech(corpus, sessions))]
     return RealSpeech(corpus, tuple(chosen))
 
 
 def draw_speech(corpus: Corpus, split: str, hours: float, seed: int) -> list[Utterance]:
     """Utterances of a split drawn until they last so many hours, or all of them."""
     there = _of_split(corpus, split)
-    drawn: list[Utterance] = []
-    for place in np.random.default_rng(derive(seed, "drawn", split)).permutation(len(there)).tolist():
-        if sum(utterance.seconds for utterance in drawn) >= 3600 * hours:
-            break
-        drawn.append(there[place])
-    return drawn
+    order = np.random.default_rng(derive(seed, "drawn", split)).permutation(len(there))
+    before = np.cumsum([0.0, *(there[place].seconds for place in order[:-1])])
+    return [there[place] for place, seconds in zip(order, before, strict=True) if seconds < 3600 * hours]
 
 
-def test_speech(corpus: Corpus, sessions: Sequence[str]) -> list[Utterance]:
+def tested_speech(corpus: Corpus, sessions: Sequence[str]) -> list[Utterance]:
     """The sessions' own real speech in the corpus's test split; all of the split where it has none."""
     there = _of_split(corpus, TEST)
     return [utterance for utterance in there if utterance.session in sessions] or there
@@ -225,17 +222,16 @@ def organisation_run(start: str, trainable: tuple[str, ...], data: str, rounds: 
     """Level 1: central training on the organisation's text, spoken, and on real speech where asked for."""
     local = LocalTraining(lr=2e-4, steps=20, batch_seconds=120.0)
     central = Central(local, schedule=Cosine(rounds, final=0.1), trainable=trainable)
-    return Run(central, data, Iid(1), start, Rounds(total=rounds, cohort=1))
+    return Run(central, data, Iid(1), start, Rounds(total=rounds, cohort=1, valid_every=5))
 
 
-def session_run(start: str, trainable: tuple[str, ...], rounds: int, cohort: int = 20) -> Run:
+def session_run(start: str, trainable: tuple[str, ...], num_rounds: int, cohort: int = 20) -> Run:
     """Level 2: DGA over sessions, and after every round some steps on real speech."""
     local = LocalTraining(lr=0.05, epochs=1, batch_seconds=60.0)
     inner = replace(dga(local, beta=1.0, server=Adam(lr=5e-4, epsilon=1e-5)), trainable=trainable)
-    rehearsal = LocalTraining(lr=0.05, steps=10, batch_seconds=60.0)
-    return Run(
-        Rehearsed(inner, rehearsal), "federated", BySession(), start, Rounds(total=rounds, cohort=cohort)
-    )
+    algorithm = Rehearsed(inner, LocalTraining(lr=0.05, steps=10, batch_seconds=60.0))
+    rounds = Rounds(total=num_rounds, cohort=cohort, valid_every=5)
+    return Run(algorithm, "federated", BySession(), start, rounds)
 
 
 def adapted_experiment(

@@ -77,7 +77,12 @@ def report_sessions(
                 errors_after=errors[1].get(text.name),
             )
         )
-    body = {"speaking": config.to_dict(speaking), "sessions": [asdict(report) for report in reports]}
+    skipped = [one for text in (*texts.sessions, *texts.organisation) for one in text.skipped]
+    body = {
+        "speaking": config.to_dict(speaking),
+        "sessions": [asdict(report) for report in reports],
+        "skipped": [asdict(one) for one in (*skipped, *spoken.unsaid)],
+    }
     write_json(runs / "sessions.json", body)
     return reports
 

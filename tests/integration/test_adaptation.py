@@ -74,7 +74,7 @@ def test_text_becomes_an_adapted_model_and_a_report_on_each_session(
     done = adapt(antiphon, seed, world, texts, tmp_path / "out", *more)
     assert done.code == 0, done.output
     said = " ".join(done.output.split())
-    assert "s10: skipped 1 sentences, characters outside the alphabet" in said
+    assert "s10: 1 of 3 sentences skipped, characters outside the alphabet" in said
     assert "empty: nothing left to say, the session is left out" in said
     assert "times real time" in said
 
@@ -87,6 +87,11 @@ def test_text_becomes_an_adapted_model_and_a_report_on_each_session(
     assert told["s10"]["errors_before"][1] == told["s10"]["errors_after"][1] > 0
     assert told["slides"]["errors_before"] is None
     assert told["slides"]["loss_before"] > 0
+    named = json.loads((runs / "sessions.json").read_text())["skipped"]
+    assert [(one["where"], one["id"]) for one in named] == [
+        *(("empty", f"sentence {number}") for number in (1, 2)),
+        ("s10", "sentence 2"),
+    ]
     assert told["empty"]["skipped"] == {"characters outside the alphabet": 1, "nothing to say": 1}
     assert (told["empty"]["seconds"], told["empty"]["loss_after"]) == (0, None)
 
@@ -181,7 +186,7 @@ def test_text_of_the_test_speech_is_dropped(
         (texts / "s10.txt").write_text(f"Cab.\n{tested}.\nA bed.\n")
         done = adapt(antiphon, seed, world, texts, tmp_path / "out", "--speech-only")
     assert done.code == 0, done.output
-    assert "s10: skipped 1 sentences, in the test speech" in " ".join(done.output.split())
+    assert "s10: 1 of 3 sentences skipped, in the test speech" in " ".join(done.output.split())
     said = {u.text for u in Corpus.open(tmp_path / "out" / "corpus").utterances() if u.split == "sessions"}
     assert "cab" in said
     assert tested not in said

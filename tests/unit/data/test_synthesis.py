@@ -28,10 +28,9 @@ def said(text: str, voice: DemoVoice) -> np.ndarray:
 
 
 @pytest.fixture
-def synthesiser() -> Espeak:
+def espeak() -> None:
     pytest.importorskip("espeakng_loader")
     pytest.importorskip("soxr")
-    return Espeak()
 
 
 # --- Speakers
@@ -113,7 +112,8 @@ def test_sentences_are_short_and_use_a_small_vocabulary() -> None:
 # --- Speech
 
 
-def test_speech_is_mono_at_16_khz_and_as_long_as_it_takes_to_say(synthesiser: Espeak) -> None:
+@pytest.mark.usefixtures("espeak")
+def test_speech_is_mono_at_16_khz_and_as_long_as_it_takes_to_say() -> None:
     samples = said("turn on the kitchen light", HANNAH)
     assert samples.dtype == np.float32
     assert samples.ndim == 1
@@ -121,7 +121,8 @@ def test_speech_is_mono_at_16_khz_and_as_long_as_it_takes_to_say(synthesiser: Es
     assert 0.05 < np.abs(samples).max() <= 1.0
 
 
-def test_what_is_said_does_not_depend_on_what_was_said_before(synthesiser: Espeak) -> None:
+@pytest.mark.usefixtures("espeak")
+def test_what_is_said_does_not_depend_on_what_was_said_before() -> None:
     for variant in ("Alicia", "Gene", "f3"):  # these have noise, flutter, and neither
         voice = DemoVoice("en-us", variant, 170, 50)
         first = said("good morning anna", voice)
@@ -129,7 +130,8 @@ def test_what_is_said_does_not_depend_on_what_was_said_before(synthesiser: Espea
         np.testing.assert_array_equal(said("good morning anna", voice), first)
 
 
-def test_rate_pitch_accent_and_timbre_are_heard(synthesiser: Espeak) -> None:
+@pytest.mark.usefixtures("espeak")
+def test_rate_pitch_accent_and_timbre_are_heard() -> None:
     text = "call peter again"
     usual = said(text, HANNAH)
     assert len(said(text, DemoVoice("en-us", "f3", 220, 60))) < len(usual)
@@ -139,14 +141,16 @@ def test_rate_pitch_accent_and_timbre_are_heard(synthesiser: Espeak) -> None:
         assert not np.allclose(samples[:common], usual[:common], atol=0.01)
 
 
-def test_every_accent_and_timbre_is_there(synthesiser: Espeak) -> None:
+@pytest.mark.usefixtures("espeak")
+def test_every_accent_and_timbre_is_there() -> None:
     for voice in [DemoVoice(name, "f1", 200, 50) for name in ACCENTS] + [
         DemoVoice("en", v, 200, 50) for v in VARIANTS
     ]:
         assert len(said("one", voice)) > 1600
 
 
-def test_an_unknown_voice_is_refused_by_name(synthesiser: Espeak) -> None:
+@pytest.mark.usefixtures("espeak")
+def test_an_unknown_voice_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"no voice 'xx-none\+f3'"):
         said("one", DemoVoice("xx-none", "f3", 170, 50))
 
