@@ -114,7 +114,7 @@ def read_texts(
     known = {word for u in rehearse.utterances() if u.split == POOL for word in u.text.split()}
     own = read_session_texts(sessions, rules)
     all_own = read_session_texts(organisation, rules) if organisation else []
-    tested = Forbidden.of(u.text for u in tested_speech(rehearse, [text.name for text in own]))
+    tested = Forbidden.of(u.text for u in scored_speech(rehearse, [text.name for text in own]))
     own = [text.without(tested) for text in own]
     all_own = [text.without(tested) for text in all_own]
     if not any(text.sentences for text in own):
@@ -155,7 +155,7 @@ def choose_real(corpus: Corpus, sessions: Sequence[str], speaking: Speaking) -> 
         for split, hours in ((POOL, speaking.rehearse_hours), (VALID, speaking.valid_hours))
     )
     chosen = [(utterance, REHEARSAL) for utterance in pool]
-    chosen += [(utterance, utterance.split) for utterance in (*valid, *tested_speech(corpus, sessions))]
+    chosen += [(utterance, utterance.split) for utterance in (*valid, *scored_speech(corpus, sessions))]
     return RealSpeech(corpus, tuple(chosen))
 
 
@@ -167,7 +167,7 @@ def draw_speech(corpus: Corpus, split: str, hours: float, seed: int) -> list[Utt
     return [there[place] for place, seconds in zip(order, before, strict=True) if seconds < 3600 * hours]
 
 
-def tested_speech(corpus: Corpus, sessions: Sequence[str]) -> list[Utterance]:
+def scored_speech(corpus: Corpus, sessions: Sequence[str]) -> list[Utterance]:
     """The sessions' own real speech in the corpus's test split; all of the split where it has none."""
     there = _of_split(corpus, TEST)
     return [utterance for utterance in there if utterance.session in sessions] or there

@@ -18,7 +18,7 @@ from antiphon.recipes.adaptation import (
     choose_real,
     draw_speech,
     parts,
-    tested_speech,
+    scored_speech,
 )
 from antiphon.recipes.adaptation_tables import session_sentences
 from antiphon.recipes.experiment import Experiment, Run, Speakers
@@ -45,8 +45,8 @@ def test_real_speech_is_drawn_until_it_lasts_long_enough(world: World) -> None:
 
 def test_a_session_is_tested_on_its_own_speech_where_there_is_any(world: World) -> None:
     corpus = Corpus.open(world.corpus)
-    assert {u.session for u in tested_speech(corpus, ["s10", "slides"])} == {"s10"}
-    assert {u.session for u in tested_speech(corpus, ["slides"])} == {"s10", "s11"}
+    assert {u.session for u in scored_speech(corpus, ["s10", "slides"])} == {"s10"}
+    assert {u.session for u in scored_speech(corpus, ["slides"])} == {"s10", "s11"}
     real = choose_real(corpus, ["s10"], Speaking(rehearse_hours=0.001, valid_hours=0.001))
     assert {split for _, split in real.chosen} == {"rehearsal", "heldout", "test"}
 
