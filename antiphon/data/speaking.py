@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -164,14 +164,16 @@ def speak_corpus(
         return _open(destination, digest)
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".speaking-", dir=destination.parent) as scratch:
-        source, began = Path(scratch) / "source", time.perf_counter()
-        source.mkdir()
-        with closing(say_in_order(sayings, voices, engines, num_workers)) as said:
-            unsaid, seconds = _write_source(source, said, len(sayings), real, progress)
-        wall_seconds = time.perf_counter() - began
+        with closing(_Source(Path(scratch) / "source")) as source:
+            if real is not None:
+                _write_real(source, real)
+            began = time.perf_counter()
+            with closing(say_in_order(sayings, voices, engines, num_workers)) as said:
+                unsaid, seconds = _write_spoken(source, said, len(sayings), progress)
+            wall_seconds = time.perf_counter() - began
         alphabet = real.corpus.alphabet if real else None
         options = ImportOptions(alphabet=alphabet, lowercase=False, max_seconds=3600.0)
-        import_corpus(source, Path(scratch) / "corpus", options)
+        import_corpus(Path(scratch) / "source", Path(scratch) / "corpus", options)
         plan = {
             "format": FORMAT,
             "digest": digest,
@@ -206,7 +208,7 @@ def _digest(
 ) -> str:
     """Made of all that the corpus depends on."""
     told = hashlib.sha256(FORMAT.encode())
-    used = {voice.engine for voice in voices}
+    used = {voice.engine for voice in voices} | {saying.voice.engine for saying in sayings}
     parts: list[Any] = [{name: engine.version for name, engine in engines.items() if name in used}]
     parts += [asdict(voice) for voice in voices] + [asdict(saying) for saying in sayings]
     parts += [(utterance.to_json(), split) for utterance, split in (real.chosen if real else ())]
@@ -215,25 +217,26 @@ def _digest(
     return told.hexdigest()
 
 
-def _write_source(
-    folder: Path, said: Said, num_sayings: int, real: RealSpeech | None, progress: Progress
+def _write_real(source: _Source, real: RealSpeech) -> None:
+    for number, (utterance, split) in enumerate(real.chosen):
+        row = {"id": utterance.id, "split": split, "speaker": utterance.speaker, "text": utterance.text}
+        audio = real.corpus.read_bytes(utterance)
+        source.add(f"real/{number:06d}.audio", {**row, "session": utterance.session}, audio)
+
+
+def _write_spoken(
+    source: _Source, said: Said, num_sayings: int, progress: Progress
 ) -> tuple[list[Skipped], float]:
-    """A manifest and a tar of everything; returns what no voice could say, and the seconds that were said."""
+    """Returns what no voice could say, and the seconds that were said."""
     unsaid: list[Skipped] = []
-    seconds, name = 0.0, "{:06d}.audio"
-    with tarfile.open(folder / "audio.tar", "w") as tar, open(folder / "manifest.jsonl", "w") as manifest:
-        for number, (utterance, split) in enumerate(real.chosen if real else ()):
-            assert real is not None
-            row = {"id": utterance.id, "split": split, "speaker": utterance.speaker, "text": utterance.text}
-            _add(tar, manifest, f"real/{name.format(number)}", {**row, "session": utterance.session},
-                 real.corpus.read_bytes(utterance))  # fmt: skip
-        for done, (saying, spoken) in enumerate(said, 1):
-            if isinstance(spoken, str):
-                unsaid.append(Skipped(saying.id, saying.session, spoken))
-            else:
-                seconds += spoken.seconds
-                _add(tar, manifest, f"spoken/{name.format(done)}", _row(saying, spoken), spoken.audio)
-            progress(done, num_sayings)
+    seconds = 0.0
+    for done, (saying, spoken) in enumerate(said, 1):
+        if isinstance(spoken, str):
+            unsaid.append(Skipped(saying.id, saying.session, spoken))
+        else:
+            seconds += spoken.seconds
+            source.add(f"spoken/{done:06d}.flac", _row(saying, spoken), spoken.audio)
+        progress(done, num_sayings)
     return unsaid, seconds
 
 
@@ -248,9 +251,21 @@ def _row(saying: Saying, spoken: Spoken) -> dict[str, Any]:
     }
 
 
-def _add(tar: tarfile.TarFile, manifest: TextIO, path: str, row: Mapping[str, Any], content: bytes) -> None:
-    add_file(tar, path, content)
-    manifest.write(json.dumps({**row, "path": path}) + "\n")
+class _Source:
+    """A manifest and a tar in a folder, for the import."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.tar = tarfile.open(folder / "audio.tar", "w")  # noqa: SIM115 (closed by `close`)
+        self.manifest = open(folder / "manifest.jsonl", "w")  # noqa: SIM115
+
+    def add(self, path: str, row: Mapping[str, Any], content: bytes) -> None:
+        add_file(self.tar, path, content)
+        self.manifest.write(json.dumps({**row, "path": path}) + "\n")
+
+    def close(self) -> None:
+        self.tar.close()
+        self.manifest.close()
 
 
 def add_file(tar: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -118,10 +118,8 @@ def read_texts(
     own = [text.without(tested) for text in own]
     all_own = [text.without(tested) for text in all_own]
     if not any(text.sentences for text in own):
-        reasons = (
-            "; ".join(sorted({one.reason for text in own for one in text.skipped})) or "the files are empty"
-        )
-        raise ValueError(f"no session has a sentence that can be used: {reasons}")
+        reasons = sorted({one.kind for text in own for one in text.skipped}) or ["the files are empty"]
+        raise ValueError(f"no session has a sentence that can be used: {'; '.join(reasons)}")
     if organisation and not any(text.sentences for text in all_own):
         raise ValueError("the organisation's text has no sentence that can be used")
     return Texts(tuple(own), tuple(all_own), frozenset(known))
@@ -145,7 +143,10 @@ def make_corpus(
         *plan_sayings(SESSIONS, texts.used, voices, speaking.takes, speaking.seed),
     ]
     real = choose_real(rehearse, [text.name for text in texts.sessions], speaking)
-    return speak_corpus(destination, sayings, voices, engines, real, num_workers, progress), real
+    spoken = speak_corpus(destination, sayings, voices, engines, real, num_workers, progress)
+    if not any(utterance.split == SESSIONS for utterance in spoken.corpus.utterances()):
+        raise ValueError(f"no voice can say anything of the sessions: {spoken.unsaid[0].reason}")
+    return spoken, real
 
 
 def choose_real(corpus: Corpus, sessions: Sequence[str], speaking: Speaking) -> RealSpeech:

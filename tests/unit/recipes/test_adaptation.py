@@ -11,12 +11,16 @@ from antiphon.core import Task, Update
 from antiphon.data.corpus import Corpus
 from antiphon.data.importing import import_corpus
 from antiphon.data.partition import BySession
+from antiphon.data.session_texts import Sentence, SessionText
+from antiphon.data.voices import SilentError, Voice
 from antiphon.recipes import recipe
 from antiphon.recipes.adaptation import (
     Speaking,
+    Texts,
     adapted_speakers,
     choose_real,
     draw_speech,
+    make_corpus,
     parts,
     scored_speech,
 )
@@ -57,6 +61,28 @@ def test_a_corpus_without_a_split_that_is_needed_is_refused(world: World, tmp_pa
     import_corpus(world.corpus.parent / "source", tmp_path / "c", ImportOptions(where={"split": "pool"}))
     with pytest.raises(ValueError, match="has no split 'heldout'"):
         choose_real(Corpus.open(tmp_path / "c"), [], Speaking())
+
+
+class Mute:
+    """An engine that never says anything."""
+
+    version = "1"
+    voices = ("nobody",)
+
+    def say(self, text: str, voice: Voice) -> np.ndarray:
+        raise SilentError("mute said nothing")
+
+
+def test_sessions_that_no_voice_can_say_are_refused(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("soundfile")
+    monkeypatch.setattr("antiphon.recipes.adaptation.find_engines", lambda names: {"mute": Mute()})
+    texts = Texts((SessionText("one", (Sentence("A.", "a"),)),), (), frozenset())
+    with pytest.raises(
+        ValueError, match="no voice can say anything of the sessions: no voice can say it: mute"
+    ):
+        make_corpus(tmp_path / "c", texts, Corpus.open(world.corpus), Speaking(num_voices=2))
 
 
 def test_speakers_of_named_splits_are_server_clients_and_organisation(world: World) -> None:
