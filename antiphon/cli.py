@@ -15,6 +15,7 @@ import typer
 import yaml
 
 from antiphon import config, screen
+from antiphon.cli_adaptation import adapt_command
 from antiphon.cli_corpus import corpus_commands
 from antiphon.cli_decoding import nbest_command, rescore_command
 from antiphon.cli_lm import lm_commands
@@ -164,6 +165,7 @@ app.command("nbest")(nbest_command)
 app.command("rescore")(rescore_command)
 app.command("personalize")(personalize_command)
 app.command("prune")(prune_command)
+app.command("adapt")(adapt_command)
 
 
 @contextmanager

@@ -183,6 +183,9 @@ ALGORITHMS: dict[str, Case] = {
         SelfTrained(Rehearsed(dga(LOCAL), LocalTraining(steps=2)), HEARD, CurrentModel(every=2)),
         labelled=False,
     ),
+    "central subspace": Case(
+        Central(LocalTraining(lr=1e-3, steps=2, batch_seconds=4.0), trainable=("output.*",)), Iid(1), cohort=1
+    ),
     "central": Case(Central(LocalTraining(lr=1e-3, steps=3, batch_seconds=4.0)), clients=Iid(1), cohort=1),
 }
 FEDERATED = {name: case for name, case in ALGORITHMS.items() if case.cohort > 1}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from antiphon.algorithms.fedavg import select
 from antiphon.core import Metrics, Pool, ServerState, Task, Tensors
 from antiphon.local import LocalTraining
 from antiphon.schedule import Constant, Schedule
@@ -25,27 +26,31 @@ class Central:
     local: LocalTraining = LocalTraining(lr=5e-4, steps=50)
     schedule: Schedule = Constant()
     weight_decay: float = 0.01
+    trainable: tuple[str, ...] = ("*",)  # patterns of parameter names; the others stay
 
     def init(self, params: Tensors) -> ServerState:
-        zeros = {name: torch.zeros_like(p) for name, p in params.items()}
-        moments = {"first": zeros, "second": {name: torch.zeros_like(p) for name, p in params.items()}}
+        trained = select(params, self.trainable)
+        zeros = {name: torch.zeros_like(p) for name, p in trained.items()}
+        moments = {"first": zeros, "second": {name: torch.zeros_like(p) for name, p in trained.items()}}
         return ServerState(round=0, params=params, opt={"step": 0, **moments})
 
     def round(self, state: ServerState, cohort: Sequence[str], pool: Pool) -> tuple[ServerState, Metrics]:
         if len(cohort) != 1:
             raise ValueError(f"central training has one client that holds everything, not {len(cohort)}")
         scale = self.schedule(state.round)
-        groups = {"params": state.params, "first": state.opt["first"], "second": state.opt["second"]}
+        trained = select(state.params, self.trainable)
+        groups = {"params": trained, "first": state.opt["first"], "second": state.opt["second"]}
         config = {
             **self.local.task_config(state, scale, purpose="central"),
             "weight_decay": self.weight_decay,
             "step": state.opt["step"],
         }
         update = pool.reduce(Task("central", _join(groups), config), cohort, Uniform())
-        back = {group: {n: update.mean[f"{group}/{n}"] for n in state.params} for group in groups}
+        back = {group: {n: update.mean[f"{group}/{n}"] for n in trained} for group in groups}
         steps = int(update.reports[0].stats["num_steps"])
         opt = {"step": state.opt["step"] + steps, "first": back["first"], "second": back["second"]}
-        return replace(state, round=state.round + 1, params=back["params"], opt=opt), {
+        params = {**state.params, **back["params"]}
+        return replace(state, round=state.round + 1, params=params, opt=opt), {
             "client_lr": self.local.lr * scale
         }
 

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from itertools import islice
-from multiprocessing import get_context
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +12,7 @@ import torch
 
 from antiphon.data.corpus import Utterance
 from antiphon.data.frontends import Frontend
+from antiphon.data.processes import chunks, in_processes
 
 CHUNK = 16  # utterances a message: small enough to share evenly, large enough to hide its cost
 LARGEST = float(np.finfo(np.float16).max)
@@ -97,36 +92,18 @@ def extract_in_order(speech: Speech, frontend: Frontend, num_workers: int) -> Ex
 
 
 def _in_processes(speech: Speech, frontend: Frontend, num_workers: int) -> Extracted:
-    # Not forked from here: a forked child of a process that has used torch's threads can hang. The fork
-    # server imports torch once for all workers.
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    executor = ProcessPoolExecutor(
-        num_workers, context, initializer=_start_worker, initargs=(speech, frontend)
+    work = in_processes(
+        chunks(speech.utterances(), CHUNK),
+        _work,
+        num_workers,
+        "computing features",
+        _start_worker,
+        speech,
+        frontend,
     )
-    # Chunks ahead of the one being written: keeps workers busy, bounds what is held in memory.
-    waiting: deque[tuple[list[Utterance], Future[list[np.ndarray]]]] = deque()
-    source = chunks(speech.utterances(), CHUNK)
-    try:
-        for chunk in islice(source, 3 * num_workers):
-            waiting.append((chunk, executor.submit(_work, chunk)))
-        while waiting:
-            chunk, future = waiting.popleft()
-            yield from zip(chunk, future.result(), strict=True)
-            for following in islice(source, 1):
-                waiting.append((following, executor.submit(_work, following)))
-    except BrokenProcessPool as error:
-        raise ValueError(
-            "a worker process died while computing features (out of memory? or a script without "
-            "`if __name__ == '__main__':`?); try num_workers=1"
-        ) from error
-    finally:
-        executor.shutdown(cancel_futures=True)
-
-
-def chunks(utterances: Iterator[Utterance], size: int) -> Iterator[list[Utterance]]:
-    while chunk := list(islice(utterances, size)):
-        yield chunk
+    with closing(work):
+        for chunk, frames in work:
+            yield from zip(chunk, frames, strict=True)
 
 
 _extractor: Extractor | None = None  # one in each worker process
@@ -134,7 +111,6 @@ _extractor: Extractor | None = None  # one in each worker process
 
 def _start_worker(speech: Speech, frontend: Frontend) -> None:
     global _extractor
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops us
     _extractor = Extractor(speech, frontend)
 
 

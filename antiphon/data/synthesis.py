@@ -6,54 +6,34 @@ espeak-ng is GPL and comes with the `demo` extra only. Everything follows from o
 
 from __future__ import annotations
 
-import _ctypes
-import ctypes
 import json
 import tarfile
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from antiphon.data.audio import SAMPLE_RATE, encode_flac, resample
+from antiphon.data.audio import SAMPLE_RATE, encode_flac
 from antiphon.data.corpus import Corpus
 from antiphon.data.importing import ImportOptions, import_corpus
+from antiphon.data.speaking import add_file
+from antiphon.data.voices_espeak import ACCENTS, VARIANTS, Espeak
 from antiphon.seeding import derive
 
 Progress = Callable[[int, int], None]  # (utterances done, utterances in all)
 
 # --- Who speaks -----------------------------------------------------------------------------------
 
-ACCENTS = (
-    "en",
-    "en-us",
-    "en-us-nyc",
-    "en-029",
-    "en-gb-scotland",
-    "en-gb-x-rp",
-    "en-gb-x-gbclan",
-    "en-gb-x-gbcwmd",
-)
-# Those of espeak-ng's variants that sound like a person.
-LIKE_PEOPLE = (
-    "f1 f2 f3 f4 f5 m1 m2 m3 m4 m5 m6 m7 m8 Alex Alicia Andrea Andy Annie Denis Gene Lee Mario Michael Mike "
-    "adam anika antonio aunty belinda benjamin boris caleb david ed edward grandma grandpa ian john linda "
-    "max michel miguel norbert pablo paul pedro quincy rob robert sandro shelby steph travis victor zac"
-)
-VARIANTS = tuple(LIKE_PEOPLE.split())
 RATES = (130, 220)  # words a minute
 PITCHES = (20, 80)  # espeak-ng's scale, 0 to 99
 SNRS = (5.0, 15.0)  # decibels
 
 
 @dataclass(frozen=True)
-class Voice:
+class DemoVoice:
     """A speaker: `name` is espeak-ng's voice (an accent), `variant` its timbre.
 
     `noise_db` is the speech-to-noise ratio where they speak (None: silence around them); the noise's
@@ -68,22 +48,22 @@ class Voice:
     noise_slope: float = 0.0
 
 
-def make_voices(num: int, seed: int) -> list[Voice]:
+def make_voices(num: int, seed: int) -> list[DemoVoice]:
     """`num` speakers, no two alike, in silence; the first ones do not depend on `num`.
 
     Accent and timbre repeat only once every pair of them has been used.
     """
     generator = np.random.default_rng(derive(seed, "voices"))
-    voices: dict[Voice, None] = {}
+    voices: dict[DemoVoice, None] = {}
     while len(voices) < num:
         for pair in generator.permutation(len(ACCENTS) * len(VARIANTS)):
             accent, variant = divmod(int(pair), len(VARIANTS))
             rate, pitch = (int(generator.integers(low, high + 1)) for low, high in (RATES, PITCHES))
-            voices[Voice(ACCENTS[accent], VARIANTS[variant], rate, pitch)] = None
+            voices[DemoVoice(ACCENTS[accent], VARIANTS[variant], rate, pitch)] = None
     return list(voices)[:num]
 
 
-def make_noisy(voices: list[Voice], fraction: float, seed: int) -> list[Voice]:
+def make_noisy(voices: list[DemoVoice], fraction: float, seed: int) -> list[DemoVoice]:
     """The same voices, `fraction` of them (rounded) in white or pink noise at 5 to 15 dB."""
     if not 0 <= fraction <= 1:
         raise ValueError(f"the fraction of noisy speakers must be between 0 and 1, not {fraction}")
@@ -131,74 +111,6 @@ def make_sentence(generator: np.random.Generator) -> str:
     return " ".join(slot[generator.integers(len(slot))] for slot in slots)
 
 
-# --- espeak-ng ------------------------------------------------------------------------------------
-
-OUTPUT_SYNCHRONOUS = 2
-DO_NOT_EXIT = 0x8000  # espeak-ng would end the process when it cannot find its data
-CHARACTERS_UTF8 = 1
-RATE_PARAMETER, PITCH_PARAMETER = 1, 3
-Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
-_lock = threading.Lock()  # espeak-ng is one per process, not one per caller
-
-
-class Synthesiser:
-    """Text to speech: what comes out depends on text and voice only, never on what was said before."""
-
-    def __init__(self) -> None:
-        try:
-            import espeakng_loader
-        except ImportError as error:
-            raise ValueError("synthesis needs espeak-ng: pip install 'antiphon[demo]'") from error
-        self._library: str = espeakng_loader.get_library_path()
-        self._data: str = espeakng_loader.get_data_path()
-
-    def say(self, text: str, voice: Voice) -> np.ndarray:
-        """The text spoken by the voice, without its noise: [samples] float32 in -1..1 at 16 kHz."""
-        heard: list[bytes] = []
-
-        def listen(samples: Any, num_samples: int, events: Any) -> int:
-            if samples and num_samples > 0:
-                heard.append(ctypes.string_at(samples, 2 * num_samples))
-            return 0
-
-        callback = Callback(listen)  # kept alive here for as long as espeak-ng may call it
-        with _lock, self._loaded() as (espeak, rate):
-            espeak.espeak_SetSynthCallback(callback)
-            name = f"{voice.name}+{voice.variant}"
-            if espeak.espeak_SetVoiceByName(name.encode()) != 0:
-                raise ValueError(f"espeak-ng has no voice {name!r}")
-            espeak.espeak_SetParameter(RATE_PARAMETER, voice.rate, 0)
-            espeak.espeak_SetParameter(PITCH_PARAMETER, voice.pitch, 0)
-            data = text.encode()
-            status = espeak.espeak_Synth(data, len(data) + 1, 0, 0, 0, CHARACTERS_UTF8, None, None)
-        if status != 0 or not heard:
-            raise ValueError(f"espeak-ng said nothing in voice {name!r} (status {status})")
-        return resample(np.frombuffer(b"".join(heard), dtype=np.int16) / np.float32(32768), rate)
-
-    @contextmanager
-    def _loaded(self) -> Iterator[tuple[Any, int]]:
-        """The library, loaded afresh, and its sample rate.
-
-        Phases and flutter live in the library's static variables and survive espeak_Terminate: only a
-        library that is loaded again says the same thing twice. That takes 2 ms.
-        """
-        espeak = ctypes.CDLL(self._library)
-        espeak.espeak_Synth.argtypes = [
-            *(ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_int, ctypes.c_uint, ctypes.c_uint),
-            *(ctypes.c_void_p, ctypes.c_void_p),
-        ]
-        try:
-            rate = espeak.espeak_Initialize(OUTPUT_SYNCHRONOUS, 0, self._data.encode(), DO_NOT_EXIT)
-            if rate <= 0:
-                raise ValueError(f"espeak-ng cannot read its data in {self._data}: reinstall espeakng-loader")
-            espeak.espeak_ng_SetRandSeed(ctypes.c_long(1))
-            espeak.srand(1)  # breath and aspiration come from C's own generator
-            yield espeak, rate
-        finally:
-            espeak.espeak_Terminate()
-            _ctypes.dlclose(espeak._handle)
-
-
 # --- A corpus of it -------------------------------------------------------------------------------
 
 
@@ -240,10 +152,10 @@ def synthesise_corpus(
     return Corpus.open(destination)
 
 
-def plan_speakers(splits: Mapping[str, SpeakerGroup], seed: int) -> dict[str, tuple[str, Voice]]:
+def plan_speakers(splits: Mapping[str, SpeakerGroup], seed: int) -> dict[str, tuple[str, DemoVoice]]:
     """Speaker name -> split and voice; no two speakers of any splits are alike."""
     voices = make_voices(sum(group.num_speakers for group in splits.values()), seed)
-    speakers: dict[str, tuple[str, Voice]] = {}
+    speakers: dict[str, tuple[str, DemoVoice]] = {}
     for split, group in splits.items():
         own = voices[len(speakers) : len(speakers) + group.num_speakers]
         for voice in make_noisy(own, group.noisy_fraction, derive(seed, split)):
@@ -252,10 +164,10 @@ def plan_speakers(splits: Mapping[str, SpeakerGroup], seed: int) -> dict[str, tu
 
 
 def speak_all(
-    speakers: Mapping[str, tuple[str, Voice]], sentences_per_speaker: int, seed: int
+    speakers: Mapping[str, tuple[str, DemoVoice]], sentences_per_speaker: int, seed: int
 ) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Every speaker's sentences: a row of the manifest and the audio as FLAC."""
-    synthesiser = Synthesiser()
+    synthesiser = Espeak()
     for speaker, (split, voice) in speakers.items():
         for number in range(sentences_per_speaker):
             id = f"{speaker}-{number:04d}"
@@ -273,17 +185,11 @@ def speak_all(
             yield row, encode_flac(samples)
 
 
-def speak(synthesiser: Synthesiser, voice: Voice, seed: int) -> tuple[str, np.ndarray]:
+def speak(synthesiser: Espeak, voice: DemoVoice, seed: int) -> tuple[str, np.ndarray]:
     """A random sentence and its sound in the voice's surroundings: [samples] float32 at 16 kHz."""
     generator = np.random.default_rng(seed)
     text = make_sentence(generator)
-    samples = synthesiser.say(text, voice)
+    samples = synthesiser.speak(text, f"{voice.name}+{voice.variant}", voice.rate, voice.pitch)
     if voice.noise_db is not None:
         samples = add_noise(samples, voice.noise_db, voice.noise_slope, generator)
     return text, samples / max(1.0, float(np.abs(samples).max()))
-
-
-def add_file(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    tar.addfile(info, BytesIO(content))

@@ -141,6 +141,17 @@ class UnigramConfig:
         return Unigram(model.getvalue())
 
 
+@dataclass(frozen=True)
+class SavedTokensConfig:
+    """The tokens of a model that is there already: whatever the texts, its output layer is for these."""
+
+    folder: str  # of a run, or of a model
+
+    def fit(self, texts: Iterable[str], alphabet: str | None) -> Tokens:
+        folder = Path(self.folder)
+        return load_tokens(folder / "model" if (folder / "model" / "tokens.json").exists() else folder)
+
+
 def _explain(size: int, message: str) -> str:
     """SentencePiece's complaint about the vocabulary size in words that say what to do."""
     if found := re.search(r"<= (\d+)", message):

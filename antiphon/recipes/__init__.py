@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from antiphon import config
+from antiphon.recipes.adaptation_tables import session_adaptation
 from antiphon.recipes.demo import demo
 from antiphon.recipes.experiment import Experiment
 from antiphon.recipes.librispeech import librispeech
@@ -59,6 +60,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "speech-ctc": speech_ctc,
     "speech-las": speech_las,
     "speech-transducer": speech_transducer,
+    "session-adaptation": session_adaptation,
 }
 
 

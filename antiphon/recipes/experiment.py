@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ from antiphon.data.frontends import Filterbank, OnnxEncoder
 from antiphon.data.huggingface import HuggingFaceFeatures, HuggingFaceTokensConfig
 from antiphon.data.partition import BySession, BySpeaker, Dirichlet, Iid
 from antiphon.data.store import FeatureStore
-from antiphon.data.tokens import CharactersConfig, UnigramConfig
+from antiphon.data.tokens import CharactersConfig, SavedTokensConfig, UnigramConfig
 from antiphon.decoding.recognizer import Blueprint
 from antiphon.engine import Rounds
 from antiphon.models.conformer import ConformerConfig
@@ -37,7 +37,8 @@ from antiphon.seeding import derive
 class Speakers:
     """Who is who: the pool's speakers are parted into those of the server (seed) and the clients.
 
-    The parting has a seed of its own, so that runs with other seeds have the same speakers.
+    The parting has a seed of its own, so that runs with other seeds have the same speakers. Where the corpus
+    has a split of the server's own, it is named here and all of the pool are clients.
     """
 
     pool: str = "pool"
@@ -45,9 +46,11 @@ class Speakers:
     test: str = "test"
     seed_fraction: float = 0.5
     parting: int = 0
+    server: str = ""  # a split: the server's own speech
+    organisation: str = ""  # a split: speech made of an organisation's text, for the server to train on
 
     def groups(self, store: FeatureStore) -> dict[str, np.ndarray]:
-        """Utterance indices of seed, federated, both, valid and test."""
+        """Utterance indices of seed, federated, both, valid, test and, where there is one, organisation."""
         speakers = store.speakers(self.pool)
         order = np.random.default_rng(derive(self.parting, "parting")).permutation(len(speakers))
         count = round(self.seed_fraction * len(speakers))
@@ -60,6 +63,12 @@ class Speakers:
             "valid": store.where(split=self.valid),
             "test": store.where(split=self.test),
         }
+        if self.server:
+            own = store.where(split=self.server)
+            groups |= {"seed": own, "federated": groups["both"]}
+            groups["both"] = np.sort(np.concatenate([own, groups["both"]]))
+        if self.organisation:
+            groups["organisation"] = store.where(split=self.organisation)
         unasked = {"seed": count == 0, "federated": count == len(speakers)}
         for name, indices in groups.items():
             if len(indices) == 0 and not unasked.get(name):
@@ -77,7 +86,7 @@ class Run:
     algorithm: FedAvg | DgaRl | GeometricMedian | Rehearsed | SelfTrained | FederatedPruning | Central = (
         FedAvg()
     )
-    data: str = "federated"  # whose utterances: seed, federated or both
+    data: str = "federated"  # whose utterances: seed, federated, both, organisation, or seed+organisation
     clients: BySpeaker | BySession | Iid | Dirichlet = BySpeaker()
     start: str = (
         "seed"  # the run whose best model this one starts from, or a folder (it has a "/"); empty: none
@@ -122,7 +131,9 @@ class Experiment:
     recipe: str = ""
     seed: int = 0
     frontend: Filterbank | OnnxEncoder | HuggingFaceFeatures = Filterbank()
-    tokens: CharactersConfig | UnigramConfig | HuggingFaceTokensConfig = CharactersConfig()
+    tokens: CharactersConfig | UnigramConfig | HuggingFaceTokensConfig | SavedTokensConfig = (
+        CharactersConfig()
+    )
     model: CtcConfig | LasConfig | TransducerConfig | HuggingFaceConfig = CtcConfig(ConformerConfig(stack=4))
     augment: SpecAugment = SpecAugment()
     speakers: Speakers = Speakers()
@@ -143,29 +154,32 @@ class Experiment:
                 )
             if isinstance(run.algorithm, FederatedPruning) or run.start in small:
                 small.add(name)
-            if run.start and not run.starts_elsewhere and run.start not in known:
-                raise ValueError(
-                    f"run {name!r} starts from {run.start!r}, which does not come before it "
-                    f"(before it: {', '.join(known) or 'none'})"
-                )
-            if run.teacher and "/" not in run.teacher and run.teacher not in known:
-                raise ValueError(
-                    f"run {name!r} is taught by {run.teacher!r}, which does not come before it "
-                    f"(before it: {', '.join(known) or 'none'}) and is no folder: one has a '/'"
-                )
-            if run.start in known and self.model_of(name) != self.model_of(run.start):
-                raise ValueError(f"run {name!r} starts from {run.start!r}, which has another model")
-            if run.data not in ("seed", "federated", "both"):
-                raise ValueError(f"run {name!r}: data is seed, federated or both, not {run.data!r}")
-            if isinstance(run.algorithm, Central) and run.clients != Iid(1):
-                raise ValueError(
-                    f"run {name!r}: central training has one client, clients must be iid, parts 1"
-                )
+            self._check_run(name, run, known)
             known.add(name)
+
+    def _check_run(self, name: str, run: Run, known: Collection[str]) -> None:
+        """Refuses a run that needs one which does not come before it, or has no data to train on."""
+        before = f"which does not come before it (before it: {', '.join(known) or 'none'})"
+        if run.start and not run.starts_elsewhere and run.start not in known:
+            raise ValueError(f"run {name!r} starts from {run.start!r}, {before}")
+        if run.teacher and "/" not in run.teacher and run.teacher not in known:
+            raise ValueError(
+                f"run {name!r} is taught by {run.teacher!r}, {before} and is no folder: one has a '/'"
+            )
+        if run.start in known and self.model_of(name) != self.model_of(run.start):
+            raise ValueError(f"run {name!r} starts from {run.start!r}, which has another model")
+        if run.data not in (choices := self._data()):
+            raise ValueError(f"run {name!r}: data is {' or '.join(choices)}, not {run.data!r}")
+        if isinstance(run.algorithm, Central) and run.clients != Iid(1):
+            raise ValueError(f"run {name!r}: central training has one client, clients must be iid, parts 1")
+
+    def _data(self) -> tuple[str, ...]:
+        more = ("organisation", "seed+organisation") if self.speakers.organisation else ()
+        return ("seed", "federated", "both", *more)
 
     def _check_tokens(self) -> None:
         """Numbers of tokens can agree by chance: the output layer of a folder is for the folder's tokens."""
-        if not isinstance(self.model, HuggingFaceConfig):
+        if not isinstance(self.model, HuggingFaceConfig) or isinstance(self.tokens, SavedTokensConfig):
             return
         if self.model.fresh_output == isinstance(self.tokens, HuggingFaceTokensConfig):
             raise ValueError(

@@ -153,9 +153,10 @@ def prepare(
             if run.starts_elsewhere:
                 found = check_start(run.start, blueprint, tokens)
                 told(run.algorithm, valid, replace(recognizer, blueprint=found))
-            if len(groups[run.data]) == 0:
+            indices = np.concatenate([groups[group] for group in run.data.split("+")])
+            if len(indices) == 0:
                 raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
-            clients[name] = corrupted.left(run.clients(store, groups[run.data], experiment.seed))
+            clients[name] = corrupted.left(run.clients(store, indices, experiment.seed))
             run.rounds.check(len(clients[name]))
             teacher = drawn[experiment.blueprint(run.teacher)][0] if run.teacher in fresh else recognizer
             check_teaching(run, teacher, store, clients[name], server_texts)

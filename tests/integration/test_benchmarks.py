@@ -270,3 +270,10 @@ def test_variants_of_marginals_are_compared_on_halves_of_the_meetings(tmp_path: 
     assert {len(row["changes"]) for row in variants.values()} == {1}
     assert variants["the paper"]["before"] == pytest.approx(8 / 36)  # two of nine words of each meeting
     assert variants["the paper"]["after"] == 0
+
+
+def test_every_engine_is_measured_or_named_as_missing(tmp_path: Path) -> None:
+    pytest.importorskip("soundfile")
+    found = run_quickly("synthesis", tmp_path)
+    assert found["engines"].keys() | found["missing"].keys() == {"flite", "festival", "pico", "espeak"}
+    assert all(own["one"]["speech_seconds"] > 10 for own in found["engines"].values())

@@ -16,6 +16,7 @@ ROOT = Path(antiphon.__file__).parent
 TOP = {
     "recipes",
     "cli",
+    "cli_adaptation",
     "cli_corpus",
     "cli_decoding",
     "cli_lm",
@@ -74,6 +75,7 @@ EXTRAS = {
     "onnxruntime",
     "lhotse",
     "espeakng_loader",
+    "ttspico",
     "scipy",
     "mpi4py",
     "transformers",

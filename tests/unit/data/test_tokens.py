@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.data.tokens import Characters, CharactersConfig, Tokens, UnigramConfig, load_tokens
+from antiphon.data.tokens import (
+    Characters,
+    CharactersConfig,
+    SavedTokensConfig,
+    Tokens,
+    UnigramConfig,
+    load_tokens,
+)
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
 TEXTS = ["turn on the kitchen light", "turn off the radio", "what is the time", "set the timer"]
@@ -106,3 +113,12 @@ def test_tokens_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokens.json").write_text(json.dumps({"format": "antiphon-tokens/1", "kind": "words"}))
     with pytest.raises(ValueError, match=r"tokens\.json is not of a kind"):
         load_tokens(tmp_path)
+
+
+@pytest.mark.parametrize("of_a_run", [True, False])
+def test_saved_tokens_are_those_of_the_folder_whatever_the_texts(of_a_run: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "model" if of_a_run else tmp_path
+    unigram().save(folder)
+    assert SavedTokensConfig(str(tmp_path)).fit(["zebra"], "xyz") == unigram()
+    with pytest.raises(ValueError, match="holds no tokens"):
+        SavedTokensConfig(str(tmp_path / "nowhere")).fit([], None)

@@ -1,0 +1,274 @@
+"""Sentences spoken into a corpus, in several processes, beside real speech of another corpus.
+
+The corpus is an ordinary one, made by the import. plan.json in it says what it was made of: the same plan
+finds it there and nothing is said again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from antiphon.data.audio import SAMPLE_RATE, encode_flac
+from antiphon.data.candidates import Skipped
+from antiphon.data.corpus import Corpus, Utterance
+from antiphon.data.importing import ImportOptions, import_corpus
+from antiphon.data.processes import chunks, in_processes
+from antiphon.data.session_texts import SessionText
+from antiphon.data.voices import SilentError, Synthesiser, Voice
+from antiphon.seeding import derive
+
+FORMAT = "antiphon-spoken/1"
+CHUNK = 8  # sentences a message
+Progress = Callable[[int, int], None]
+Said = Generator[tuple["Saying", "Spoken | str"], None, None]
+
+
+@dataclass(frozen=True)
+class Saying:
+    """A sentence for one voice; where that has nothing to say, the others are asked."""
+
+    id: str
+    split: str
+    session: str
+    spoken: str
+    written: str
+    voice: Voice
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """Who said it in the end, and the audio as FLAC."""
+
+    voice: Voice
+    audio: bytes
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RealSpeech:
+    """Utterances of a corpus that are taken over, each into some split."""
+
+    corpus: Corpus
+    chosen: tuple[tuple[Utterance, str], ...]
+
+
+@dataclass(frozen=True)
+class SpokenCorpus:
+    """A corpus of speech from text; `unsaid` no voice could say. Nothing was `said` now if it was there."""
+
+    corpus: Corpus
+    unsaid: tuple[Skipped, ...]
+    seconds: float  # of synthetic speech
+    said: int = 0
+    wall_seconds: float = 0.0
+
+
+def plan_sayings(
+    split: str, sessions: Sequence[SessionText], voices: Sequence[Voice], takes: int, seed: int
+) -> list[Saying]:
+    """Every sentence by so many different voices, drawn for each sentence."""
+    if not 1 <= takes <= len(voices):
+        raise ValueError(f"a sentence can be said by 1 to {len(voices)} voices, not by {takes}")
+    sayings = []
+    for session in sessions:
+        for number, sentence in enumerate(session.sentences):
+            draw = np.random.default_rng(derive(seed, "takes", split, session.name, sentence.written))
+            for take, place in enumerate(draw.permutation(len(voices))[:takes].tolist()):
+                id = f"tts-{split}-{session.name}-{number:05d}-{take}"
+                own = (id, split, session.name, sentence.spoken, sentence.written)
+                sayings.append(Saying(*own, voices[place]))
+    return sayings
+
+
+def say_in_order(
+    sayings: Sequence[Saying],
+    voices: Sequence[Voice],
+    engines: Mapping[str, Synthesiser],
+    num_workers: int,
+) -> Said:
+    """Every saying with its speech, or with the reason why no voice could say it."""
+    if num_workers == 1:
+        speaker = _Speaker(voices, engines)
+        yield from ((saying, speaker.say(saying)) for saying in sayings)
+        return
+    work = in_processes(
+        chunks(sayings, CHUNK),
+        _work,
+        num_workers,
+        "synthesising",
+        _start_worker,
+        tuple(voices),
+        dict(engines),
+    )
+    with closing(work):
+        for chunk, spoken in work:
+            yield from zip(chunk, spoken, strict=True)
+
+
+class _Speaker:
+    def __init__(self, voices: Sequence[Voice], engines: Mapping[str, Synthesiser]) -> None:
+        self.voices, self.engines = voices, engines
+
+    def say(self, saying: Saying) -> Spoken | str:
+        reason = ""
+        for voice in (saying.voice, *(other for other in self.voices if other != saying.voice)):
+            try:
+                samples = self.engines[voice.engine].say(saying.spoken, voice)
+            except SilentError as error:
+                reason = reason or str(error)
+                continue
+            samples = samples / max(1.0, float(np.abs(samples).max()))
+            return Spoken(voice, encode_flac(samples), len(samples) / SAMPLE_RATE)
+        return f"no voice can say it: {reason}"
+
+
+_speaker: _Speaker | None = None  # one in each worker process
+
+
+def _start_worker(voices: Sequence[Voice], engines: Mapping[str, Synthesiser]) -> None:
+    global _speaker
+    _speaker = _Speaker(voices, engines)
+
+
+def _work(sayings: list[Saying]) -> list[Spoken | str]:
+    assert _speaker is not None
+    return [_speaker.say(saying) for saying in sayings]
+
+
+def speak_corpus(
+    destination: str | Path,
+    sayings: Sequence[Saying],
+    voices: Sequence[Voice],
+    engines: Mapping[str, Synthesiser],
+    real: RealSpeech | None = None,
+    num_workers: int = 1,
+    progress: Progress = lambda done, total: None,
+) -> SpokenCorpus:
+    """The corpus of these sayings and this real speech: made, or opened where it is there already."""
+    destination = Path(destination)
+    digest = _digest(sayings, voices, engines, real)
+    if destination.exists():
+        return _open(destination, digest)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".speaking-", dir=destination.parent) as scratch:
+        with closing(_Source(Path(scratch) / "source")) as source:
+            if real is not None:
+                _write_real(source, real)
+            began = time.perf_counter()
+            with closing(say_in_order(sayings, voices, engines, num_workers)) as said:
+                unsaid, seconds = _write_spoken(source, said, len(sayings), progress)
+            wall_seconds = time.perf_counter() - began
+        alphabet = real.corpus.alphabet if real else None
+        options = ImportOptions(alphabet=alphabet, lowercase=False, max_seconds=3600.0)
+        import_corpus(Path(scratch) / "source", Path(scratch) / "corpus", options)
+        plan = {
+            "format": FORMAT,
+            "digest": digest,
+            "engines": {name: engine.version for name, engine in engines.items()},
+            "voices": [asdict(voice) for voice in voices],
+            "seconds": seconds,
+            "unsaid": [asdict(one) for one in unsaid],
+        }
+        (Path(scratch) / "corpus" / "plan.json").write_text(json.dumps(plan, indent=1) + "\n")
+        os.rename(Path(scratch) / "corpus", destination)
+    return SpokenCorpus(Corpus.open(destination), tuple(unsaid), seconds, len(sayings), wall_seconds)
+
+
+def _open(destination: Path, digest: str) -> SpokenCorpus:
+    try:
+        plan = json.loads((destination / "plan.json").read_text())
+    except (OSError, ValueError):
+        plan = {}
+    if plan.get("format") != FORMAT or plan.get("digest") != digest:
+        raise ValueError(
+            f"{destination} was not made of these texts, voices and speech: choose another folder"
+        )
+    unsaid = tuple(Skipped(**one) for one in plan["unsaid"])
+    return SpokenCorpus(Corpus.open(destination), unsaid, plan["seconds"])
+
+
+def _digest(
+    sayings: Sequence[Saying],
+    voices: Sequence[Voice],
+    engines: Mapping[str, Synthesiser],
+    real: RealSpeech | None,
+) -> str:
+    """Made of all that the corpus depends on."""
+    told = hashlib.sha256(FORMAT.encode())
+    used = {voice.engine for voice in voices} | {saying.voice.engine for saying in sayings}
+    parts: list[Any] = [{name: engine.version for name, engine in engines.items() if name in used}]
+    parts += [asdict(voice) for voice in voices] + [asdict(saying) for saying in sayings]
+    parts += [(utterance.to_json(), split) for utterance, split in (real.chosen if real else ())]
+    for part in parts:
+        told.update(json.dumps(part).encode() + b"\n")
+    return told.hexdigest()
+
+
+def _write_real(source: _Source, real: RealSpeech) -> None:
+    for number, (utterance, split) in enumerate(real.chosen):
+        row = {"id": utterance.id, "split": split, "speaker": utterance.speaker, "text": utterance.text}
+        audio = real.corpus.read_bytes(utterance)
+        source.add(f"real/{number:06d}.audio", {**row, "session": utterance.session}, audio)
+
+
+def _write_spoken(
+    source: _Source, said: Said, num_sayings: int, progress: Progress
+) -> tuple[list[Skipped], float]:
+    """Returns what no voice could say, and the seconds that were said."""
+    unsaid: list[Skipped] = []
+    seconds = 0.0
+    for done, (saying, spoken) in enumerate(said, 1):
+        if isinstance(spoken, str):
+            unsaid.append(Skipped(saying.id, saying.session, spoken))
+        else:
+            seconds += spoken.seconds
+            source.add(f"spoken/{done:06d}.flac", _row(saying, spoken), spoken.audio)
+        progress(done, num_sayings)
+    return unsaid, seconds
+
+
+def _row(saying: Saying, spoken: Spoken) -> dict[str, Any]:
+    return {
+        "id": saying.id,
+        "split": saying.split,
+        "speaker": spoken.voice.speaker,
+        "session": saying.session,
+        "text": saying.written,
+        "voice": asdict(spoken.voice),
+    }
+
+
+class _Source:
+    """A manifest and a tar in a folder, for the import."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.tar = tarfile.open(folder / "audio.tar", "w")  # noqa: SIM115 (closed by `close`)
+        self.manifest = open(folder / "manifest.jsonl", "w")  # noqa: SIM115
+
+    def add(self, path: str, row: Mapping[str, Any], content: bytes) -> None:
+        add_file(self.tar, path, content)
+        self.manifest.write(json.dumps({**row, "path": path}) + "\n")
+
+    def close(self) -> None:
+        self.tar.close()
+        self.manifest.close()
+
+
+def add_file(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    tar.addfile(info, BytesIO(content))

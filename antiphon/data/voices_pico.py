@@ -1,0 +1,41 @@
+"""SVOX Pico through `ttspico`, which brings its voices.
+
+A fresh engine says each sentence: one that has spoken would say it otherwise.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import numpy as np
+
+from antiphon.data.audio import SAMPLE_RATE
+from antiphon.data.voices import Voice, heard, no_voice
+
+VOICES = ("en-US", "en-GB")
+
+
+class Pico:
+    """A `Synthesiser`."""
+
+    voices = VOICES
+
+    def __init__(self) -> None:
+        try:
+            import ttspico  # noqa: F401
+        except ImportError:
+            raise ValueError("pico: pip install ttspico") from None
+
+    @property
+    def version(self) -> str:
+        return f"ttspico {version('ttspico')}"
+
+    def say(self, text: str, voice: Voice) -> np.ndarray:
+        import ttspico
+
+        if voice.name not in VOICES:
+            raise no_voice(voice, VOICES)
+        engine = ttspico.TtsEngine(voice.name)
+        engine.rate, engine.pitch = round(100 * voice.rate), round(100 * voice.pitch)
+        data = engine.speak(text) or b""
+        return heard(np.frombuffer(data, dtype=np.int16) / np.float32(32768), SAMPLE_RATE, voice)

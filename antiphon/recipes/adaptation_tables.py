@@ -1,0 +1,103 @@
+"""Session adaptation on LibriSpeech: Table 2 of the DGA paper (2021) with chapters of audiobooks as sessions.
+
+A session is a chapter of the test split. Its text is the rest of its book, as far as it was read for
+LibriSpeech: transcripts of other chapters, and of the same chapter what is not in the corpus. Of a book with
+several chapters in the test split the longest is tested, the others are text. The organisation's text is from
+novels of other authors. What shares 8 words in a row with a tested utterance is dropped, and counted
+(`antiphon.data.overlap`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.data.corpus import Corpus
+from antiphon.data.frontends import OnnxEncoder
+from antiphon.data.tokens import UnigramConfig
+from antiphon.models.transducer import TransducerConfig
+from antiphon.recipes.adaptation import adapted_speakers, organisation_run, parts, session_run
+from antiphon.recipes.experiment import Experiment, Run
+from antiphon.recipes.single import central
+from antiphon.recipes.speech import speech_transducer
+
+ROUNDS = 20
+
+
+def session_adaptation() -> Experiment:
+    """Adaptation by synthetic speech (DGA 2021, Table 2): organisation, sessions, encoder or decoder."""
+    base = speech_transducer()
+    assert isinstance(base.model, TransducerConfig)
+    names = [name for name, _ in base.model.build(1, 2).named_parameters()]
+    return replace(
+        base,
+        recipe="session-adaptation",
+        frontend=OnnxEncoder("encoder_model.onnx"),
+        tokens=UnigramConfig(256),
+        speakers=adapted_speakers(has_organisation=True),
+        runs={"seed": central("seed", rounds=100), **table_rows("seed", parts(names), ROUNDS)},
+    )
+
+
+def table_rows(start: str, part: Mapping[str, tuple[str, ...]], rounds: int) -> dict[str, Run]:
+    """The rows below the seed model: what is adapted to, and which part of the model is."""
+    decoder = part["decoder"]
+    federated = session_run("tenant-real", decoder, rounds)
+    assert isinstance(federated.algorithm, Rehearsed)
+    return {
+        "tenant-encoder": organisation_run(start, part["encoder"], "organisation", rounds),
+        "tenant-decoder": organisation_run(start, decoder, "organisation", rounds),
+        "tenant-real": organisation_run(start, decoder, "seed+organisation", rounds),
+        "sessions-alone": replace(federated, algorithm=federated.algorithm.inner),
+        "sessions-real": federated,
+        "sessions-real-all": session_run("tenant-real", part["all"], rounds),
+    }
+
+
+def write_texts(
+    manifest: Path, corpus: Corpus, novels: Path, folder: Path, num_sentences: int = 4000, seed: int = 0
+) -> dict[str, int]:
+    """Writes sessions/<chapter>.txt and organisation.txt; returns each session's number of sentences.
+
+    `manifest`: LibriSpeech's, with the fields split, session, book; `novels`: book, tab, sentence, gzipped.
+    """
+    with open(manifest) as lines:
+        sessions = session_sentences([json.loads(line) for line in lines], corpus)
+    (folder / "sessions").mkdir(parents=True, exist_ok=True)
+    for name, sentences in sessions.items():
+        (folder / "sessions" / f"{name}.txt").write_text("".join(f"{one}\n" for one in sentences))
+    with gzip.open(novels, "rt") as file:
+        lines_of = [line.rstrip("\n").partition("\t")[2] for line in file]
+    drawn = np.random.default_rng(seed).permutation(len(lines_of))[:num_sentences]
+    (folder / "organisation.txt").write_text(
+        "".join(f"{lines_of[place]}\n" for place in sorted(drawn.tolist()))
+    )
+    return {name: len(sentences) for name, sentences in sessions.items()}
+
+
+def session_sentences(rows: Iterable[Mapping[str, Any]], corpus: Corpus) -> dict[str, list[str]]:
+    """Chapter -> what else was read of its book, for the longest tested chapter of every book."""
+    tested: dict[str, set[str]] = defaultdict(set)
+    for utterance in corpus.utterances():
+        if utterance.split == "test":
+            tested[utterance.session].add(utterance.id)
+    by_book: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_book[row["book"]].append(row)
+    sessions = {}
+    for read in by_book.values():
+        chapters = sorted({row["session"] for row in read} & tested.keys())
+        if chapters:
+            longest = max(chapters, key=lambda chapter: len(tested[chapter]))
+            text = [row["text"] for row in read if row["id"] not in tested[longest]]
+            if text:
+                sessions[longest] = text
+    return sessions

@@ -1,0 +1,97 @@
+"""Session adaptation on LibriSpeech (docs/adaptation.md): the rows of Table 2, from a trained model.
+
+    python benchmarks/adaptation.py RUN --manifest librispeech/manifest.jsonl --corpus CORPUS \
+        --novels books_pd/pool.tsv.gz --work FOLDER
+
+Writes the text of sessions and organisation, speaks it, runs every row and writes results/adaptation.json:
+word errors of each session before and after. `--sessions`, `--rounds` and `--set` make it small enough for a
+CPU. What is in --work already is gone on with. The recipe `session-adaptation` has the same rows after a seed
+model of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common import argument_parser, print_table, write_result
+
+from antiphon import config, screen
+from antiphon.data.corpus import Corpus
+from antiphon.data.session_texts import LEAK
+from antiphon.recipes import adaptation
+from antiphon.recipes.adaptation_tables import table_rows, write_texts
+from antiphon.recipes.launch import run_experiment
+from antiphon.recipes.session_report import session_errors
+
+
+def main() -> None:
+    args = arguments()
+    num_cores, runs = os.cpu_count() or 1, args.work / "runs"
+    seed, corpus = adaptation.Seed.open(args.run), Corpus.open(args.corpus)
+    speaking = config.override(adaptation.Speaking(), args.speak)
+    texts = args.work / "texts"
+    there = write_texts(args.manifest, corpus, args.novels, texts, args.sentences)
+    paths = [texts / "sessions" / f"{name}.txt" for name in args.sessions or there]
+    found = adaptation.read_texts(seed, paths, [texts / "organisation.txt"], corpus, speaking)
+    skipped = [one for text in (*found.sessions, *found.organisation) for one in text.skipped]
+    dropped = sum(one.reason == LEAK for one in skipped)
+    print(f"{dropped} sentences share 8 words in a row with a tested utterance and are dropped")
+    with screen.bar("synthesis") as progress:
+        spoken, real = adaptation.make_corpus(
+            args.work / "corpus", found, corpus, speaking, num_cores, progress
+        )
+    names = adaptation.parts([name for name, _ in seed.blueprint.build(2).named_parameters()])
+    one = adaptation.adapted_experiment(seed, True, "all", args.rounds)
+    rows = table_rows(str(seed.folder), names, args.rounds)
+    experiment = replace(one, recipe="session-adaptation", seed=args.seed, runs=rows)
+    experiment = config.override(experiment, args.settings)
+    with screen.Terminal() as terminal:
+        adaptation.compute_features(seed, spoken, real, num_cores, terminal.features)
+        resume = (runs / "experiment.json").exists()
+        data = spoken.corpus.path
+        run_experiment(experiment, data, runs, resume, False, args.device, 1, terminal, args.only)
+    result = {
+        **collect(runs, list(experiment.chosen(args.only))),
+        "sessions": {t.name: {"sentences": len(t.sentences), "words": t.num_words} for t in found.sessions},
+        "organisation_words": sum(text.num_words for text in found.organisation),
+        "synthetic_seconds": spoken.seconds,
+        "dropped_for_overlap": dropped,
+        "settings": [*args.speak, *args.settings, f"rounds={args.rounds}", f"seed={args.seed}"],
+    }
+    print_table(("row", "WER %"), [(name, f"{wer:.2f}") for name, wer in result["wer"].items()])
+    write_result(args, result)
+
+
+def collect(runs: Path, names: list[str]) -> dict[str, Any]:
+    """Word errors of the model that rows start from and of each row, by session and in all."""
+    errors = {"baseline": session_errors(runs / names[0], "start")}
+    errors |= {name: session_errors(runs / name, "best") for name in names}
+    wer = {
+        name: 100 * sum(wrong for wrong, _ in own.values()) / sum(words for _, words in own.values())
+        for name, own in errors.items()
+    }
+    return {"wer": wer, "errors": errors}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argument_parser(__doc__, "adaptation")
+    parser.add_argument("run", type=Path)
+    for name in ("manifest", "corpus", "novels", "work"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--sessions", nargs="*", default=[])
+    parser.add_argument("--sentences", type=int, default=4000, help="of the organisation's text")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", default=[], metavar="ROW")
+    parser.add_argument("--speak", nargs="*", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--set", nargs="*", default=[], dest="settings", metavar="KEY=VALUE")
+    parser.add_argument("--device", default="auto")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Speech from text: how many times faster than real time, for each engine that is installed.
+
+    python benchmarks/synthesis.py
+
+The same sentences by some voices of every engine, FLAC encoding included, in one process and in two.
+Processor seconds are those of this process and of the programs it starts; they hardly depend on who else uses
+the machine.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import time
+from contextlib import closing
+from typing import Any
+
+from common import parse_arguments, print_table, write_result
+
+from antiphon.data.engines import ENGINES, draw_voices
+from antiphon.data.session_texts import TextRules
+from antiphon.data.speaking import plan_sayings, say_in_order
+from antiphon.data.voices import Synthesiser, Voice
+
+GOAL = 20.0  # times real time on two cores
+TEXT = (
+    "The committee met on Tuesday to hear what had become of the railway. Nobody had read the report, though "
+    "all of them had an opinion about it. A letter from the company was read aloud, in which the delay was "
+    "explained by the weather. It was decided, after some discussion, to write to the minister again. The "
+    "chairman thanked those present and closed the meeting."
+)
+
+
+def processor_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def measure(name: str, engine: Synthesiser, voices: tuple[Voice, ...], num_workers: int) -> dict[str, float]:
+    """Seconds of speech over the seconds it took."""
+    sayings = plan_sayings("sessions", [TextRules(None).read("one", [TEXT])], voices, len(voices), seed=0)
+    began = time.perf_counter()
+    with closing(say_in_order(sayings, voices, {name: engine}, num_workers)) as said:
+        seconds = sum(0.0 if isinstance(spoken, str) else spoken.seconds for _, spoken in said)
+    return {"speech_seconds": seconds, "times_real_time": seconds / (time.perf_counter() - began)}
+
+
+def case(name: str, num_voices: int) -> dict[str, Any]:
+    engine = ENGINES[name]()
+    voices = draw_voices({name: engine}, num_voices, seed=0)
+    told = {"version": engine.version, "two": measure(name, engine, voices, 2)}
+    began = processor_seconds()
+    told["one"] = measure(name, engine, voices, 1)
+    del engine
+    gc.collect()  # programs that were kept running end, and their time is counted
+    used = processor_seconds() - began
+    told["times_real_time_per_processor"] = told["one"]["speech_seconds"] / used
+    return told
+
+
+def main() -> None:
+    arguments = parse_arguments(__doc__, "synthesis")
+    found, missing = {}, {}
+    for name in ENGINES:
+        try:
+            found[name] = case(name, 2 if arguments.quick else 8)
+        except ValueError as reason:
+            missing[name] = str(reason)
+    rows = [
+        (
+            name,
+            *(f"{own[which]['times_real_time']:.0f}" for which in ("one", "two")),
+            f"{own['times_real_time_per_processor']:.0f}",
+        )
+        for name, own in found.items()
+    ]
+    print_table(("engine", "one process, × real time", "two", "per processor second"), rows)
+    for name, reason in missing.items():
+        print(f"{name} is not installed: {reason}")
+    write_result(arguments, {"goal": GOAL, "engines": found, "missing": missing})
+
+
+if __name__ == "__main__":
+    main()

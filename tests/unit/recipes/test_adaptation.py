@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from world import World
+
+from antiphon.algorithms.central import Central
+from antiphon.core import Task, Update
+from antiphon.data.corpus import Corpus
+from antiphon.data.importing import import_corpus
+from antiphon.data.partition import BySession
+from antiphon.data.session_texts import Sentence, SessionText
+from antiphon.data.voices import SilentError, Voice
+from antiphon.recipes import recipe
+from antiphon.recipes.adaptation import (
+    Speaking,
+    Texts,
+    adapted_speakers,
+    choose_real,
+    draw_speech,
+    make_corpus,
+    parts,
+    scored_speech,
+)
+from antiphon.recipes.adaptation_tables import session_sentences
+from antiphon.recipes.experiment import Experiment, Run, Speakers
+
+
+def test_the_parts_of_a_model_are_patterns_that_cover_it_once() -> None:
+    names = ["encoder.a.weight", "prediction.embedding.weight", "from_encoder.bias", "output.weight"]
+    found = parts(names)
+    assert found["decoder"] == ("from_encoder.*", "output.*", "prediction.*")
+    assert found["joint"] == ("from_encoder.*", "output.*")
+    assert found["prediction"] == ("prediction.*",)
+    assert "joint" not in parts(["encoder.a.weight", "output.weight"])
+
+
+def test_real_speech_is_drawn_until_it_lasts_long_enough(world: World) -> None:
+    corpus = Corpus.open(world.corpus)
+    drawn = draw_speech(corpus, "pool", 3.0 / 3600, seed=1)
+    assert sum(u.seconds for u in drawn) >= 3.0 > sum(u.seconds for u in drawn[:-1])
+    assert len({u.id for u in drawn}) == len(drawn)
+    assert drawn == draw_speech(corpus, "pool", 3.0 / 3600, seed=1)
+    everything = draw_speech(corpus, "pool", 100.0, seed=1)
+    assert {u.id for u in everything} == {u.id for u in corpus.utterances() if u.split == "pool"}
+
+
+def test_a_session_is_tested_on_its_own_speech_where_there_is_any(world: World) -> None:
+    corpus = Corpus.open(world.corpus)
+    assert {u.session for u in scored_speech(corpus, ["s10", "slides"])} == {"s10"}
+    assert {u.session for u in scored_speech(corpus, ["slides"])} == {"s10", "s11"}
+    real = choose_real(corpus, ["s10"], Speaking(rehearse_hours=0.001, valid_hours=0.001))
+    assert {split for _, split in real.chosen} == {"rehearsal", "heldout", "test"}
+
+
+def test_a_corpus_without_a_split_that_is_needed_is_refused(world: World, tmp_path: Path) -> None:
+    from antiphon.data.candidates import ImportOptions
+
+    import_corpus(world.corpus.parent / "source", tmp_path / "c", ImportOptions(where={"split": "pool"}))
+    with pytest.raises(ValueError, match="has no split 'heldout'"):
+        choose_real(Corpus.open(tmp_path / "c"), [], Speaking())
+
+
+class Mute:
+    """An engine that never says anything."""
+
+    version = "1"
+    voices = ("nobody",)
+
+    def say(self, text: str, voice: Voice) -> np.ndarray:
+        raise SilentError("mute said nothing")
+
+
+def test_sessions_that_no_voice_can_say_are_refused(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("soundfile")
+    monkeypatch.setattr("antiphon.recipes.adaptation.find_engines", lambda names: {"mute": Mute()})
+    texts = Texts((SessionText("one", (Sentence("A.", "a"),)),), (), frozenset())
+    with pytest.raises(
+        ValueError, match="no voice can say anything of the sessions: no voice can say it: mute"
+    ):
+        make_corpus(tmp_path / "c", texts, Corpus.open(world.corpus), Speaking(num_voices=2))
+
+
+def test_speakers_of_named_splits_are_server_clients_and_organisation(world: World) -> None:
+    """Pool as rehearsal, test as sessions: who is who does not depend on the names."""
+    who = Speakers(pool="test", valid="heldout", test="heldout", server="pool", organisation="heldout")
+    groups = who.groups(world.store)
+    for name, split in {"seed": "pool", "federated": "test", "organisation": "heldout"}.items():
+        np.testing.assert_array_equal(groups[name], world.store.where(split))
+    assert set(groups["both"]) == {*world.store.where("pool"), *world.store.where("test")}
+    clients = BySession()(world.store, groups["federated"], seed=0)
+    for client, indices in clients.items():
+        assert {f"session/{world.store.session(i)}" for i in indices} == {client}
+
+
+def test_data_of_an_organisation_needs_one() -> None:
+    with pytest.raises(ValueError, match="data is seed or federated or both, not 'organisation'"):
+        Experiment(runs={"one": Run(data="organisation", start="")})
+    Experiment(speakers=adapted_speakers(True), runs={"one": Run(data="seed+organisation", start="")})
+
+
+def test_central_training_of_a_part_leaves_the_rest_alone(world: World) -> None:
+    class Moved:
+        """A pool that adds one to whatever it is sent."""
+
+        def reduce(self, task: Task, cohort: object, weigh: object) -> Update:
+            from antiphon.core import Report
+
+            mean = {name: tensor + 1 for name, tensor in task.tensors.items()}
+            return Update(mean, reports=(Report("all", {"num_steps": 1.0}),))
+
+    params = world.params()
+    algorithm = Central(trainable=("output.*",))
+    after, _ = algorithm.round(algorithm.init(params), ["all"], Moved())  # type: ignore[arg-type]
+    assert list(after.params) == list(params)
+    for name, value in params.items():
+        assert bool((after.params[name] == value + (1 if name.startswith("output.") else 0)).all())
+    with pytest.raises(ValueError, match="decoder"):
+        Central(trainable=("decoder.*",)).init(params)
+
+
+def test_the_table_s_rows_start_from_what_they_continue() -> None:
+    rows = recipe("session-adaptation").runs
+    assert {name: run.start for name, run in rows.items()} == {
+        "seed": "",
+        "tenant-encoder": "seed",
+        "tenant-decoder": "seed",
+        "tenant-real": "seed",
+        "sessions-alone": "tenant-real",
+        "sessions-real": "tenant-real",
+        "sessions-real-all": "tenant-real",
+    }
+
+
+def test_a_session_s_text_is_the_rest_of_its_book_and_never_what_is_tested(world: World) -> None:
+    corpus = Corpus.open(world.corpus)
+    tested = [u for u in corpus.utterances() if u.split == "test"]
+    own = [{"id": u.id, "session": u.session, "book": "b", "text": u.text} for u in tested]
+    more = [
+        {"id": "x1", "session": "s10", "book": "b", "text": "same chapter"},
+        {"id": "x2", "session": "other", "book": "b", "text": "other chapter"},
+        {"id": "x3", "session": "s99", "book": "another", "text": "another book"},
+    ]
+    longest = max(("s10", "s11"), key=lambda name: sum(u.session == name for u in tested))
+    found = session_sentences([*own, *more], corpus)
+    assert list(found) == [longest]
+    rest = [u.text for u in tested if u.session != longest]
+    assert sorted(found[longest]) == sorted([*rest, "same chapter", "other chapter"])
+    assert not {u.id for u in tested if u.session == longest} & {"x1", "x2"}
