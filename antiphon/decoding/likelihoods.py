@@ -1,9 +1,8 @@
 """ln p(text | speech) of given texts: what one recogniser thinks of another's hypotheses.
 
-The likelihood is summed over all alignments of a text's tokens, as in training. What does not depend on the
-text is computed once: the frames, for CTC and transducers. A transducer's prediction network sees the last
-few tokens only, and the hypotheses of a list share most of them, so the joint network is asked once for every
-context and next token that occurs anywhere in the list.
+The likelihood is summed over all alignments of a text's tokens, as in training. The speech is heard once for
+all texts. A transducer's prediction network sees the last few tokens only, and the hypotheses of a list share
+most of them, so the joint network is asked once for every context and next token that occurs in the list.
 """
 
 from __future__ import annotations
@@ -17,47 +16,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from antiphon.data.batches import Batch
-from antiphon.models.ctc import Framewise
 from antiphon.models.joint import next_log_probs
 from antiphon.models.model import Model
 from antiphon.models.rnnt_loss import rnnt_losses
 from antiphon.models.transducer import Transducer
 
 IMPOSSIBLE = -1e4  # ln p of a text without an alignment: finite, so that a weight of 0 leaves it out
-TEXTS = 16  # at a time, where every text needs a forward pass of its own
 
 
 @torch.inference_mode()
 def likelihoods(model: Model, batch: Batch, texts: Sequence[Sequence[int]]) -> np.ndarray:
     """ln p of each of these texts, as tokens, in the one utterance of the batch: [n]. Call `eval()` first."""
     assert len(batch) == 1
-    if isinstance(model, Framewise):
-        outputs = model(batch)
-        losses = model.score(_repeated(outputs, len(texts)), _with_texts(batch, texts))
-    elif isinstance(model, Transducer):
-        losses = _transducer_losses(model, batch, texts)
-    else:
-        parts = [texts[first : first + TEXTS] for first in range(0, len(texts), TEXTS)]
-        losses = torch.cat([model.losses(_with_texts(batch, part)) for part in parts])
-    return np.maximum(-losses.double().cpu().numpy(), IMPOSSIBLE)
-
-
-def _with_texts(batch: Batch, texts: Sequence[Sequence[int]]) -> Batch:
-    """The utterance once for each text."""
     tokens, token_lengths = _padded(texts, batch.features.device)
-    features, feature_lengths = _repeated((batch.features, batch.feature_lengths), len(texts))
-    return replace(
-        batch,
-        features=features,
-        feature_lengths=feature_lengths,
-        tokens=tokens,
-        token_lengths=token_lengths,
-        indices=batch.indices * len(texts),
-    )
-
-
-def _repeated(tensors: Sequence[Tensor], num_times: int) -> tuple[Tensor, ...]:
-    return tuple(tensor.expand(num_times, *tensor.shape[1:]) for tensor in tensors)
+    if isinstance(model, Transducer):
+        losses = _transducer_losses(model, batch, tokens, token_lengths)
+    else:
+        losses = model.losses(replace(batch, tokens=tokens, token_lengths=token_lengths))
+    return np.maximum(-losses.double().cpu().numpy(), IMPOSSIBLE)
 
 
 def _padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -69,10 +45,9 @@ def _padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tenso
     return tokens.to(device), lengths.to(device)
 
 
-def _transducer_losses(model: Transducer, batch: Batch, texts: Sequence[Sequence[int]]) -> Tensor:
+def _transducer_losses(model: Transducer, batch: Batch, tokens: Tensor, token_lengths: Tensor) -> Tensor:
     """As `Transducer.losses` has them, of many texts of one utterance."""
     frames, lengths = model.listen(batch)
-    tokens, token_lengths = _padded(texts, frames.device)
     size = model.config.context
     contexts = F.pad(tokens, (size, 0)).unfold(1, size, 1)
     nodes = torch.cat(
@@ -85,4 +60,4 @@ def _transducer_losses(model: Transducer, batch: Batch, texts: Sequence[Sequence
     blank, label = next_log_probs(frames, states, weight, bias, unique[None, :, -1])
     places = places.view(nodes.shape[:2])
     blank, label = blank[0, :, places].transpose(0, 1), label[0, :, places[:, :-1]].transpose(0, 1)
-    return rnnt_losses(blank, label, lengths.expand(len(texts)), token_lengths)
+    return rnnt_losses(blank, label, lengths.expand(len(tokens)), token_lengths)
