@@ -168,8 +168,9 @@ class Experiment:
             )
         if run.start in known and self.model_of(name) != self.model_of(run.start):
             raise ValueError(f"run {name!r} starts from {run.start!r}, which has another model")
-        if run.data not in (choices := self._data()):
-            raise ValueError(f"run {name!r}: data is {' or '.join(choices)}, not {run.data!r}")
+        *others, last = self._data()
+        if run.data not in (*others, last):
+            raise ValueError(f"run {name!r}: data is {', '.join(others)} or {last}, not {run.data!r}")
         if isinstance(run.algorithm, Central) and run.clients != Iid(1):
             raise ValueError(f"run {name!r}: central training has one client, clients must be iid, parts 1")
 
