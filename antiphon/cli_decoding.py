@@ -72,7 +72,10 @@ def rescore_command(
     models = dict(named_model(text) for text in lm)
     hearers = dict(named_hearer(text, data, device) for text in recogniser)
     columns = columns_for([*models, *hearers], numbers_of("--weight", weight), search)
-    lists = tabulate(united([list(read_nbest(path)) for path in nbest]), models, hearers)
+    entries = united([list(read_nbest(path)) for path in nbest])
+    for wanted in filter(None, (split, tune_on)):
+        check_split(entries, wanted)
+    lists = tabulate(entries, models, hearers)
     scored = of_split(lists, split) if split else lists
     if tune_on or all(column.step == 0 for column in columns):
         weights = tune(of_split(lists, tune_on), columns) if tune_on else {c.name: c.weight for c in columns}
@@ -155,12 +158,16 @@ def numbers_of(option: str, texts: Sequence[str]) -> dict[str, float]:
     return numbers
 
 
+def check_split(entries: Sequence[NBest], split: str) -> None:
+    """Refuses a split that no list is of."""
+    there = sorted({str(entry.split) for entry in entries})
+    if split not in there:
+        raise ValueError(f"no lists of split {split!r}: there are {', '.join(there)}")
+
+
 def of_split(lists: Lists, split: str) -> Lists:
-    places = [place for place, entry in enumerate(lists.entries) if entry.split == split]
-    if not places:
-        there = ", ".join(sorted({str(entry.split) for entry in lists.entries}))
-        raise ValueError(f"no lists of split {split!r}: there are {there}")
-    return lists.of(places)
+    check_split(lists.entries, split)
+    return lists.of([place for place, entry in enumerate(lists.entries) if entry.split == split])
 
 
 def _table(lists: Lists, choices: Mapping[str, np.ndarray]) -> Table:
