@@ -23,7 +23,7 @@ from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, hierar
 from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.rehearsal import SERVER_CLIENT, Rehearsed
 from antiphon.algorithms.robust import GeometricMedian
-from antiphon.algorithms.self_training import CurrentModel, MovingAverage, SelfTrained
+from antiphon.algorithms.self_training import MovingAverage, SelfTrained
 from antiphon.clients.client import Bench
 from antiphon.clients.stacked import StackedWorker
 from antiphon.clients.worker import SpeechWorker
@@ -178,9 +178,10 @@ ALGORITHMS: dict[str, Case] = {
     "pruned": Case(FederatedPruning(dga(LOCAL), every=1, fine_tune_from=3, structure=STRUCTURE)),
     "subspace": Case(FedAvg(LOCAL, server=Adam(), trainable=("encoder.*",))),
     "rehearsed subspace": Case(Rehearsed(FedAvg(LOCAL, trainable=("output.*",)), LocalTraining(steps=1))),
-    "self-trained": Case(SelfTrained(dga(LOCAL, beta=2.0), HEARD, MovingAverage(0.5)), labelled=False),
-    "self-trained, rehearsed": Case(
-        SelfTrained(Rehearsed(dga(LOCAL), LocalTraining(steps=2)), HEARD, CurrentModel(every=2)),
+    "self-trained": Case(
+        SelfTrained(
+            Rehearsed(dga(LOCAL, beta=2.0), LocalTraining(steps=2)), HEARD, MovingAverage(0.5, every=2)
+        ),
         labelled=False,
     ),
     "central subspace": Case(

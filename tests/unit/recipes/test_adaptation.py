@@ -98,7 +98,7 @@ def test_speakers_of_named_splits_are_server_clients_and_organisation(world: Wor
 
 
 def test_data_of_an_organisation_needs_one() -> None:
-    with pytest.raises(ValueError, match="data is seed or federated or both, not 'organisation'"):
+    with pytest.raises(ValueError, match="data is seed, federated or both, not 'organisation'"):
         Experiment(runs={"one": Run(data="organisation", start="")})
     Experiment(speakers=adapted_speakers(True), runs={"one": Run(data="seed+organisation", start="")})
 
