@@ -69,12 +69,12 @@ def rescore_command(
     out: Annotated[Path | None, typer.Option(help="Write the lists, best first, with all parts.")] = None,
 ) -> None:
     """Rank N-best lists anew with other models: word error rates before, after, and of the oracle."""
-    models = dict(named_model(text) for text in lm)
-    hearers = dict(named_hearer(text, data, device) for text in recogniser)
-    columns = columns_for([*models, *hearers], numbers_of("--weight", weight), search)
     entries = united([list(read_nbest(path)) for path in nbest])
     for wanted in filter(None, (split, tune_on)):
         check_split(entries, wanted)
+    models = dict(named_model(text) for text in lm)
+    hearers = dict(named_hearer(text, data, device) for text in recogniser)
+    columns = columns_for([*models, *hearers], numbers_of("--weight", weight), search)
     lists = tabulate(entries, models, hearers)
     scored = of_split(lists, split) if split else lists
     if tune_on or all(column.step == 0 for column in columns):
@@ -93,14 +93,9 @@ def rescore_command(
         screen.console.print(f"wrote {out}")
 
 
-def load_sentence_model(path: Path, device: str = "cpu") -> SentenceModel:
-    """A neural model (on that device), an n-gram folder or an ARPA file."""
-    from antiphon.models import neural_lm
-
-    return neural_lm.load_sentence_model(path, device)
-
-
 def named_model(text: str) -> tuple[str, SentenceModel]:
+    from antiphon.models.neural_lm import load_sentence_model
+
     name, path = named_path(text)
     return name, load_sentence_model(path)
 

@@ -44,7 +44,7 @@ def main() -> None:
         spoken, real = adaptation.make_corpus(
             args.work / "corpus", found, corpus, speaking, num_cores, progress
         )
-    names = adaptation.parts([name for name, _ in seed.blueprint.build(2).named_parameters()])
+    names = adaptation.parts([name for name, _ in seed.blueprint.build(seed.tokens.size).named_parameters()])
     one = adaptation.adapted_experiment(seed, True, "all", args.rounds)
     rows = table_rows(str(seed.folder), names, args.rounds)
     experiment = replace(one, recipe="session-adaptation", seed=args.seed, runs=rows)

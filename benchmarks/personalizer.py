@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from common import argument_parser, print_table, write_result
 
-from antiphon.cli_decoding import load_sentence_model
 from antiphon.clients.personalizer import Personalizer
 from antiphon.decoding.hypothesis import Hypothesis, NBest, read_nbest
 from antiphon.models.kneser_ney import estimate
+from antiphon.models.neural_lm import load_sentence_model
 from antiphon.models.ngram import SentenceModel
 from antiphon.models.unigram import Unigram, estimate_unigram
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,11 @@ import numpy as np
 import torch
 from common import RESULTS, print_table
 from pruning_plots import DENSE, draw_plots, way_of
-from seeds import Trained, check_seeds, error_rate, over_seeds, pooled_errors
+from seeds import Trained, check_seeds, compared, error_rate, to_json
 
 from antiphon.decoding.greedy import recognise
 from antiphon.recipes.listing import Hearer
 from antiphon.report.formatting import NONE, signed
-from antiphon.report.statistics import Interval, relative_interval
 
 SMALL = "small"
 TURNS, SECONDS = 5, 120.0
@@ -41,30 +40,11 @@ def sparsity_of(config: Mapping[str, Any]) -> float | None:
     return None if pruning is None else float(pruning["sparsity"])
 
 
-def check_dense(seeds: Sequence[Trained]) -> None:
-    for one in seeds:
-        if DENSE not in one.runs:
-            raise ValueError(f"{one.path}: {DENSE!r} has not been scored; others are compared with it")
-
-
-def measure(seeds: Sequence[Trained], name: str) -> dict[str, Any]:
-    """Figures of one run, over the seeds with which it has been scored."""
-    having = [one for one in seeds if name in one.runs]
-    runs = [one.runs[name] for one in having]
-    split = having[0].config["speakers"]["test"]
-    errors, dense = (pooled_errors([one.runs[n] for one in having], split)[0] for n in (name, DENSE))
-    return {
-        "sparsity": sparsity_of(runs[0].about["config"]),
-        "wer": over_seeds([run.evaluations[split]["best"].overall.words.rate for run in runs]),
-        "relative_to_dense": relative_interval(errors, dense),
-    }
-
-
 def print_rows(rows: Mapping[str, Any]) -> None:
     others = {name: found for name, found in rows.items() if found["sparsity"] is None}
     print_table(
         ["run", "WER %", "relative to dense, %"],
-        [[n, error_rate(f["wer"]), NONE if n == DENSE else signed(f["relative_to_dense"], 1)]
+        [[n, error_rate(f["wer"]), NONE if n == DENSE else signed(f["relative_to_baseline"], 1)]
          for n, f in others.items()],
     )  # fmt: skip
     sparsities = sorted({found["sparsity"] for found in rows.values()} - {None})
@@ -82,7 +62,7 @@ def _wer(found: Mapping[str, Any] | None) -> str:
 
 
 def _relative(found: Mapping[str, Any] | None) -> str:
-    return NONE if found is None else signed(found["relative_to_dense"], 1)
+    return NONE if found is None else signed(found["relative_to_baseline"], 1)
 
 
 def print_speed(rows: Mapping[str, Any], factors: Mapping[str, float]) -> None:
@@ -122,11 +102,14 @@ def main() -> None:
     options = parser.parse_args()
     seeds = [Trained.load(path) for path in options.experiments]
     try:
-        check_seeds(seeds)
-        check_dense(seeds)
+        check_seeds(seeds, DENSE)
     except ValueError as error:
         parser.error(str(error))
-    rows = {name: measure(seeds, name) for name in seeds[0].config["runs"] if name in seeds[0].runs}
+    rows = {
+        name: {**compared(seeds, name, DENSE), "sparsity": sparsity_of(seeds[0].runs[name].about["config"])}
+        for name in seeds[0].config["runs"]
+        if name in seeds[0].runs
+    }
     print_rows(rows)
     factors: dict[str, float] = {}
     if options.speed:
@@ -146,12 +129,6 @@ def main() -> None:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(body, indent=1, default=to_json) + "\n")
-
-
-def to_json(value: Any) -> Any:
-    if isinstance(value, Interval):
-        return vars(value)
-    raise TypeError(f"{value!r} is not JSON")
 
 
 if __name__ == "__main__":

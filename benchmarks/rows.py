@@ -12,31 +12,20 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from common import RESULTS, print_table
-from seeds import Trained, check_seeds, error_rate, over_seeds, pooled_errors
+from seeds import Trained, check_seeds, compared, error_rate, to_json
 
 from antiphon.report.formatting import NONE, percent, signed
-from antiphon.report.statistics import relative_interval
 
 
-def measure(seeds: Sequence[Trained], name: str, baseline: str) -> dict[str, Any]:
-    """Figures of one run, over the seeds with which it has been scored."""
-    having = [one for one in seeds if name in one.runs]
-    split = having[0].config["speakers"]["test"]
-    scores = [one.runs[name].evaluations[split]["best"].overall for one in having]
-    errors, others = (pooled_errors([one.runs[n] for one in having], split)[0] for n in (name, baseline))
-    change = relative_interval(errors, others)
-    return {
-        "seeds": [one.config["seed"] for one in having],
-        "wer": over_seeds([score.words.rate for score in scores]),
-        "cer": over_seeds([score.characters.rate for score in scores]),
-        "relative_to_baseline": vars(change) if change else None,
-        "change": signed(change, 1) if name != baseline else NONE,
-    }
+def cells(name: str, row: Mapping[str, Any], is_baseline: bool) -> list[str]:
+    by_seed = " ".join(map(percent, row["wer"]["by_seed"]))
+    change = NONE if is_baseline else signed(row["relative_to_baseline"], 1)
+    return [name, error_rate(row["wer"]), by_seed, error_rate(row["cer"]), change]
 
 
 def main() -> None:
@@ -47,22 +36,13 @@ def main() -> None:
     options = parser.parse_args()
     seeds = [Trained.load(path) for path in options.experiments]
     try:
-        check_seeds(seeds)
-        for one in seeds:
-            if options.baseline not in one.runs:
-                raise ValueError(f"{one.path}: {options.baseline!r} has not been scored: choose a --baseline")
+        check_seeds(seeds, options.baseline)
     except ValueError as error:
         parser.error(str(error))
     names = [name for name in seeds[0].config["runs"] if any(name in one.runs for one in seeds)]
-    rows = {name: measure(seeds, name, options.baseline) for name in names}
-    print_table(
-        ["run", "WER %", "by seed", "CER %", f"WER relative to {options.baseline}, %"],
-        [
-            [name, error_rate(row["wer"]), " ".join(map(percent, row["wer"]["by_seed"])),
-             error_rate(row["cer"]), row["change"]]
-            for name, row in rows.items()
-        ],
-    )  # fmt: skip
+    rows = {name: compared(seeds, name, options.baseline) for name in names}
+    head = ["run", "WER %", "by seed", "CER %", f"WER relative to {options.baseline}, %"]
+    print_table(head, [cells(name, row, name == options.baseline) for name, row in rows.items()])
     about = seeds[0].runs[options.baseline].about
     body = {
         "command": "python benchmarks/rows.py OUT..., after antiphon run for each seed",
@@ -72,7 +52,7 @@ def main() -> None:
     }
     out = options.out or RESULTS / f"{about['recipe']}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(body, indent=1) + "\n")
+    out.write_text(json.dumps(body, indent=1, default=to_json) + "\n")
 
 
 if __name__ == "__main__":

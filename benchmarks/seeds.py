@@ -13,7 +13,7 @@ import numpy as np
 
 from antiphon.report.formatting import bounds, percent
 from antiphon.report.run import RunFolder, read_json, runs_of
-from antiphon.report.statistics import Interval
+from antiphon.report.statistics import Interval, relative_interval
 
 # 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; beyond, the last is on the safe side.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -38,9 +38,12 @@ class Trained:
         return cls(path, config, scored)
 
 
-def check_seeds(experiments: Sequence[Trained]) -> None:
-    """Refuses experiments that have a seed twice, or differ in something else."""
+def check_seeds(experiments: Sequence[Trained], baseline: str) -> None:
+    """Refuses experiments without their baseline, that have a seed twice, or differ in something else."""
     first, *others = experiments
+    for one in experiments:
+        if baseline not in one.runs:
+            raise ValueError(f"{one.path}: {baseline!r} has not been scored; others are compared with it")
     seen = {first.config["seed"]: first.path}
     for one in others:
         if one.config["seed"] in seen:
@@ -49,6 +52,20 @@ def check_seeds(experiments: Sequence[Trained]) -> None:
         differing = [key for key in one.config if key != "seed" and one.config[key] != first.config.get(key)]
         if differing:
             raise ValueError(f"{one.path} and {first.path} differ in {', '.join(differing)}, not in seed")
+
+
+def compared(seeds: Sequence[Trained], name: str, baseline: str) -> dict[str, Any]:
+    """Error rates of a run over the seeds with which it has been scored, and beside those of another."""
+    having = [one for one in seeds if name in one.runs]
+    split = having[0].config["speakers"]["test"]
+    scores = [one.runs[name].evaluations[split]["best"].overall for one in having]
+    errors, others = (pooled_errors([one.runs[n] for one in having], split)[0] for n in (name, baseline))
+    return {
+        "seeds": [one.config["seed"] for one in having],
+        "wer": over_seeds([score.words.rate for score in scores]),
+        "cer": over_seeds([score.characters.rate for score in scores]),
+        "relative_to_baseline": relative_interval(errors, others),
+    }
 
 
 def over_seeds(rates: Sequence[float]) -> dict[str, Any]:
@@ -70,3 +87,10 @@ def pooled_errors(runs: Sequence[RunFolder], split: str) -> np.ndarray:
 def error_rate(figures: Mapping[str, Any]) -> str:
     interval = Interval(figures["mean"], *figures["interval"]) if figures["interval"] else None
     return f"{percent(figures['mean'])} {bounds(interval)}".strip()
+
+
+def to_json(value: Any) -> Any:
+    """Intervals as their fields."""
+    if isinstance(value, Interval):
+        return vars(value)
+    raise TypeError(f"{value!r} is not JSON")

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from common import argument_parser, print_table, write_result
+from decoding import greedy, name_of
 
-from antiphon.decoding.error_rate import Errors, word_errors
 from antiphon.decoding.fusion import Fusion
-from antiphon.decoding.greedy import recognise
 from antiphon.decoding.rescoring import tabulate
 from antiphon.decoding.tuning import Ranking
 from antiphon.models.arpa import load_ngram
@@ -33,9 +32,8 @@ def measure(hearer: Hearer, indices: np.ndarray, width: int, fusion: Fusion | No
     """Word error rates, and seconds for a second of speech."""
     seconds = float(hearer.store.seconds[indices].sum())
     began = time.perf_counter()
-    heard = recognise(hearer.recognizer.model, hearer.recognizer.tokens, hearer.store, indices, hearer.device)
+    errors = greedy(hearer, indices)
     taken = time.perf_counter() - began
-    errors = sum((word_errors(hearer.store.text(index), text) for index, text in heard.items()), Errors())
     found = {"greedy": {"wer": errors.rate, "real_time_factor": taken / seconds}}
     for name, ranking in {"beam": Ranking(), **({"ngram": Ranking(fusion)} if fusion else {})}.items():
         began = time.perf_counter()
@@ -75,7 +73,7 @@ def main() -> None:
     seconds = float(hearer.store.seconds[indices].sum())
     about = {"seconds": seconds, "width": arguments.width, "weights": weights}
     options = [
-        "/".join(arguments.run.resolve().parts[-2:]),
+        name_of(arguments.run),
         *([f"--lm {arguments.lm.name}"] if fusion else []),
     ]
     write_result(arguments, {**about, "symbols": results}, *options)

@@ -29,11 +29,12 @@ from typing import Any
 import numpy as np
 from common import RESULTS, print_table
 from seeds import Trained, check_seeds, error_rate, over_seeds, pooled_errors
+from seeds import to_json as seeds_to_json
 from table1_plots import draw_plots
 
 from antiphon.report.formatting import NONE, percent, plural, signed
 from antiphon.report.run import RunFolder
-from antiphon.report.statistics import Interval, difference_interval, round_of_best, round_to_target
+from antiphon.report.statistics import difference_interval, round_of_best, round_to_target
 
 
 @dataclass(frozen=True)
@@ -134,11 +135,9 @@ def by_condition(experiments: Sequence[Trained], baseline: str) -> dict[str, lis
     """Experiments of the same corruption; they must differ in nothing else but the seed."""
     groups: dict[str, list[Trained]] = {}
     for one in experiments:
-        if baseline not in one.runs:
-            raise ValueError(f"{one.path}: {baseline!r} has not been scored; it sets the rounds to compare")
-        group = groups.setdefault(condition_of(one.config["corruption"]), [])
-        group.append(one)
-        check_seeds(group)
+        groups.setdefault(condition_of(one.config["corruption"]), []).append(one)
+    for group in groups.values():
+        check_seeds(group, baseline)
     return groups
 
 
@@ -223,9 +222,7 @@ def print_condition(condition: str, rows: Mapping[str, Any], seeds: Sequence[Tra
 
 
 def to_json(value: Any) -> Any:
-    if isinstance(value, Reached | Interval):
-        return vars(value)
-    raise TypeError(f"{value!r} is not JSON")
+    return vars(value) if isinstance(value, Reached) else seeds_to_json(value)
 
 
 def main() -> None:

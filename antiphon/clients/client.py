@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from antiphon.core import Tensors
-from antiphon.data.batches import Batch, Utterances, plan_batches
+from antiphon.data.batches import Batch, Utterances, padded_tokens, plan_batches
 from antiphon.data.feeding import Feeder, feeder, sent
 from antiphon.data.tokens import Tokens
 from antiphon.kept import Kept, shrink
@@ -127,10 +127,7 @@ class Bench:
         num_texts = max(len(row) for row in rows)
         # One that has fewer guesses is filled up with empty ones that do not count.
         flat = [guess for row in rows for guess in (*row, *[Guess((), 0.0)] * (num_texts - len(row)))]
-        lengths = torch.tensor([len(guess.tokens) for guess in flat])
-        tokens = torch.zeros(len(flat), int(lengths.max()), dtype=torch.int64)
-        for row, guess in zip(tokens, flat, strict=True):
-            row[: len(guess.tokens)] = torch.tensor(guess.tokens, dtype=torch.int64)
+        tokens, lengths = padded_tokens([guess.tokens for guess in flat])
         weights = torch.tensor([guess.weight for guess in flat], dtype=batch.features.dtype)
         return replace(
             batch,

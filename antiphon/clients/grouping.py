@@ -59,10 +59,10 @@ def grouped(plans: Sequence[Plan], footprint: Footprint, most: int) -> list[list
 
 
 def _costs(shapes: np.ndarray, footprint: Footprint) -> np.ndarray:
-    """Of groups of the first client, the first two, and so on; infinite where they do not fit the memory."""
+    """Of groups of the first client, the first two, and so on; infinite where more than one do not fit."""
     largest = np.maximum.accumulate(shapes)
     at_work = np.cumsum(shapes[:, :, 0] > 0, axis=0)
     costs = (LAUNCH + at_work * largest.prod(axis=2)).sum(axis=1).astype(float)
-    costs[~footprint.fits(np.arange(1, len(shapes) + 1), largest)] = np.inf
-    costs[0] = min(costs[0], np.finfo(float).max)
+    fits = footprint.fits(np.arange(1, len(shapes) + 1), largest)
+    costs[1:][~fits[1:]] = np.inf
     return costs

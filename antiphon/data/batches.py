@@ -99,6 +99,19 @@ def repeated(values: Tensor, times: int) -> Tensor:
     return values[:, None].expand(-1, times, *values.shape[1:]).flatten(0, 1)
 
 
+def padded_tokens(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Texts side by side, zeros after the shorter ones [n, U], and how many tokens are real [n].
+
+    >>> padded_tokens([[5, 6], [], [7]])[0].tolist()
+    [[5, 6], [0, 0], [7, 0]]
+    """
+    lengths = [len(text) for text in texts]
+    tokens = np.zeros((len(texts), max(lengths)), dtype=np.int64)
+    for row, text in zip(tokens, texts, strict=True):
+        row[: len(text)] = text
+    return torch.from_numpy(tokens), torch.tensor(lengths)
+
+
 def collate(
     store: Utterances, indices: Sequence[int] | np.ndarray, encode: Callable[[str], list[int]]
 ) -> Batch:
@@ -109,17 +122,14 @@ def collate(
     places = tuple(int(index) for index in indices)
     assert places, "a batch needs an utterance"
     texts = [encode(store.text(place)) if place >= 0 else [] for place in places]
-    token_lengths = torch.tensor([len(text) for text in texts])
+    tokens, token_lengths = padded_tokens(texts)
     feature_lengths = torch.tensor([int(store.num_frames[place]) if place >= 0 else 1 for place in places])
     features = np.zeros((len(places), int(feature_lengths.max()), store.dim), dtype=np.float32)
-    tokens = np.zeros((len(places), int(token_lengths.max())), dtype=np.int64)
-    for row, (place, text) in enumerate(zip(places, texts, strict=True)):
-        if place < 0:
-            continue
-        frames = store.features(place)
-        features[row, : len(frames)] = frames
-        tokens[row, : len(text)] = text
-    return Batch(torch.from_numpy(features), feature_lengths, torch.from_numpy(tokens), token_lengths, places)
+    for row, place in enumerate(places):
+        if place >= 0:
+            frames = store.features(place)
+            features[row, : len(frames)] = frames
+    return Batch(torch.from_numpy(features), feature_lengths, tokens, token_lengths, places)
 
 
 def plan_batches(

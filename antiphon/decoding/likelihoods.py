@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphon.data.batches import Batch
+from antiphon.data.batches import Batch, padded_tokens
 from antiphon.models.joint import next_log_probs
 from antiphon.models.model import Model
 from antiphon.models.rnnt_loss import rnnt_losses
@@ -28,21 +28,12 @@ IMPOSSIBLE = -1e4  # ln p of a text without an alignment: finite, so that a weig
 def likelihoods(model: Model, batch: Batch, texts: Sequence[Sequence[int]]) -> np.ndarray:
     """ln p of each of these texts, as tokens, in the one utterance of the batch: [n]. Call `eval()` first."""
     assert len(batch) == 1
-    tokens, token_lengths = _padded(texts, batch.features.device)
+    tokens, token_lengths = (tensor.to(batch.features.device) for tensor in padded_tokens(texts))
     if isinstance(model, Transducer):
         losses = _transducer_losses(model, batch, tokens, token_lengths)
     else:
         losses = model.losses(replace(batch, tokens=tokens, token_lengths=token_lengths))
     return np.maximum(-losses.double().cpu().numpy(), IMPOSSIBLE)
-
-
-def _padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens [n, U] and how many are real [n]."""
-    lengths = torch.tensor([len(text) for text in texts])
-    tokens = torch.zeros(len(texts), int(lengths.max()), dtype=torch.int64)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)] = torch.tensor(text, dtype=torch.int64)
-    return tokens.to(device), lengths.to(device)
 
 
 def _transducer_losses(model: Transducer, batch: Batch, tokens: Tensor, token_lengths: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from antiphon.data.partition import BySession, Iid
 from antiphon.data.session_texts import SessionText, TextRules, read_session_texts
 from antiphon.data.speaking import Progress, RealSpeech, SpokenCorpus, plan_sayings, speak_corpus
 from antiphon.data.store import FeatureStore
-from antiphon.data.tokens import UNKNOWN, SavedTokensConfig, load_tokens
+from antiphon.data.tokens import UNKNOWN, SavedTokensConfig, Tokens, load_tokens
 from antiphon.decoding.recognizer import Blueprint, open_blueprint
 from antiphon.engine import Rounds
 from antiphon.local import LocalTraining
@@ -83,33 +83,32 @@ class Texts:
 
 @dataclass(frozen=True)
 class Seed:
-    """The model to be adapted: where it is, what it is made of, and the masks it was trained with."""
+    """The model to be adapted: where it is, what it is made of and spells in, the masks of its training."""
 
     folder: Path
     blueprint: Blueprint
+    tokens: Tokens
     augment: SpecAugment = field(default_factory=SpecAugment)
 
     @classmethod
     def open(cls, run: Path) -> Seed:
-        _, blueprint = open_blueprint(run)
+        model, blueprint = open_blueprint(run)
         about = run / "run.json"
         augment = SpecAugment()
         if about.exists():
             augment = config.from_dict(SpecAugment, json.loads(about.read_text())["config"]["augment"])
-        return cls(run.resolve(), blueprint, augment)
+        return cls(run.resolve(), blueprint, load_tokens(model), augment)
 
 
 def read_texts(
     seed: Seed, sessions: Sequence[Path], organisation: Sequence[Path], rehearse: Corpus, speaking: Speaking
 ) -> Texts:
     """All text, checked before any of it is said: none may be in the corpus's test speech."""
-    folder, _ = open_blueprint(seed.folder)
-    tokens = load_tokens(folder)
     rules = TextRules(
         rehearse.alphabet,
         speaking.wrapped,
         speaking.max_words,
-        holds=lambda written: UNKNOWN not in tokens.encode(written),
+        holds=lambda written: UNKNOWN not in seed.tokens.encode(written),
     )
     known = {word for u in rehearse.utterances() if u.split == POOL for word in u.text.split()}
     own = read_session_texts(sessions, rules)
@@ -208,8 +207,7 @@ def parts(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 def trained_parts(seed: Seed, part: str) -> tuple[str, ...]:
     """The patterns for `--train`: a part's name, or a pattern such as `encoder.layers.2.*`."""
-    tokens = load_tokens(open_blueprint(seed.folder)[0])
-    params = {name: p.detach() for name, p in seed.blueprint.build(tokens.size).named_parameters()}
+    params = {name: p.detach() for name, p in seed.blueprint.build(seed.tokens.size).named_parameters()}
     known = parts(list(params))
     if part in known:
         return known[part]

@@ -15,9 +15,8 @@ from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
 from antiphon.local import LocalTraining
 from antiphon.models.ctc import CtcConfig
-from antiphon.models.specaugment import SpecAugment
 from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.single import central
+from antiphon.recipes.single import ENCODER_MASKS, central
 from antiphon.schedule import Cosine
 from antiphon.server_opt import Adam
 
@@ -43,7 +42,7 @@ def librispeech() -> Experiment:
         recipe="librispeech",
         frontend=OnnxEncoder("encoder_model.onnx"),
         model=CtcConfig(),
-        augment=SpecAugment(num_time_masks=4, time_width=12, num_frequency_masks=2, frequency_width=40),
+        augment=ENCODER_MASKS,
         runs={
             "seed": central("seed", rounds=40),
             "central": central("both", rounds=80),

@@ -20,9 +20,8 @@ from antiphon.engine import Rounds
 from antiphon.local import LocalTraining
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
-from antiphon.models.specaugment import SpecAugment
 from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.single import central
+from antiphon.recipes.single import ENCODER_MASKS, central
 from antiphon.schedule import Cosine
 from antiphon.server_opt import Adam
 
@@ -58,7 +57,7 @@ def pruning_librispeech() -> Experiment:
         recipe="pruning-librispeech",
         frontend=OnnxEncoder("encoder_model.onnx"),
         model=CtcConfig(),
-        augment=SpecAugment(num_time_masks=4, time_width=12, num_frequency_masks=2, frequency_width=40),
+        augment=ENCODER_MASKS,
         runs={
             "pretrained": central("both", rounds=80),
             "dense": Run(inner, "both", start="pretrained", rounds=rounds),

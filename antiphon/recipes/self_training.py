@@ -42,9 +42,8 @@ from antiphon.labelling import Labelling, Ngram, TokenProbability
 from antiphon.local import LocalTraining
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
-from antiphon.models.specaugment import SpecAugment
 from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.single import central
+from antiphon.recipes.single import ENCODER_MASKS, central
 from antiphon.schedule import Cosine
 from antiphon.server_opt import Adam
 
@@ -77,7 +76,7 @@ def self_training() -> Experiment:
         recipe="self-training",
         frontend=OnnxEncoder("encoder_model.onnx"),
         model=CtcConfig(),
-        augment=SpecAugment(num_time_masks=4, time_width=12, num_frequency_masks=2, frequency_width=40),
+        augment=ENCODER_MASKS,
         runs={
             "seed": central("seed", rounds=40),
             "hard": run(SelfTrained(plain, Labelling(num=1, width=8), FrozenSeed())),

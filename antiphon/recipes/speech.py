@@ -17,13 +17,10 @@ from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.las import LasConfig
-from antiphon.models.specaugment import SpecAugment
 from antiphon.models.transducer import TransducerConfig
 from antiphon.recipes.experiment import Experiment, Run, Speakers
+from antiphon.recipes.single import ENCODER_MASKS
 from antiphon.schedule import Cosine
-
-# At 41.7 frames a second: a time mask hides up to 0.3 s, a frequency mask some of the encoder's values.
-AUGMENT = SpecAugment(num_time_masks=4, time_width=12, num_frequency_masks=2, frequency_width=40)
 
 
 def _central(
@@ -42,7 +39,7 @@ def _central(
         frontend=OnnxEncoder("encoder_model.onnx"),
         tokens=UnigramConfig(num_tokens),
         model=model,
-        augment=AUGMENT,
+        augment=ENCODER_MASKS,
         speakers=Speakers(seed_fraction=1.0),
         runs={"central": run},
     )

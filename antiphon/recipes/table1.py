@@ -46,9 +46,8 @@ from antiphon.data.partition import BySession, BySpeaker, Iid
 from antiphon.engine import Rounds
 from antiphon.local import LocalTraining
 from antiphon.models.ctc import CtcConfig
-from antiphon.models.specaugment import SpecAugment
 from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.single import central
+from antiphon.recipes.single import ENCODER_MASKS, central
 from antiphon.schedule import Linear
 from antiphon.server_opt import Adam
 from antiphon.weighting import ByNorm, SoftmaxLoss
@@ -105,7 +104,7 @@ def _experiment(name: str, runs: dict[str, Run]) -> Experiment:
         recipe=name,
         frontend=OnnxEncoder("encoder_model.onnx"),
         model=CtcConfig(),
-        augment=SpecAugment(num_time_masks=4, time_width=12, num_frequency_masks=2, frequency_width=40),
+        augment=ENCODER_MASKS,
         runs={"seed": central("seed", rounds=40), **runs},
     )
 

@@ -81,7 +81,7 @@ def test_rows_are_means_over_seeds_and_everything_is_drawn(
         rates = [wer_of(folder, run) for folder in folders]
         assert found["runs"][run]["wer"]["by_seed"] == pytest.approx(rates), run
         assert found["runs"][run]["wer"]["mean"] == pytest.approx(sum(rates) / 2), run
-    changes = [found["runs"][run]["relative_to_dense"]["estimate"] for run in CHOSEN]
+    changes = [found["runs"][run]["relative_to_baseline"]["estimate"] for run in CHOSEN]
     assert changes == pytest.approx([(place - 1) / 2.5 for place in range(7)])  # of 2 and 3 errors a speaker
     assert [found["runs"][run]["sparsity"] for run in CHOSEN] == [None] * 4 + [0.1, 0.5, 0.5]
     assert set(found["real_time_factors"]) == {"dense", "small", "weight-0.1", "weight-0.5", "adaptive-0.5"}

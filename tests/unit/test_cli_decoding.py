@@ -10,10 +10,11 @@ import typer
 from typer.testing import CliRunner
 from world import FRONTEND, MODELS
 
-from antiphon.cli_decoding import load_sentence_model, nbest_command, rescore_command
+from antiphon.cli_decoding import nbest_command, rescore_command
 from antiphon.cli_lm import lm_commands
 from antiphon.decoding.hypothesis import Hypothesis, NBest, read_nbest, write_nbest
 from antiphon.decoding.recognizer import Blueprint, Recognizer
+from antiphon.models.neural_lm import load_sentence_model
 from antiphon.recipes import listing
 
 TEXT = "the cat sat\nthe dog sat\na dog sat on the mat\nthe cat ran\n" * 5
