@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from antiphon.clients.client import Bench, Client
 from antiphon.clients.footprint import Footprint
-from antiphon.clients.grouping import Plan, grouped
+from antiphon.clients.grouping import Launch, Plan, launches
 from antiphon.clients.stacked import StackedWorker
 from antiphon.clients.train import clip, seed_of
 from antiphon.clients.worker import SpeechWorker
@@ -116,26 +116,25 @@ def limit(bench: Bench, case: Case, task: Task) -> Update:
 
 
 def count_padding(name: str, case: Case) -> None:
-    """Frames that are computed for one of speech, with the groups of a round and with one group of all."""
+    """Frames that are computed for one of speech, as they are launched and with one launch for each step."""
     bench = case.bench(torch.device("cpu"))
     clients = [Client(client, own, bench) for client, own in case.clients.items()]
     plans = [Plan(client, list(client.steps(case.local, 1))) for client in clients]
-    groups = grouped(plans, Footprint(), most=256)
     speech = sum(int(case.store.num_frames[step.indices].sum()) for plan in plans for step in plan.steps)
+    number_of_steps = range(max(len(plan.steps) for plan in plans))
+    at_work = [np.array([p for p, plan in enumerate(plans) if n < len(plan.steps)]) for n in number_of_steps]
+    ways = {
+        "one a step": [Launch(number, members) for number, members in enumerate(at_work)],
+        "as they are": list(launches(plans, Footprint(), most=256)),
+    }
     rows = []
-    for way, found in {"one group": [[plan for group in groups for plan in group]], "groups": groups}.items():
-        padded = sum(num_frames(group) for group in found)
-        rows.append([name, way, str([len(group) for group in found]), f"{padded / speech:.2f}"])
-    print_table(["case", "way", "clients", "frames for one of speech"], rows)
-
-
-def num_frames(group: Sequence[Plan]) -> int:
-    """Computed in all steps of a group, padding included."""
-    total = 0
-    for number in range(len(group[0].steps)):
-        at_work = [plan.shapes[number] for plan in group if number < len(plan.steps)]
-        total += len(at_work) * int(np.max(at_work, axis=0).prod())
-    return total
+    for way, found in ways.items():
+        padded = 0
+        for launch in found:
+            shapes = np.array([plans[place].shapes[launch.number] for place in launch.members])
+            padded += len(shapes) * int(shapes.max(axis=0).prod())
+        rows.append([name, way, str(len(found)), f"{padded / speech:.2f}"])
+    print_table(["case", "launches", "number", "frames for one of speech"], rows)
 
 
 def folded(worker: Worker, task: Task, names: list[str]) -> Update:

@@ -16,15 +16,16 @@ from antiphon.local import LocalTraining
 
 LONG = 512  # frames of the longer of two utterances that are measured; the other has a quarter
 FRAMES_PER_TOKEN = 8
-COPIES = 4  # of a client's parameters: themselves, gradients, update, and something to move them with
+COPIES = 4  # of a client's parameters in a launch: themselves, gradients, and something to move them with
+WAITING = 2  # of every client's: its parameters between launches, and its update
 SHARE = 0.7  # of the device's memory that stacked training may fill …
-HELD = 0.3  # … and of that, by updates that wait for their turn
+HELD = 0.3  # … and of that, by clients and updates that wait for their turn
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes: a client's update takes `update`, and while it is trained COPIES of that; an utterance of T
-    frames takes linear·T + quadratic·T². There are `room`.
+    """Bytes: a client's update takes `update`; WAITING of that as long as its round lasts, COPIES more while
+    it takes a step, and then an utterance of T frames takes linear·T + quadratic·T². There are `room`.
     """
 
     room: float = math.inf
@@ -33,24 +34,24 @@ class Footprint:
     quadratic: float = 0.0
 
     def fits(self, num_clients: np.ndarray, shapes: np.ndarray) -> np.ndarray:
-        """Whether groups of so many clients [groups] fit at every step.
+        """Whether launches of so many clients [launches] fit.
 
-        shapes [groups, steps, 2] are rows and frames of the largest client of each.
+        shapes [launches, 2] are rows and frames of the largest batch of each.
         """
-        rows, frames = shapes[..., 0].astype(float), shapes[..., 1].astype(float)
-        largest = (rows * (self.linear * frames + self.quadratic * frames**2)).max(axis=-1)
+        rows, frames = shapes[:, 0].astype(float), shapes[:, 1].astype(float)
+        largest = rows * (self.linear * frames + self.quadratic * frames**2)
         fits: np.ndarray = num_clients * (COPIES * self.update + largest) <= (1 - HELD) * self.room
         return fits
 
     def held(self, most: int) -> int:
-        """How many updates may wait at once, `most` at most and one at least."""
-        return int(max(1, min(most, HELD * self.room / self.update)))
+        """How many clients may be under way at once, `most` at most and one at least."""
+        return int(max(1, min(most, HELD * self.room / (WAITING * self.update))))
 
 
 def measure_footprint(bench: Bench, tensors: Tensors) -> Footprint:
     """Takes trial steps with stacked parameters; raises what a model that cannot be stacked raises.
 
-    Without a GPU memory is not measured: groups are then bounded by their number of clients alone.
+    Without a GPU memory is not measured: launches are then bounded by their number of clients alone.
     """
     frames = longest_trial(bench)
     if bench.device.type != "cuda":
@@ -83,10 +84,11 @@ def _trial(bench: Bench, tensors: Tensors, num_frames: int) -> float:
     batch = Batch(features, lengths, tokens, torch.full_like(lengths, tokens.shape[1]), (0, 0))
     keys = torch.zeros(2, dtype=torch.int32, device=bench.device)
     share = torch.ones(2, 1, dtype=dtype, device=bench.device)
+    members = torch.arange(2, device=bench.device)
     stack = Stack(bench, tensors, 2)
     cuda = bench.device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(bench.device)
     before = torch.cuda.memory_allocated(bench.device) if cuda else 0
-    stack.step(StackedBatch(batch, keys, share), LocalTraining())
+    stack.step(StackedBatch(batch, keys, share, members), LocalTraining())
     return (torch.cuda.max_memory_allocated(bench.device) - before) / 2 if cuda else 0.0

@@ -1,8 +1,8 @@
-"""Who is trained together: groups of stacked clients for which padding and launches cost least."""
+"""Who takes a step together: launches of stacked clients for which padding and launching cost least."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +11,7 @@ import numpy as np
 from antiphon.clients.client import Client, Step
 from antiphon.clients.footprint import Footprint
 
-# What launching one more step costs, as frames that could have been computed meanwhile: on an H200 a model of
+# What one more launch costs, as frames that could have been computed meanwhile: on an H200 a model of
 # 3 M parameters takes about 1 µs a frame, and the kernels of a step take about 15 ms to launch.
 LAUNCH = 15_000
 
@@ -34,35 +34,51 @@ class Plan:
         return np.array(found)
 
 
-def grouped(plans: Sequence[Plan], footprint: Footprint, most: int) -> list[list[Plan]]:
-    """Groups that fit the memory, clients with the most steps first; the same for the same plans.
+@dataclass(frozen=True)
+class Launch:
+    """Clients (their places among the plans) that take their step of this number at once."""
 
-    A step of n clients costs LAUNCH, and n · rows · frames of its largest batch, padding included. Few large
-    groups launch less, many small ones of similar clients pad less: of all ways to cut the ordered clients
-    into groups, dynamic programming finds the cheapest. A client that does not fit is a group all the same.
+    number: int
+    members: np.ndarray
+
+
+def launches(plans: Sequence[Plan], footprint: Footprint, most: int) -> Iterator[Launch]:
+    """All steps of all clients, first steps first; a launch fits the memory and has at most `most` clients.
+
+    Who shares a launch is found anew at every step: those whose batches are alike then.
     """
-    ordered = sorted(plans, key=lambda plan: (-len(plan.steps), *plan.shapes[0, ::-1], plan.client.id))
-    shapes = np.zeros((len(ordered), len(ordered[0].steps) if ordered else 0, 2), dtype=np.int64)
-    for place, plan in enumerate(ordered):
-        shapes[place, : len(plan.steps)] = plan.shapes
-    least = np.full(len(ordered) + 1, np.inf)  # of the first n clients
-    least[0], last_start = 0.0, np.zeros(len(ordered) + 1, dtype=np.int64)
-    for start, plan in enumerate(ordered):
-        costs = least[start] + _costs(shapes[start : start + most, : len(plan.steps)], footprint)
+    for number in range(max((len(plan.steps) for plan in plans), default=0)):
+        at_work = np.array([place for place, plan in enumerate(plans) if number < len(plan.steps)])
+        shapes = np.stack([plans[place].shapes[number] for place in at_work])
+        for members in cut(shapes, footprint, most):
+            yield Launch(number, np.sort(at_work[members]))
+
+
+def cut(shapes: np.ndarray, footprint: Footprint, most: int) -> list[np.ndarray]:
+    """Which of these batches (rows and frames [n, 2]) to compute together; the same for the same shapes.
+
+    A launch of n batches costs LAUNCH, and n · rows · frames of the largest, padding included. Few large ones
+    launch less, many small ones of similar batches pad less: of all ways to cut the batches, ordered by their
+    length, dynamic programming finds the cheapest. One that does not fit the memory stands alone.
+    """
+    order = np.lexsort((shapes[:, 0], shapes[:, 1]))
+    least = np.full(len(order) + 1, np.inf)  # of the first n batches
+    least[0], last_start = 0.0, np.zeros(len(order) + 1, dtype=np.int64)
+    for start in range(len(order)):
+        costs = least[start] + _costs(shapes[order[start : start + most]], footprint)
         ends = start + 1 + np.flatnonzero(costs < least[start + 1 : start + 1 + len(costs)])
         least[ends], last_start[ends] = costs[ends - start - 1], start
-    groups, end = [], len(ordered)
+    found, end = [], len(order)
     while end > 0:
-        groups.append(ordered[last_start[end] : end])
+        found.append(order[last_start[end] : end])
         end = int(last_start[end])
-    return groups[::-1]
+    return found[::-1]
 
 
 def _costs(shapes: np.ndarray, footprint: Footprint) -> np.ndarray:
-    """Of groups of the first client, the first two, and so on; infinite where more than one do not fit."""
-    largest = np.maximum.accumulate(shapes)
-    at_work = np.cumsum(shapes[:, :, 0] > 0, axis=0)
-    costs = (LAUNCH + at_work * largest.prod(axis=2)).sum(axis=1).astype(float)
-    fits = footprint.fits(np.arange(1, len(shapes) + 1), largest)
+    """Of launches of the first batch, the first two, and so on; infinite where more than one do not fit."""
+    largest, counts = np.maximum.accumulate(shapes), np.arange(1, len(shapes) + 1)
+    costs = LAUNCH + counts * largest.prod(axis=1).astype(float)
+    fits = footprint.fits(counts, largest)
     costs[1:][~fits[1:]] = np.inf
     return costs

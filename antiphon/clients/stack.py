@@ -2,7 +2,8 @@
 
 Parameters of C clients are stacked on a leading dimension. One `vmap` of the model's forward pass takes
 every client's own batch through its own parameters; the losses, which have no parameters, are one call
-over all utterances of all clients; one backward pass gives each client its own gradient.
+over all utterances of all clients; one backward pass gives each client its own gradient. A step may be of
+some of the clients: their parameters are taken out, and put back.
 
 Where shapes repeat on a GPU, forward and backward are CUDA graphs: launching kernels is most of a step.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -33,16 +35,18 @@ RARER = 2  # … and gives way to a shape that is seen so many times as often
 class StackedBatch:
     """The batches of n clients, padded to B rows each: `batch` and `keys` hold n · B utterances.
 
-    share [n, B] is 1 / (the client's utterances) on real rows and 0 on placeholders.
+    share [n, B] is 1 / (the client's utterances) on real rows and 0 on placeholders; members [n] are the
+    clients' places in the stack, ascending.
     """
 
     batch: Batch
     keys: Tensor
     share: Tensor
+    members: Tensor
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return *self.batch.tensors, self.keys, self.share
+        return *self.batch.tensors, self.keys, self.share, self.members
 
     def per_client(self) -> Iterator[Tensor]:
         """Keys and the batch's tensors, each [n, B, ...]; those of texts [n, B · N, ...]."""
@@ -51,7 +55,7 @@ class StackedBatch:
 
 
 class Stack:
-    """`size` clients that start from the same parameters; the first n of them take a step together."""
+    """`size` clients that start from the same parameters; any of them take a step together."""
 
     def __init__(self, bench: Bench, start: Tensors, size: int, graphs: bool = True) -> None:
         self.bench, self.model, self.size = bench, bench.model, size
@@ -78,7 +82,7 @@ class Stack:
         return {name: self.start[name] - parameter for name, parameter in self.parameters.items()}
 
     def step(self, given: StackedBatch, local: LocalTraining) -> Tensor:
-        """One SGD step of the first n clients, each on its own rows; losses per token of all rows [n, B]."""
+        """One SGD step of the members, each on its own rows; losses per token of all rows [n, B]."""
         rate = torch.full((), local.lr, dtype=given.share.dtype, device=given.share.device)
         if not self.graphs:
             return self._step(given, rate, local)
@@ -103,15 +107,25 @@ class Stack:
         return min(self._graphs, key=lambda key: self._seen[key])
 
     def _step(self, given: StackedBatch, rate: Tensor, local: LocalTraining) -> Tensor:
-        trained = self.trained(len(given.share))
+        trained = self.taken(given.members)
         outputs = self.forward(trained, given)
         losses, upstream = self.score(outputs, given)
         self.descend(trained, outputs, upstream, rate, local)
+        self.put_back(trained, given.members)
         return losses
 
-    def trained(self, count: int) -> Tensors:
-        """The parameters of the first `count` clients, to be differentiated."""
-        return {name: p[:count].detach().requires_grad_() for name, p in self.parameters.items()}
+    def taken(self, members: Tensor) -> Tensors:
+        """The members' parameters [n, ...], to be differentiated: copies, unless they are everybody's."""
+        everybody = len(members) == self.size
+        taken = {n: p if everybody else p.index_select(0, members) for n, p in self.parameters.items()}
+        return {name: parameter.detach().requires_grad_() for name, parameter in taken.items()}
+
+    def put_back(self, trained: Tensors, members: Tensor) -> None:
+        if len(members) == self.size:
+            return
+        with in_any_order():
+            for name, parameter in trained.items():
+                self.parameters[name].index_copy_(0, members, parameter.detach())
 
     def forward(self, trained: Tensors, given: StackedBatch) -> tuple[Tensor, ...]:
         """The model's outputs, [n, B, ...] or [n, B · N, ...] each."""
@@ -163,6 +177,17 @@ class Stack:
                 parameter.addcmul_(grad, scale.view(-1, *[1] * (grad.dim() - 1)), value=-1)
 
 
+@contextmanager
+def in_any_order() -> Iterator[None]:
+    """Within: no sorting for the sake of the same bits, which different places do not need."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
 def norms(stacked: Sequence[Tensor]) -> Tensor:
     """The l2 norm of each client over all its tensors, [n, ...] each -> [n]."""
     parts = [torch.linalg.vector_norm(tensor.flatten(1), dim=1) for tensor in stacked]
@@ -180,10 +205,10 @@ class Captured:
 
     def __init__(self, stack: Stack, given: StackedBatch, local: LocalTraining) -> None:
         self.stack = stack
-        *tensors, keys, share = (tensor.clone() for tensor in given.tensors)
-        self.given = StackedBatch(Batch.of(tensors), keys, share)
+        *tensors, keys, share, members = (tensor.clone() for tensor in given.tensors)
+        self.given = StackedBatch(Batch.of(tensors), keys, share, members)
         self.rate = torch.zeros((), dtype=given.share.dtype, device=given.share.device)  # nobody moves yet
-        trained = stack.trained(len(given.share))
+        trained = stack.taken(members)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -194,9 +219,11 @@ class Captured:
         torch.cuda.current_stream().wait_stream(side)
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.forward):
+            trained = stack.taken(members)
             outputs = stack.forward(trained, self.given)
         with torch.cuda.graph(self.backward, pool=self.forward.pool()):
             stack.descend(trained, outputs, self.upstream, self.rate, local)
+            stack.put_back(trained, members)
         self.outputs = [tensor.detach() for tensor in outputs]
 
     def replay(self, given: StackedBatch, rate: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """A worker that trains many clients at once on one GPU, instead of one after another.
 
-A cohort is cut into groups that fit the device's memory, similar clients together (`grouping`).
-Within a group the clients with the most steps stand first, so that those still at work are always the
-first n; a client whose steps are done stays as it is. Each client's update is what it would get alone.
+Every client of a cohort has its own parameters on the device. At each step those with similar batches are
+launched together, as many as fit the memory (`grouping`); a client whose steps are done stays as it is. Each
+client's update is what it would get alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from antiphon.clients.client import Bench, Unusable
 from antiphon.clients.footprint import Footprint, measure_footprint
-from antiphon.clients.grouping import Plan, grouped
+from antiphon.clients.grouping import Launch, Plan, launches
 from antiphon.clients.stack import Stack, StackedBatch, norms, total_magnitudes
 from antiphon.clients.train import delta_stats, report, seed_of
 from antiphon.clients.worker import SpeechWorker, refuse_nonfinite
@@ -35,7 +35,7 @@ class StackedWorker:
 
     bench: Bench
     clients: Mapping[str, np.ndarray]  # client -> its utterances in the store
-    most: int = 256  # clients in a group, however much memory there is
+    most: int = 256  # clients under way at once, however much memory there is
     graphs: bool = True  # CUDA graphs where shapes repeat
     _stack: Stack | None = field(default=None, init=False)
     _footprint: Footprint | None = field(default=None, init=False)
@@ -97,43 +97,47 @@ class StackedWorker:
                 answers[name] = Update.nothing(Failure(name, str(error)))
             except Exception as error:  # as when it is trained alone
                 answers[name] = Update.nothing(Failure(name, f"{type(error).__name__}: {error}"))
-        waiting = grouped(plans, footprint, self.most)
-        while waiting:
-            group = waiting.pop(0)
-            try:
-                updates = self._train_group(own, local, group)
-            except torch.OutOfMemoryError:
-                self._stack = None
-                if len(group) == 1:
-                    raise
-                log.warning("%d clients at once do not fit the GPU's memory: half of them", len(group))
-                middle = (len(group) + 1) // 2
-                waiting[:0] = [group[:middle], group[middle:]]
-                continue
-            except Exception as error:  # one of them broke: alone, it will be found and named
-                ids = [plan.client.id for plan in group]
-                log.warning("a group of %d clients is trained one after another: %s", len(group), error)
-                updates = list(self.alone.run(task, ids))
-            answers.update({plan.client.id: update for plan, update in zip(group, updates, strict=True)})
-        return answers
+        ids = [plan.client.id for plan in plans]
+        return answers | dict(zip(ids, self._together(task, own, local, plans, footprint), strict=True))
 
-    def _train_group(self, task: Task, local: LocalTraining, group: Sequence[Plan]) -> list[Update]:
-        if self._stack is None or not self._stack.serves(task.tensors, len(group)):
+    def _together(
+        self, task: Task, own: Task, local: LocalTraining, plans: Sequence[Plan], footprint: Footprint
+    ) -> list[Update]:
+        """The clients' updates; those of fewer at once, or of one after another, where this fails."""
+        most = self.most if plans else 0
+        while most > 0:
+            together = list(launches(plans, footprint, most))
+            try:
+                return self._launch(own, local, plans, together)
+            except torch.OutOfMemoryError:
+                largest = max(len(launch.members) for launch in together)
+                log.warning("%d clients at once do not fit the GPU's memory: half of them", largest)
+                most = largest // 2
+            except Exception as error:  # one of them broke: alone, it will be found and named
+                log.warning("%d clients are trained one after another: %s", len(plans), error)
+                most = 0
+            self._stack = None
+        return list(self.alone.run(task, [plan.client.id for plan in plans]))
+
+    def _launch(
+        self, task: Task, local: LocalTraining, plans: Sequence[Plan], together: Sequence[Launch]
+    ) -> list[Update]:
+        if self._stack is None or not self._stack.serves(task.tensors, len(plans)):
             self._stack = None  # its memory first
-            self._stack = Stack(self.bench, task.tensors, len(group), self.graphs)
+            self._stack = Stack(self.bench, task.tensors, len(plans), self.graphs)
         stack = self._stack
         stack.restart(task.tensors)
         self.bench.model.train()
-        totals = torch.zeros(len(group), device=self.bench.device, dtype=torch.float64)
-        for batch in stacked_batches(self.bench, group):
-            losses = stack.step(batch, local)
-            totals[: len(losses)] += losses.masked_fill(batch.share == 0, 0.0).sum(dim=1)
+        totals = torch.zeros(len(plans), device=self.bench.device, dtype=torch.float64)
+        for batch in stacked_batches(self.bench, plans, together):
+            losses = stack.step(batch, local).masked_fill(batch.share == 0, 0.0)
+            totals[batch.members] += losses.sum(dim=1)
         deltas = stack.deltas()
         entries = list(deltas.values())
         num_entries = sum(delta[0].numel() for delta in entries)
         sums = torch.stack([norms(entries), total_magnitudes(entries)]).tolist()
         updates = []
-        for place, (plan, total) in enumerate(zip(group, totals.tolist(), strict=True)):
+        for place, (plan, total) in enumerate(zip(plans, totals.tolist(), strict=True)):
             loss = total / sum(len(step.indices) for step in plan.steps)
             stats = delta_stats(sums[0][place], sums[1][place], num_entries)
             told = report(plan.client, loss, len(plan.steps), **stats)
@@ -142,20 +146,23 @@ class StackedWorker:
         return updates
 
 
-def stacked_batches(bench: Bench, group: Sequence[Plan]) -> Iterator[StackedBatch]:
-    """One step after another: the batches of the clients that still have steps, padded to one shape."""
+def stacked_batches(
+    bench: Bench, plans: Sequence[Plan], together: Sequence[Launch]
+) -> Iterator[StackedBatch]:
+    """One launch after another: the batches of its clients, padded to one shape."""
     tables = []
-    for number in range(len(group[0].steps)):
-        steps = [plan.steps[number] for plan in group if number < len(plan.steps)]
+    for launch in together:
+        steps = [plans[place].steps[launch.number] for place in launch.members.tolist()]
         places = np.full((len(steps), max(len(step.indices) for step in steps)), -1, dtype=np.int64)
         for row, step in zip(places, steps, strict=True):
             row[: len(step.indices)] = step.indices
-        tables.append((places, [step.noise for step in steps]))
-    guesses = {index: found for plan in group for index, found in plan.client.labels.texts.items()}
-    batches = bench.feed.one_by_one(places.reshape(-1) for places, _ in tables)
-    for (places, noise), fed in zip(tables, batches, strict=True):
+        tables.append((places, [step.noise for step in steps], launch.members))
+    guesses = {index: found for plan in plans for index, found in plan.client.labels.texts.items()}
+    batches = bench.feed.one_by_one(places.reshape(-1) for places, _, _ in tables)
+    for (places, noise, members), fed in zip(tables, batches, strict=True):
         batch = bench.worded(fed, guesses)
         keys = bench.keys(noise, places).flatten()
         real = bench.sent(torch.from_numpy(places >= 0))
         share = (real / real.sum(dim=1, keepdim=True)).to(batch.features.dtype)
-        yield StackedBatch(bench.augmented(batch, keys), keys, share)
+        here = bench.sent(torch.from_numpy(members))
+        yield StackedBatch(bench.augmented(batch, keys), keys, share, here)

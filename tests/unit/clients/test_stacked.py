@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from world import MASKS, MODELS, Doubled, World
 
 from antiphon.clients.client import Bench, Client
-from antiphon.clients.grouping import Plan
+from antiphon.clients.footprint import Footprint
+from antiphon.clients.grouping import LAUNCH, Launch, Plan, launches
 from antiphon.clients.stack import MOST_GRAPHS, Stack, StackedBatch
 from antiphon.clients.stacked import StackedWorker, stacked_batches
 from antiphon.clients.worker import SpeechWorker
@@ -119,6 +120,41 @@ def test_groups_of_any_size_give_the_same_in_the_order_of_the_cohort(world: Worl
     whole = list(StackedWorker(bench, clients).run(tasks(bench.base), names))
     for most in (1, 3):
         assert_same(StackedWorker(bench, clients, most=most).run(tasks(bench.base), names), whole, 1e-10)
+
+
+@pytest.mark.parametrize("launch", [0, 3])
+def test_launches_of_any_clients_at_any_step_give_the_same(
+    world: World, launch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The less a launch costs, the more of them: of some clients, others at the next step."""
+    bench, clients = double_bench(world, MODELS["ctc"]), unequal(world)
+    whole = list(StackedWorker(bench, clients).run(tasks(bench.base), list(clients)))
+    monkeypatch.setattr("antiphon.clients.grouping.LAUNCH", launch)
+    plans = [Plan(c := Client(n, own, bench), list(c.steps(LOCAL, 11))) for n, own in clients.items()]
+    found = list(launches(plans, Footprint(), most=256))
+    assert len(found) > max(len(plan.steps) for plan in plans)
+    assert max(len(launch.members) for launch in found) > 1
+    assert_same(StackedWorker(bench, clients).run(tasks(bench.base), list(clients)), whole, 1e-10)
+
+
+def test_where_many_do_not_fit_half_of_them_are_tried(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, clients = double_bench(world, MODELS["ctc"]), unequal(world)
+    names = list(clients)
+    whole = list(StackedWorker(bench, clients).run(tasks(bench.base), names))
+    step = Stack.step
+
+    def cramped(stack: Stack, given: StackedBatch, local: LocalTraining) -> Tensor:
+        if len(given.share) > 2:
+            raise torch.OutOfMemoryError("a stand-in: CPUs are not asked")
+        return step(stack, given, local)
+
+    monkeypatch.setattr(Stack, "step", cramped)
+    with caplog.at_level(logging.WARNING, "antiphon"):
+        assert_same(StackedWorker(bench, clients).run(tasks(bench.base), names), whole, 1e-10)
+    assert f"{len(names)} clients at once do not fit the GPU's memory: half of them" in caplog.text
+    assert "one after another" not in caplog.text
 
 
 def test_nothing_that_was_handed_out_changes_with_the_next_cohort(world: World) -> None:
@@ -236,7 +272,7 @@ def test_a_stacked_batch_holds_every_client_s_rows_and_weighs_placeholders_with_
     bench, clients = world.bench("ctc"), unequal(world)
     local = replace(LOCAL, epochs=1, batch_seconds=0.0)
     plans = [Plan(c := Client(n, own, bench), list(c.steps(local, 1))) for n, own in clients.items()]
-    (stacked,) = stacked_batches(bench, plans)
+    (stacked,) = stacked_batches(bench, plans, list(launches(plans, Footprint(), most=256)))
     rows = np.array(stacked.batch.indices).reshape(len(plans), -1)
     for plan, row, share in zip(plans, rows, stacked.share, strict=True):
         assert sorted(row[row >= 0]) == sorted(plan.client.indices)
@@ -267,7 +303,8 @@ def test_shapes_that_take_turns_do_not_drive_out_each_other_s_graphs(
     plans = [Plan(c := Client(n, own, bench), list(c.steps(local, 1))) for n, own in clients.items()]
     stack = Stack(bench, bench.base, size=len(plans))
     stack.graphs = True
-    batches = [batch for count in range(1, len(plans) + 1) for batch in stacked_batches(bench, plans[:count])]
+    several = [Launch(0, np.arange(count)) for count in range(1, len(plans) + 1)]
+    batches = list(stacked_batches(bench, plans, several))
     assert len({batch.share.shape[0] for batch in batches}) > MOST_GRAPHS
     for _ in range(8):
         for batch in batches:
@@ -282,10 +319,12 @@ def test_shapes_that_take_turns_do_not_drive_out_each_other_s_graphs(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("launch", [3, LAUNCH])
 def test_on_a_gpu_in_float32_each_client_s_delta_is_what_it_gets_alone(
-    world: World, name: str, graphs: bool, monkeypatch: pytest.MonkeyPatch
+    world: World, name: str, graphs: bool, launch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr("antiphon.clients.grouping.LAUNCH", launch)
     torch.manual_seed(3)
     model = CONFIGS[name].build(world.store.dim, world.tokens.size)
     base = {name: p.detach().clone().cuda() for name, p in model.named_parameters()}
