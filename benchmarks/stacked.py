@@ -18,7 +18,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ def limit(bench: Bench, case: Case, task: Task) -> Update:
 
 def count_padding(name: str, case: Case) -> None:
     """Frames that are computed for one of speech, as they are launched and with one launch for each step."""
-    bench = case.bench(torch.device("cpu"))
+    bench = replace(case, bfloat16=False).bench(torch.device("cpu"))
     clients = [Client(client, own, bench) for client, own in case.clients.items()]
     plans = [Plan(client, list(client.steps(case.local, 1))) for client in clients]
     speech = sum(int(case.store.num_frames[step.indices].sum()) for plan in plans for step in plan.steps)

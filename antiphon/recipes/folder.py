@@ -23,7 +23,9 @@ def check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
         return
     if not resume:
         raise ValueError(f"{out} holds an experiment already: add --resume to go on, or choose another --out")
-    before, now = json.loads(path.read_text())["config"], config.to_dict(experiment)
+    # What a configuration did not have when it was written is as if it had its default.
+    before = config.to_dict(config.from_dict(Experiment, json.loads(path.read_text())["config"]))
+    now = config.to_dict(experiment)
     # A longer run begins like a shorter one, but others may have begun from its end, or been taught by it.
     used = {name for run in experiment.runs.values() for name in (run.start, run.teacher)}
     longer = {f"runs.{name}.rounds.total" for name in experiment.runs.keys() - used}

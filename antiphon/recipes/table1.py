@@ -17,14 +17,16 @@ Dimitriadis et al., arXiv:2106.07578, 2021, §4.1: seed, central and federated r
 | appendix A                  | `norm`                                                                 |
 | (Pillutla, Li, Brock)       | `median`, `fedprox`, `layer-clip`: each hierarchical but for one thing |
 
-Rates are constant after a warm-up: a rate that falls until the last round makes every run best at its end,
+A client of any row takes five steps of 60 s of speech in a round, which is about what a speaker has. Rates
+are constant after a warm-up: a rate that falls until the last round makes every run best at its end,
 whatever it needed. Validation is every other round, which is how finely rounds are told apart. FedAvg may
-take 150 rounds and others 60, so that it can be seen to need 2.1 times as many.
+take 110 rounds and others 50, so that it can be seen to need 2.1 times as many.
 
 Tuning. Local training and the server's rate are those of `hierarchical`, for all rows built on it, so that a
 row differs from it in one thing. Each row has three trials (`TRIALS`) of the one setting that is its own, on
 one seed, judged by the held-out speakers: the same budget for all. The second of three is the row of
-`table1`, the others are a `--set` away; of softmax all three are rows. `table1-trials` runs all trials.
+`table1`, the others are a `--set` away (`choice`); of softmax all three are rows. `table1-trials` runs all
+trials.
 
 Conditions are a matter of `corruption`: docs/examples/table1-babble.yaml and table1-wrong-texts.yaml.
 
@@ -34,7 +36,8 @@ corrupted whole; of an i.i.d. part it is the same share everywhere, and no weigh
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.dga_rl import DgaRl
@@ -52,8 +55,8 @@ from antiphon.schedule import Linear
 from antiphon.server_opt import Adam
 from antiphon.weighting import ByNorm, SoftmaxLoss
 
-ROUNDS, FEDAVG_ROUNDS, PARTS = 60, 150, 7
-LOCAL = LocalTraining(lr=0.5, epochs=2, batch_seconds=60.0)
+ROUNDS, FEDAVG_ROUNDS, PARTS = 50, 110, 7
+LOCAL = LocalTraining(lr=0.5, steps=5, batch_seconds=60.0)
 SERVER = Adam(lr=1.5e-3, epsilon=1e-5)
 # Adam's first steps are full steps whatever the update's size: without warm-up they undo the seed.
 PLAIN = replace(hierarchical(LOCAL, SERVER), server_schedule=Linear(ROUNDS, final=1.0, warmup=5))
@@ -78,25 +81,81 @@ def _softmax(beta: float) -> FedAvg:
     return replace(PLAIN, weighting=SoftmaxLoss(beta))
 
 
-# Three settings of each row: as many for every one.
-TRIALS: dict[str, dict[float, Run]] = {
-    "central-online": {lr: _online(lr) for lr in (3e-4, 1e-3, 3e-3)},
-    "fedavg": {lr: _federated(fedavg(replace(LOCAL, lr=lr)), total=FEDAVG_ROUNDS) for lr in (0.2, 0.5, 1.0)},
-    "bmuf": {momentum: _federated(bmuf(LOCAL, momentum), Iid(PARTS)) for momentum in (0.5, 0.8, 0.9)},
-    "hierarchical": {
-        lr: _federated(replace(PLAIN, server=replace(SERVER, lr=lr))) for lr in (5e-4, 1.5e-3, 5e-3)
-    },
-    "softmax": {beta: _federated(_softmax(beta)) for beta in (0.3, 1.0, 3.0)},
-    "norm": {power: _federated(replace(PLAIN, weighting=ByNorm(power))) for power in (0.5, 1.0, 2.0)},
-    "rl": {apart: _federated(DgaRl(_softmax(1.0), exaggeration=apart)) for apart in (1.0, 10.0, 30.0)},
-    "median": {number: _federated(GeometricMedian(PLAIN, int(number))) for number in (1, 3, 8)},
-    "fedprox": {
-        pull: _federated(replace(PLAIN, local=replace(LOCAL, proximal=pull))) for pull in (0.01, 0.1, 1.0)
-    },
-    "layer-clip": {
-        limit: _federated(replace(PLAIN, clipping=ClipLayersRelative(limit))) for limit in (0.005, 0.02, 0.1)
-    },
+@dataclass(frozen=True)
+class Trials:
+    """Runs of a row that differ in one setting, by its value."""
+
+    setting: str
+    runs: Mapping[float, Run]
+
+
+SERVER_LR = "algorithm.server.lr"
+# Three of each row: as many for every one.
+TRIALS = {
+    "central-online": Trials("algorithm.local.lr", {lr: _online(lr) for lr in (3e-4, 1e-3, 3e-3)}),
+    "fedavg": Trials(
+        "algorithm.local.lr",
+        {lr: _federated(fedavg(replace(LOCAL, lr=lr)), total=FEDAVG_ROUNDS) for lr in (0.2, 0.5, 1.0)},
+    ),
+    "bmuf": Trials(
+        "algorithm.server.momentum",
+        {momentum: _federated(bmuf(LOCAL, momentum), Iid(PARTS)) for momentum in (0.5, 0.8, 0.9)},
+    ),
+    "hierarchical": Trials(
+        SERVER_LR,
+        {lr: _federated(replace(PLAIN, server=replace(SERVER, lr=lr))) for lr in (5e-4, 1.5e-3, 5e-3)},
+    ),
+    "softmax": Trials(
+        "algorithm.weighting.beta", {beta: _federated(_softmax(beta)) for beta in (0.3, 1.0, 3.0)}
+    ),
+    "norm": Trials(
+        "algorithm.weighting.power",
+        {power: _federated(replace(PLAIN, weighting=ByNorm(power))) for power in (0.5, 1.0, 2.0)},
+    ),
+    "rl": Trials(
+        "algorithm.exaggeration",
+        {apart: _federated(DgaRl(_softmax(1.0), exaggeration=apart)) for apart in (1.0, 10.0, 30.0)},
+    ),
+    "median": Trials(
+        "algorithm.iterations", {number: _federated(GeometricMedian(PLAIN, number)) for number in (1, 3, 8)}
+    ),
+    "fedprox": Trials(
+        "algorithm.local.proximal",
+        {pull: _federated(replace(PLAIN, local=replace(LOCAL, proximal=pull))) for pull in (0.01, 0.1, 1.0)},
+    ),
+    "layer-clip": Trials(
+        "algorithm.clipping.limit",
+        {
+            limit: _federated(replace(PLAIN, clipping=ClipLayersRelative(limit)))
+            for limit in (0.005, 0.02, 0.1)
+        },
+    ),
 }
+
+
+def choice(row: str, value: float) -> list[str]:
+    """Settings of `table1` by which a row takes the value of one of its trials.
+
+    All rows built on `hierarchical` have its server's rate; those of softmax are all in the table.
+
+    >>> choice("fedavg", 0.2)
+    ['runs.fedavg.algorithm.local.lr=0.2']
+    >>> len(choice("hierarchical", 5e-3))
+    11
+    """
+    if row == "softmax":
+        return []
+    if row != "hierarchical":
+        return [f"runs.{row}.{TRIALS[row].setting}={value:g}"]
+    found = []
+    for name, run in table1().runs.items():
+        algorithm = run.algorithm
+        path = SERVER_LR
+        if isinstance(algorithm, DgaRl | GeometricMedian):
+            algorithm, path = algorithm.inner, "algorithm.inner.server.lr"
+        if isinstance(algorithm, FedAvg) and algorithm.server == SERVER:
+            found.append(f"runs.{name}.{path}={value:g}")
+    return found
 
 
 def _experiment(name: str, runs: dict[str, Run]) -> Experiment:
@@ -110,12 +169,12 @@ def _experiment(name: str, runs: dict[str, Run]) -> Experiment:
 
 
 def _trials_of(row: str) -> dict[str, Run]:
-    return {f"{row}-{value:g}": run for value, run in TRIALS[row].items()}
+    return {f"{row}-{value:g}": run for value, run in TRIALS[row].runs.items()}
 
 
 def table1() -> Experiment:
     """Table 1 of DGA (2021): rounds needed and WER of 15 ways to train, clean or with bad clients."""
-    row = {name: list(trials.values())[1] for name, trials in TRIALS.items()}
+    row = {name: list(trials.runs.values())[1] for name, trials in TRIALS.items()}
     return _experiment(
         "table1",
         {

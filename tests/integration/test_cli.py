@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from antiphon import config
 from antiphon.data.corpus import Corpus
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.recipes import RECIPES, recipe
+from antiphon.recipes.folder import check_folder
 from antiphon.report.trn import read_trn
 
 
@@ -190,6 +192,16 @@ def test_resuming_with_another_configuration_is_refused_by_key(
     assert done.code == 2
     assert "cannot be resumed with another configuration" in done.output
     assert line in " ".join(done.output.split())
+
+
+def test_a_folder_of_before_a_setting_was_invented_can_be_resumed(tmp_path: Path) -> None:
+    experiment = recipe("dga")
+    body = config.to_dict(experiment)
+    del body["runs"]["dga"]["labelled"], body["bfloat16"]
+    (tmp_path / "experiment.json").write_text(json.dumps({"config": body}))
+    check_folder(tmp_path, experiment, resume=True)
+    with pytest.raises(ValueError, match="bfloat16: was False, now True"):
+        check_folder(tmp_path, replace(experiment, bfloat16=True), resume=True)
 
 
 def test_resuming_on_another_corpus_is_refused(

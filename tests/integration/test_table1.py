@@ -16,7 +16,7 @@ from world import FRONTEND, MASKS, MODELS, World
 from antiphon import config
 from antiphon.algorithms.central import Central
 from antiphon.recipes import launch, recipe
-from antiphon.recipes.table1 import TRIALS
+from antiphon.recipes.table1 import TRIALS, choice
 from antiphon.report.journal import read
 
 ROOT = Path(__file__).parents[2]
@@ -39,9 +39,9 @@ def test_a_condition_changes_the_corruption_and_nothing_else(name: str) -> None:
 
 def test_every_row_has_as_many_trials_as_any_other_and_is_the_middle_one() -> None:
     rows, trials = recipe("table1").runs, recipe("table1-trials").runs
-    assert {len(of_row) for of_row in TRIALS.values()} == {3}
+    assert {len(of_row.runs) for of_row in TRIALS.values()} == {3}
     assert len(trials) == 1 + 3 * len(TRIALS)
-    for name, of_row in TRIALS.items():
+    for name, of_row in ((name, tried.runs) for name, tried in TRIALS.items()):
         values = sorted(of_row)
         assert len({str(config.to_dict(run)) for run in of_row.values()}) == 3
         for value in values:
@@ -291,3 +291,16 @@ def test_rows_of_any_experiment_are_compared_over_seeds(
     with pytest.raises(SystemExit):
         module.main()
     assert "'hard' has not been scored" in capsys.readouterr().err
+
+
+def test_the_settings_of_every_choice_are_taken_by_the_recipe() -> None:
+    table = recipe("table1")
+    for row, tried in TRIALS.items():
+        for value, run in tried.runs.items():
+            chosen = config.override(table, choice(row, value))
+            if row != "softmax":
+                assert chosen.runs[row] == run
+    faster = config.override(table, choice("hierarchical", 5e-3))
+    assert {name for name in table.runs if faster.runs[name] == table.runs[name]} == {
+        *("seed", "central-offline", "central-online", "fedavg", "bmuf")
+    }
