@@ -39,6 +39,9 @@ SETTINGS = [
 ]
 
 
+PATIENCE = 600.0  # seconds: a script may start a dozen processes on a busy machine
+
+
 @dataclass(frozen=True)
 class Fault:
     """Signals to the process itself at a call of the function at `place`, before or after it."""
@@ -106,7 +109,7 @@ def _forked(target: Callable[..., None], arguments: Sequence[Any], log: Path) ->
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_logged, args=(log, target, *arguments))
     process.start()
-    process.join(timeout=120)
+    process.join(PATIENCE)
     if process.exitcode is None:
         process.kill()
         raise TimeoutError(f"{arguments} did not end; it said: {log.read_text()}")
