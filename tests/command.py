@@ -1,7 +1,8 @@
 """The command line in another process, where a kill is a kill.
 
 `in_fork` runs `antiphon ...` in a fork of a clean process that has imported torch already: a second a run
-instead of ten. A `Fault` sends that process a signal at the n-th call of some function.
+instead of five, `script_in_fork` a script. A `Fault` sends that process a signal at the n-th call
+of some function.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import json
 import multiprocessing
 import os
 import pkgutil
+import runpy
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,9 @@ SETTINGS = [
     "runs.fedavg.rounds.save_every=2",
     "runs.fedavg.algorithm.local.batch_seconds=1.0",
 ]
+
+
+PATIENCE = 600.0  # seconds: a script may start a dozen processes on a busy machine
 
 
 @dataclass(frozen=True)
@@ -83,31 +89,56 @@ def run_arguments(data: Path, out: Path, *more: str, settings: Sequence[str] = (
     return ["run", "fedavg", "--data", str(data), "--out", str(out), *more, *chosen]
 
 
+def start_fork_server() -> None:
+    """In the background; before anything else asks for one, for the first that asks says what it imports."""
+    forkserver.set_forkserver_preload(["antiphon.cli", "antiphon.recipes.launch"])
+    forkserver.ensure_running()
+
+
 def in_fork(arguments: Sequence[str], log: Path, fault: Fault | None = None) -> Done:
+    return _forked(_main, (list(arguments), fault), log)
+
+
+def script_in_fork(script: Path, arguments: Sequence[str], log: Path) -> Done:
+    """As `python <script> <arguments>`."""
+    return _forked(_script, (script, list(arguments)), log)
+
+
+def _forked(target: Callable[..., None], arguments: Sequence[Any], log: Path) -> Done:
+    start_fork_server()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["antiphon.cli", "antiphon.recipes.launch", "torch._dynamo"])
-    process = context.Process(target=_main, args=(list(arguments), log, fault))
+    process = context.Process(target=_logged, args=(log, target, *arguments))
     process.start()
-    process.join(timeout=120)
+    process.join(PATIENCE)
     if process.exitcode is None:
         process.kill()
-        raise TimeoutError(f"antiphon {arguments} did not end; it said: {log.read_text()}")
+        raise TimeoutError(f"{arguments} did not end; it said: {log.read_text()}")
     return Done(process.exitcode, log.read_text())
 
 
-def _main(arguments: list[str], log: Path, fault: Fault | None) -> None:
+def _logged(log: Path, target: Callable[..., None], *arguments: Any) -> None:
     """In the new process."""
-    from antiphon import cli
-    from antiphon.recipes import launch
-
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    target(*arguments)
+
+
+def _main(arguments: list[str], fault: Fault | None) -> None:
+    from antiphon import cli
+    from antiphon.recipes import launch
+
     sys.argv = ["antiphon", *arguments]
     launch.write_report = lambda *args: None  # drawing takes longer than all the rest
     if fault is not None:
         fault.arm()
     cli.main()
+
+
+def _script(script: Path, arguments: list[str]) -> None:
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.parent))
+    runpy.run_path(str(script), run_name="__main__")
 
 
 def kept_files(out: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from command import start_fork_server
 from hypothesis import settings
 from world import World, make_world
 
@@ -22,3 +23,9 @@ settings.load_profile("antiphon")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """Twelve speakers' tones, imported and turned into features once."""
     return make_world(tmp_path_factory.mktemp("world"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Tests that fork a clean process are in integration/; the others need not wait for it."""
+    if any("integration" in item.path.parts for item in session.items):
+        start_fork_server()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw  # its class imports torch's compiler: two seconds at every start
 
 from antiphon.clients.client import Client
 from antiphon.core import Report, Task, Tensors, Update
 from antiphon.local import LocalTraining
 from antiphon.models.noise import drawing
+
+ADAMW: dict[str, Any] = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-8, "amsgrad": False, "maximize": False}
 
 
 class LossMeter:
@@ -111,26 +115,17 @@ def central(task: Task, client: Client) -> Update:
     groups = {group: _group(task.tensors, group) for group in ("params", "first", "second")}
     parameters = client.bench.load(groups["params"])
     decay, step = float(task.config["weight_decay"]), float(task.config["step"])  # type: ignore[arg-type]
-    optimizer = torch.optim.AdamW(parameters, lr=local.lr, weight_decay=decay, betas=(0.9, 0.98))
-    for name, parameter in zip(groups["params"], parameters, strict=True):
-        optimizer.state[parameter] = {
-            "step": torch.tensor(step),
-            "exp_avg": groups["first"][name].to(parameter.device, copy=True),
-            "exp_avg_sq": groups["second"][name].to(parameter.device, copy=True),
-        }
+    pairs = list(zip(groups["params"], parameters, strict=True))
+    first = [groups["first"][name].to(parameter.device, copy=True) for name, parameter in pairs]
+    second = [groups["second"][name].to(parameter.device, copy=True) for name, parameter in pairs]
+    steps = [torch.tensor(step) for _ in pairs]
     meter = LossMeter()
     for grads in gradients(client, local, parameters, seed_of(task), meter):
         clip(grads, local.clip_norm)
-        for parameter, grad in zip(parameters, grads, strict=True):
-            parameter.grad = grad
-        optimizer.step()
-    after = {
-        "params": [parameter.detach().clone() for parameter in parameters],
-        "first": [optimizer.state[parameter]["exp_avg"] for parameter in parameters],
-        "second": [optimizer.state[parameter]["exp_avg_sq"] for parameter in parameters],
-    }
-    for parameter in parameters:
-        parameter.grad = None
+        with torch.no_grad():
+            adamw(parameters, grads, first, second, [], steps, lr=local.lr, weight_decay=decay, **ADAMW)
+    values = [parameter.detach().clone() for parameter in parameters]
+    after = {"params": values, "first": first, "second": second}
     mean = {
         f"{group}/{name}": tensor
         for group, tensors in after.items()

@@ -13,7 +13,6 @@ import numpy as np
 from antiphon.decoding.adaptation import Mixture
 from antiphon.recipes.personalisation import Federation, Schedule, SecondPass, compare
 from antiphon.report.significance import MatchedPairs
-from antiphon.report.speaker_plots import dumbbells
 from antiphon.report.statistics import Interval, rate_interval, relative_interval
 
 FIRST_PASS, BASELINE, ORACLE = "first pass", "background model", "oracle"
@@ -97,6 +96,9 @@ def write_results(
     folder: Path, trial: Trial, rows: Sequence[Row], mixture: Mixture, before: np.ndarray, after: np.ndarray
 ) -> None:
     """results.json: all figures; clients.svg: error rates of every client before and after."""
+    # matplotlib takes a second to import: only who draws waits for it.
+    from antiphon.report.speaker_plots import dumbbells
+
     folder.mkdir(parents=True, exist_ok=True)
     names = list(trial.federation.clients)
     errors, words = trial.by_client(before)

@@ -105,7 +105,8 @@ def told(algorithm: Algorithm[Any], valid: Sequence[str], recognizer: Recognizer
 def choose_device(name: str) -> torch.device:
     """The device, made to give the same bits every time: resuming is exact on a GPU too."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
+    # As use_deterministic_algorithms(True), which imports torch's compiler too: two seconds at every start.
+    torch.set_deterministic_debug_mode("error")
     torch.backends.cudnn.allow_tf32 = False  # or an LSTM would round to 10 bits where others keep 23
     # Filling fresh memory would cost a kernel an allocation, and nothing here reads what it did not write.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (unknown to mypy)

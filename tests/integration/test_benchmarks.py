@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import script_in_fork
 from world import FRONTEND, MODELS, World
 
 from antiphon.data.tokens import Characters
@@ -25,12 +24,13 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROVENANCE = {"benchmark", "command", "date", "versions", "commit", "cores"}
 
 
+def run_script(name: str, *options: str | Path, out: Path) -> None:
+    done = script_in_fork(BENCHMARKS / f"{name}.py", list(map(str, options)), out / f"{name}.log")
+    assert done.code == 0, done.output
+
+
 def run_quickly(name: str, out: Path, *options: str) -> dict[str, Any]:
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *options, "--quick", "--out", str(out)]
-    done = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_script(name, *options, "--quick", "--out", out, out=out)
     found = json.loads((out / f"{name}.json").read_text())
     assert found.keys() >= PROVENANCE
     assert found["command"] == " ".join(["python", f"benchmarks/{name}.py", *options, "--quick"])
@@ -92,8 +92,7 @@ def test_decoding_gives_every_way_its_error_rate(tmp_path: Path, world: World) -
     recognizer.save(run / "model")
     save_ngram(estimate(["ab cd", "abc d", "de a"] * 3, order=2), lm)
     options = [str(run), "--lm", str(lm), "--neural", str(lm), "--data", str(world.corpus), "--width", "4"]
-    command = [sys.executable, str(BENCHMARKS / "decoding.py"), *options, "--quick", "--out", str(tmp_path)]
-    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    run_script("decoding", *options, "--quick", "--out", tmp_path, out=tmp_path)
     found = json.loads((tmp_path / "decoding.json").read_text())
     assert (
         found["command"]
@@ -115,8 +114,7 @@ def test_symbols_a_frame_are_counted_for_greedy_search_and_beams(tmp_path: Path,
     )
     recognizer.save(tmp_path / "out" / "run" / "model")
     options = [str(tmp_path / "out" / "run"), "--data", str(world.corpus), "--width", "1", "--quick"]
-    command = [sys.executable, str(BENCHMARKS / "symbols.py"), *options, "--out", str(tmp_path)]
-    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    run_script("symbols", *options, "--out", tmp_path, out=tmp_path)
     found = json.loads((tmp_path / "symbols.json").read_text())
     assert list(found["symbols"]) == ["1", "2", "4"]
     for row in found["symbols"].values():
@@ -147,16 +145,7 @@ def test_a_planted_word_is_found_without_noise_and_the_bounds_follow_from_epsilo
     ]
     with gzip.open(tmp_path / "utterances.jsonl.gz", "wt", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "canary.py"),
-        str(tmp_path),
-        "--quick",
-        "--out",
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_script("canary", tmp_path, "--quick", "--out", tmp_path, out=tmp_path)
     found = json.loads((tmp_path / "canary.json").read_text())
     assert found.keys() >= PROVENANCE
     assert found["clients"] == 3
@@ -166,8 +155,7 @@ def test_a_planted_word_is_found_without_noise_and_the_bounds_follow_from_epsilo
     assert paper["epsilon"] == 4  # two rounds
     assert paper["bound_of_claim"] == pytest.approx(0.8808, abs=1e-4)
     assert paper["bound"] == pytest.approx(0.9820, abs=1e-4)
-    picture = [str(tmp_path / "canary.json"), str(tmp_path / "canary.svg")]
-    subprocess.run([sys.executable, str(BENCHMARKS / "canary_plots.py"), *picture], check=True)
+    run_script("canary_plots", tmp_path / "canary.json", tmp_path / "canary.svg", out=tmp_path)
     assert "most that the claimed ε allows" in (tmp_path / "canary.svg").read_text(encoding="utf-8")
 
 
@@ -198,8 +186,7 @@ def test_perplexity_falls_where_meetings_repeat_their_words(tmp_path: Path) -> N
     (tmp_path / "meetings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "books.txt").write_text("the fog is a dog\nthe dog is a log\na hat is the cat\n" * 10)
     options = [str(tmp_path / "meetings.jsonl"), "--background", str(tmp_path / "books.txt"), "--quick"]
-    command = [sys.executable, str(BENCHMARKS / "marginal_perplexity.py"), *options, "--out", str(tmp_path)]
-    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    run_script("marginal_perplexity", *options, "--out", tmp_path, out=tmp_path)
     found = json.loads((tmp_path / "marginal_perplexity.json").read_text())
     assert (
         found["command"]
@@ -236,9 +223,8 @@ def write_lists(folder: Path) -> None:
 
 
 def run_on_lists(name: str, folder: Path, *options: str) -> dict[str, Any]:
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), str(folder / "lists.jsonl"), *options]
-    command += ["--background", str(folder / "books.txt"), "--quick", "--out", str(folder)]
-    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    background = ("--background", folder / "books.txt")
+    run_script(name, folder / "lists.jsonl", *options, *background, "--quick", "--out", folder, out=folder)
     found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     assert found.keys() >= PROVENANCE
     return found

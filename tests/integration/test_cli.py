@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from command import SETTINGS, Antiphon, run_arguments
+from command import SETTINGS, Antiphon, run_arguments, script_in_fork
 from world import World, tones, write_source, write_wav
 
 from antiphon import config
@@ -212,6 +212,30 @@ def test_resuming_on_another_corpus_is_refused(
     done = antiphon(*run_arguments(tmp_path / "corpus", finished, "--resume"))
     assert done.code == 2
     assert "is not the corpus it began with" in " ".join(done.output.split())
+
+
+# --- What a run needs -----------------------------------------------------------------------------
+
+SLOW_TO_IMPORT = """
+import sys
+from antiphon import cli
+from antiphon.recipes import launch
+
+launch.write_report = lambda *arguments: None
+try:
+    cli.main()
+finally:
+    print("imported:", sorted({"matplotlib", "torch._dynamo", "torch._inductor"} & sys.modules.keys()))
+"""
+
+
+def test_a_run_waits_neither_for_torch_s_compiler_nor_for_a_drawing(world: World, tmp_path: Path) -> None:
+    """Two seconds at every start, in every process."""
+    (tmp_path / "script.py").write_text(SLOW_TO_IMPORT)
+    arguments = run_arguments(world.corpus, tmp_path / "out")
+    done = script_in_fork(tmp_path / "script.py", arguments, tmp_path / "log")
+    assert done.code == 0, done.output
+    assert done.output.endswith("imported: []\n")
 
 
 # --- What a run leaves behind ---------------------------------------------------------------------

@@ -22,8 +22,9 @@ FILES = ("frames.f16", "index.npz", "ids.txt", "texts.txt", "store.json")
 
 @pytest.fixture
 def corpus(world: World, tmp_path: Path) -> Corpus:
-    """A copy of its own for every test: what is made beside it is not there for others."""
-    return Corpus.open(shutil.copytree(world.corpus, tmp_path / "corpus"))
+    """A copy of its own for every test: what others made beside it is not there."""
+    without = shutil.ignore_patterns("features")
+    return Corpus.open(shutil.copytree(world.corpus, tmp_path / "corpus", ignore=without))
 
 
 def corrupt(
