@@ -91,13 +91,16 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="another corpus than the runs' own")
     parser.add_argument("--splits", nargs=2, default=("heldout", "test"), help="for weights, and for results")
     parser.add_argument("--width", type=int, default=100, help="of the last beam")
+    parser.add_argument("--trial-width", type=int, default=Trials.width, help="of beams that find weights")
+    parser.add_argument("--trial-seconds", type=float, default=Trials.seconds, help="of speech for each")
     parser.add_argument("--workers", type=int, default=1, help="processes that search, on the CPU")
     parser.add_argument("--device", default="auto", help="of the model for the second pass")
     arguments = parser.parse_args()
     device = str(choose_device(arguments.device))
     ngram = Fusion(load_ngram(arguments.lm)) if arguments.lm else None
     neural = load_sentence_model(arguments.neural, device) if arguments.neural else None
-    trials = Trials(2, 10.0) if arguments.quick else Trials()
+    trials = Trials(arguments.trial_width, arguments.trial_seconds)
+    trials = Trials(2, 10.0) if arguments.quick else trials
     results = {}
     for run in track(arguments.runs, "decoding"):
         with Hearer.open(run, arguments.data, "cpu").in_processes(arguments.workers, ngram) as hearer:
@@ -114,7 +117,8 @@ def name_of(run: Path) -> str:
 def options(arguments: argparse.Namespace) -> Sequence[str]:
     models = {"--lm": arguments.lm, "--neural": arguments.neural}
     given = [f"{option} {path.name}" for option, path in models.items() if path]
-    return [*(name_of(run) for run in arguments.runs), *given, f"--width {arguments.width}"]
+    trials = [f"--trial-width {arguments.trial_width}", f"--trial-seconds {arguments.trial_seconds:g}"]
+    return [*(name_of(run) for run in arguments.runs), *given, f"--width {arguments.width}", *trials]
 
 
 def tell(results: dict[str, dict[str, Any]]) -> None:

@@ -180,12 +180,12 @@ class Stack:
 @contextmanager
 def in_any_order() -> Iterator[None]:
     """Within: no sorting for the sake of the same bits, which different places do not need."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("default")
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.set_deterministic_debug_mode(before)
 
 
 def norms(stacked: Sequence[Tensor]) -> Tensor:
