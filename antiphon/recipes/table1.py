@@ -57,7 +57,7 @@ from antiphon.weighting import ByNorm, SoftmaxLoss
 
 ROUNDS, FEDAVG_ROUNDS, PARTS = 50, 110, 7
 LOCAL = LocalTraining(lr=0.5, steps=5, batch_seconds=60.0)
-SERVER = Adam(lr=1.5e-3, epsilon=1e-5)
+SERVER = Adam(lr=5e-4, epsilon=1e-5)
 # Adam's first steps are full steps whatever the update's size: without warm-up they undo the seed.
 PLAIN = replace(hierarchical(LOCAL, SERVER), server_schedule=Linear(ROUNDS, final=1.0, warmup=5))
 
@@ -92,18 +92,18 @@ class Trials:
 SERVER_LR = "algorithm.server.lr"
 # Three of each row: as many for every one.
 TRIALS = {
-    "central-online": Trials("algorithm.local.lr", {lr: _online(lr) for lr in (3e-4, 1e-3, 3e-3)}),
+    "central-online": Trials("algorithm.local.lr", {lr: _online(lr) for lr in (1e-4, 3e-4, 1e-3)}),
     "fedavg": Trials(
         "algorithm.local.lr",
         {lr: _federated(fedavg(replace(LOCAL, lr=lr)), total=FEDAVG_ROUNDS) for lr in (0.2, 0.5, 1.0)},
     ),
     "bmuf": Trials(
         "algorithm.server.momentum",
-        {momentum: _federated(bmuf(LOCAL, momentum), Iid(PARTS)) for momentum in (0.5, 0.8, 0.9)},
+        {momentum: _federated(bmuf(LOCAL, momentum), Iid(PARTS)) for momentum in (0.2, 0.5, 0.8)},
     ),
     "hierarchical": Trials(
         SERVER_LR,
-        {lr: _federated(replace(PLAIN, server=replace(SERVER, lr=lr))) for lr in (5e-4, 1.5e-3, 5e-3)},
+        {lr: _federated(replace(PLAIN, server=replace(SERVER, lr=lr))) for lr in (1.5e-4, 5e-4, 1.5e-3)},
     ),
     "softmax": Trials(
         "algorithm.weighting.beta", {beta: _federated(_softmax(beta)) for beta in (0.3, 1.0, 3.0)}
