@@ -4,7 +4,8 @@ A client of a few utterances of noise trains and recognises with a Conformer-CTC
 (whole columns, the default). Each measurement is a process of its own, dense and pruned in turn. Memory on a
 CPU is the peak of the process over what it held before the model was built; on a GPU, that of torch's
 allocator. Time on a CPU is the processor's, one thread: others may use the machine; on a GPU, the clock's.
-The pruned model is built from its own configuration, as on a device: the large one is never there.
+A GPU waits for launches as long with a small model as with a large one unless batches are large
+(`--utterances`). The pruned model is built from its own configuration, as on a device: the large one is never there.
 
   small       2 layers of 256: the model of the recipes
   medium      8 layers of 256
@@ -50,7 +51,11 @@ ENCODERS = {
     "medium": ConformerConfig(num_layers=8),
     "published": ConformerConfig(dim=512, num_layers=17, num_heads=8, kernel_size=31),
 }
-LOCAL = LocalTraining(lr=0.01, epochs=1, batch_seconds=10.0)
+SECONDS = 2.5  # of a batch, for each utterance of the client: about two steps
+
+
+def local_training(store: FeatureStore) -> LocalTraining:
+    return LocalTraining(lr=0.01, epochs=1, batch_seconds=SECONDS * len(store))
 
 
 def pruned(full: CtcConfig, input_dim: int) -> ReducedConfig:
@@ -79,13 +84,14 @@ def measure(way: str, encoder: str, device_name: str, folder: str, repeats: int)
     store = FeatureStore.open(Path(folder))
     on_gpu = device.type == "cuda"
     warm, _ = client_of(store, way, "quick", device)  # libraries are loaded when they are first used
-    train(Task("train", dict(warm.bench.base), {**vars(LOCAL), "round": 0, "seed": 1}), warm)
+    settings = {**vars(local_training(store)), "round": 0, "seed": 1}
+    train(Task("train", dict(warm.bench.base), settings), warm)
     del warm
     before = memory_mib()["anonymous"] + memory_mib()["file"]
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     client, told = client_of(store, way, encoder, device)
-    task = Task("train", dict(client.bench.base), {**vars(LOCAL), "round": 0, "seed": 1})
+    task = Task("train", dict(client.bench.base), settings)
     clock, seconds = time.perf_counter if on_gpu else time.process_time, []
     for _ in range(repeats + 1):
         start = clock()
@@ -117,6 +123,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--encoders", nargs="+", default=["small", "medium", "published"])
     parser.add_argument("--turns", type=int, default=3, help="processes for each figure")
+    parser.add_argument("--utterances", type=int, default=4, help="of the client; a GPU wants hundreds")
     arguments = parser.parse_args()
     if arguments.case:
         way, encoder, device, folder, repeats = arguments.case
@@ -126,7 +133,7 @@ def main() -> None:
     turns, repeats = (1, 1) if arguments.quick else (arguments.turns, 2)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        store = make_store(Path(folder) / "corpus", 1, 4, (4.0, 8.0), dim=288)
+        store = make_store(Path(folder) / "corpus", 1, arguments.utterances, (4.0, 8.0), dim=288)
         for encoder in encoders:
             found: dict[str, list[dict[str, Any]]] = {"dense": [], "pruned": []}
             for _ in range(turns):
@@ -146,7 +153,8 @@ def main() -> None:
     ]
     print_table(["encoder", "figure", "dense", f"pruned, {SPARSITY}", "ratio"], rows)
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu, one thread"
-    chosen = [] if arguments.quick else ["--device", arguments.device, "--turns", str(turns)]
+    given = {"--device": arguments.device, "--turns": turns, "--utterances": arguments.utterances}
+    chosen = [] if arguments.quick else [f"{option} {value}" for option, value in given.items()]
     write_result(arguments, {"device": name, "sparsity": SPARSITY, "encoders": results}, *chosen)
 
 
