@@ -5,7 +5,8 @@ A client of a few utterances of noise trains and recognises with a Conformer-CTC
 CPU is the peak of the process over what it held before the model was built; on a GPU, that of torch's
 allocator. Time on a CPU is the processor's, one thread: others may use the machine; on a GPU, the clock's.
 A GPU waits for launches as long with a small model as with a large one unless batches are large
-(`--utterances`). The pruned model is built from its own configuration, as on a device: the large one is never there.
+(`--utterances`). The pruned model is built from its own configuration, as on a device: the large one is
+never there.
 
   small       2 layers of 256: the model of the recipes
   medium      8 layers of 256
