@@ -89,7 +89,7 @@ def rescore_command(
     rows = {"first pass": scored.first(), "rescored": chosen, **_oracles(scored), "oracle": scored.oracle()}
     screen.console.print(_table(scored, rows))
     if out is not None:
-        write_nbest(out, reranked(scored, weights))
+        write_nbest(out, reranked(lists, weights))  # of all splits: they may be ranked again
         screen.console.print(f"wrote {out}")
 
 

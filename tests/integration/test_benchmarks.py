@@ -94,9 +94,9 @@ def test_decoding_gives_every_way_its_error_rate(tmp_path: Path, world: World) -
     options = [str(run), "--lm", str(lm), "--neural", str(lm), "--data", str(world.corpus), "--width", "4"]
     run_script("decoding", *options, "--quick", "--out", tmp_path, out=tmp_path)
     found = json.loads((tmp_path / "decoding.json").read_text())
-    assert (
-        found["command"]
-        == "python benchmarks/decoding.py out/run --lm books --neural books --width 4 --quick"
+    assert found["command"] == (
+        "python benchmarks/decoding.py out/run --lm books --neural books --width 4 "
+        "--trial-width 16 --trial-seconds 600 --quick"
     )
     (ways,) = found["runs"].values()
     words = [ways[way]["length"] for way in ("greedy", "beam", "ngram", "rescored", "oracle_5")]

@@ -86,10 +86,11 @@ def test_a_transformer_is_trained_saved_and_used(command, text, lists, tmp_path)
 def test_weights_are_found_on_one_split_and_scored_on_another(command, text, lists, tmp_path, monkeypatch):
     command("lm", "ngram", text, "--out", tmp_path / "books", "--order", 2)
     arguments = ["rescore", lists, "--lm", tmp_path / "books", "--tune", "heldout", "--split", "test"]
-    assert command(*arguments).exit_code == 0
-    monkeypatch.setattr(
-        "antiphon.decoding.rescoring.tabulate", None
-    )  # nothing is scored before that is known
+    assert command(*arguments, "--out", tmp_path / "ranked.jsonl").exit_code == 0
+    ranked = list(read_nbest(tmp_path / "ranked.jsonl"))
+    assert [entry.split for entry in ranked] == [entry.split for entry in read_nbest(lists)]  # both
+    assert all("books" in hypothesis.parts for entry in ranked for hypothesis in entry.hypotheses)
+    monkeypatch.setattr("antiphon.decoding.rescoring.tabulate", None)  # nothing is scored before it is known
     for place in (4, 6):
         wrong = [*arguments[: place + 1], "dev", *arguments[place + 2 :]]
         with pytest.raises(ValueError, match="no lists of split 'dev': there are heldout, test"):
