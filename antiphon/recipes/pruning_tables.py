@@ -32,7 +32,7 @@ SMALL = CtcConfig(ConformerConfig(dim=176))  # 1.50 M parameters; at sparsity 0.
 
 def pruning_librispeech() -> Experiment:
     """Federated Pruning (2022), Tables 2 to 4, Figure 4: scores, layers, refinement, patterns, sparsities."""
-    local, server = LocalTraining(lr=0.5, epochs=2, batch_seconds=60.0), Adam(lr=5e-3, epsilon=1e-5)
+    local, server = LocalTraining(lr=0.5, steps=5, batch_seconds=60.0), Adam(lr=5e-3, epsilon=1e-5)
     inner = replace(hierarchical(local, server), server_schedule=Cosine(ROUNDS, final=0.02, warmup=3))
     usual = FederatedPruning(inner, every=EVERY, fine_tune_from=FINE_TUNE_FROM)
     ways = {

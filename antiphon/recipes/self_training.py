@@ -49,7 +49,7 @@ from antiphon.server_opt import Adam
 
 ROUNDS = 60
 ROUNDS_OF_TEN = Rounds(ROUNDS, cohort=10, valid_every=5, save_every=10)
-LOCAL = LocalTraining(lr=0.5, epochs=2, batch_seconds=60.0)
+LOCAL = LocalTraining(lr=0.5, steps=5, batch_seconds=60.0)
 SERVER = Adam(lr=1.5e-3, epsilon=1e-5)
 SCHEDULE = Cosine(ROUNDS, final=0.02, warmup=5)
 STUDENT = CtcConfig(ConformerConfig(dim=144))  # a third of the parameters
