@@ -66,8 +66,8 @@ class AttentionBeam:
     @torch.inference_mode()
     def nbest(self, model: Las, tokens: Tokens, batch: Batch) -> list[tuple[Hypothesis, ...]]:
         """Hypotheses of each utterance of the batch. Call `model.eval()` first."""
-        memory = model.listen(batch.features, batch.feature_lengths).repeated(self.width)
-        beam = Beam.first(model.start(memory), memory, self.width)
+        memory = model.listen(batch.features, batch.feature_lengths)
+        beam = Beam.first(model.start(memory, self.width), memory, self.width)
         if self.fusion is not None:
             return self._nbest_with_words(self.fusion, model, tokens, beam, memory)
         while beam.running.any():
@@ -135,7 +135,7 @@ class Beam:
     @classmethod
     def first(cls, decoder: Decoder, memory: Memory, width: int) -> Beam:
         """One hypothesis with nothing spelled; the others cannot be."""
-        mask = memory.mask[::width]
+        mask = memory.mask
         shape = len(mask), width
         acoustic = at_least_float32(memory.frames.new_zeros(shape))
         acoustic[:, 1:] = -torch.inf

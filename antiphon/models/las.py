@@ -119,7 +119,7 @@ class Las(nn.Module):
         While training jointly also log probabilities of CTC [B, T', num_tokens] and numbers of frames [B].
         """
         memory = self.listen(batch.features, batch.feature_lengths)
-        steps = [decoder.seen for decoder in self.spell(batch, memory.repeated(batch.num_texts))]
+        steps = [decoder.seen for decoder in self.spell(batch, memory)]
         logits = at_least_float32(self.classify(torch.stack(steps, dim=1)))
         if self.ctc is None or not self.training:
             return (logits,)
@@ -191,22 +191,22 @@ class Las(nn.Module):
         """The decoder at every token of the batch and at the end, given those before: U + 1 steps."""
         before = F.pad(next_tokens(batch.tokens, batch.token_lengths)[:, :-1], (1, 0))
         inputs = self.dropout(self.embedding(before))
-        decoder = self.start(memory)
+        decoder = self.start(memory, batch.num_texts)
         for embedded in inputs.unbind(dim=1):
             decoder = self.step(embedded, decoder, memory)
             yield decoder
 
-    def start(self, memory: Memory) -> Decoder:
-        """Zero states, and attention spread evenly over the real frames."""
-        frames = memory.frames
-        zeros = frames.new_zeros(len(frames), self.config.decoder_dim)
-        weights = memory.mask / memory.mask.sum(dim=1, keepdim=True)
-        context = frames.new_zeros(len(frames), self.encoder.dim)
+    def start(self, memory: Memory, num_texts: int = 1) -> Decoder:
+        """Zero states, and attention spread evenly over the real frames: so many rows an utterance."""
+        count = len(memory.frames) * num_texts
+        zeros = memory.frames.new_zeros(count, self.config.decoder_dim)
+        weights = repeated(memory.mask / memory.mask.sum(dim=1, keepdim=True), num_texts)
+        context = memory.frames.new_zeros(count, self.encoder.dim)
         states = ((zeros, zeros),) * self.config.decoder_layers
-        return Decoder(states, context, weights.to(frames.dtype), torch.cat((zeros, context), dim=-1))
+        return Decoder(states, context, weights.to(zeros.dtype), torch.cat((zeros, context), dim=-1))
 
     def step(self, embedded: Tensor, decoder: Decoder, memory: Memory) -> Decoder:
-        """One token further: the embedding of the last one is [B, decoder_dim]."""
+        """One token further: the embedding of the last one is [B · N, decoder_dim]."""
         values = torch.cat((embedded, decoder.context), dim=-1)
         states = []
         for cell, state in zip(self.cells, decoder.states, strict=True):
@@ -229,15 +229,13 @@ class Memory:
     location_filters: Tensor
     mask: Tensor
 
-    def repeated(self, times: int) -> Memory:
-        """Every utterance so many times, for as many texts."""
-        frames, keys, mask = (repeated(tensor, times) for tensor in (self.frames, self.keys, self.mask))
-        return Memory(frames, keys, self.location_filters, mask)
-
 
 @dataclass(frozen=True)
 class Decoder:
-    """What a step hands on: cell states, context [B, dim], attention [B, T], and what will be classified."""
+    """What a step hands on: cell states, context [B · N, dim], attention [B · N, T], what will be classified.
+
+    N texts of an utterance are spelled side by side.
+    """
 
     states: tuple[tuple[Tensor, Tensor], ...]
     context: Tensor
@@ -264,10 +262,16 @@ class Attention(nn.Module):
         return (self.location_output.weight @ self.location.weight).T
 
     def forward(self, state: Tensor, weights: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-        """State [B, decoder_dim], last weights [B, T] -> context [B, encoder dim], weights [B, T]."""
+        """State [B · N, decoder_dim], last weights [B · N, T] -> context [B · N, encoder dim], weights.
+
+        N decoders listen to an utterance, which is not copied for them.
+        """
+        per_utterance = (len(memory.frames), -1)
         width = memory.location_filters.shape[0]
-        windows = F.pad(weights, (width // 2, width // 2)).unfold(1, width, 1)  # [B, T, width]
-        summed = memory.keys + self.query(state)[:, None] + windows @ memory.location_filters
-        energies = self.energy(torch.tanh(summed)).squeeze(-1)
-        weights = energies.masked_fill(~memory.mask, -torch.inf).softmax(dim=-1)
-        return (weights[:, None] @ memory.frames).squeeze(1), weights
+        windows = F.pad(weights, (width // 2, width // 2)).unfold(1, width, 1)  # [B · N, T, width]
+        queries = self.query(state).unflatten(0, per_utterance)[:, :, None]
+        located = (windows @ memory.location_filters).unflatten(0, per_utterance)
+        summed = (memory.keys[:, None] + queries).add_(located)  # the largest tensor of a step: made once
+        energies = self.energy(summed.tanh_()).squeeze(-1)
+        weights = energies.masked_fill(~memory.mask[:, None], -torch.inf).softmax(dim=-1)  # [B, N, T]
+        return (weights @ memory.frames).flatten(0, 1), weights.flatten(0, 1)

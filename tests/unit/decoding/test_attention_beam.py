@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.data.batches import Batch
+from antiphon.data.batches import Batch, repeated
 from antiphon.data.tokens import Characters
 from antiphon.decoding.attention_beam import AttentionBeam, Penalties
 from antiphon.decoding.fusion import Fusion
@@ -205,9 +205,9 @@ class Scripted:
         frames = torch.zeros(len(features), features.shape[1] // 2, 1, dtype=torch.float64)
         return Memory(frames, frames, torch.zeros(1, 1), torch.ones(frames.shape[:2], dtype=torch.bool))
 
-    def start(self, memory):
-        nothing = torch.zeros(len(memory.frames), 0, dtype=torch.int64)
-        return Decoder((), nothing, memory.frames[:, :, 0], nothing)
+    def start(self, memory, num_texts):
+        nothing = torch.zeros(len(memory.frames) * num_texts, 0, dtype=torch.int64)
+        return Decoder((), nothing, repeated(memory.frames[:, :, 0], num_texts), nothing)
 
     def embedding(self, tokens):
         return tokens[:, None]
