@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from antiphon import screen
+from antiphon.decoding.expected_errors import Apart
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import WORDS, NBest, read_nbest, write_nbest
 from antiphon.decoding.rescoring import (
@@ -32,6 +33,7 @@ from antiphon.decoding.tuning import Ranking
 from antiphon.models.ngram import SentenceModel
 from antiphon.report.statistics import Interval, difference_interval, rate_interval
 
+RESCORED, EXPECTED = "rescored", "fewest expected errors"
 DEPTHS = (5, 20, 100)  # of lists, at which their oracles are looked at
 
 
@@ -77,16 +79,25 @@ def rescore_command(
     columns = columns_for([*models, *hearers], numbers_of("--weight", weight), search)
     lists = tabulate(entries, models, hearers)
     scored = of_split(lists, split) if split else lists
-    if tune_on or all(column.step == 0 for column in columns):
-        weights = tune(of_split(lists, tune_on), columns) if tune_on else {c.name: c.weight for c in columns}
-        chosen = scored.best(weights)
-        screen.console.print(listed(f"weights, found on {tune_on}" if tune_on else "weights", weights))
+    if tune_on:
+        tuned = of_split(lists, tune_on)
+        weights = tune(tuned, columns)
+        sharpness = Apart.measure(tuned).tune(weights)
+        expected = Apart.measure(scored).best(weights, sharpness)
+        chosen = {RESCORED: scored.best(weights), EXPECTED: expected}
+        screen.console.print(listed(f"weights, found on {tune_on}", {**weights, "sharpness": sharpness}))
+    elif all(column.step == 0 for column in columns):
+        weights = {column.name: column.weight for column in columns}
+        chosen = {RESCORED: scored.best(weights)}
+        screen.console.print(listed("weights", weights))
     else:
         by_session = tune_leaving_out(scored, columns)
-        chosen, weights = best_leaving_out(scored, by_session), tune(scored, columns)
+        expected = Apart.measure(scored).best_leaving_out(by_session)
+        chosen = {RESCORED: best_leaving_out(scored, by_session), EXPECTED: expected}
+        weights = tune(scored, columns)
         screen.console.print(f"each session with weights found on the {len(by_session) - 1} others")
         screen.console.print(listed("weights, found on all", weights))
-    rows = {"first pass": scored.first(), "rescored": chosen, **_oracles(scored), "oracle": scored.oracle()}
+    rows = {"first pass": scored.first(), **chosen, **_oracles(scored), "oracle": scored.oracle()}
     screen.console.print(_table(scored, rows))
     if out is not None:
         write_nbest(out, reranked(lists, weights))  # of all splits: they may be ranked again
