@@ -33,7 +33,7 @@ from antiphon.decoding.tuning import Ranking
 from antiphon.models.ngram import SentenceModel
 from antiphon.report.statistics import Interval, difference_interval, rate_interval
 
-RESCORED, EXPECTED = "rescored", "fewest expected errors"
+RESCORED, EXPECTED = "rescored", "least risk"  # of all texts; fewest expected errors
 DEPTHS = (5, 20, 100)  # of lists, at which their oracles are looked at
 
 
