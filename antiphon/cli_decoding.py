@@ -178,7 +178,7 @@ def of_split(lists: Lists, split: str) -> Lists:
 
 def _table(lists: Lists, choices: Mapping[str, np.ndarray]) -> Table:
     """Error rates of these choices of a hypothesis each, and how they differ from the first of them."""
-    sessions = [entry.session or entry.id for entry in lists.entries]
+    sessions = lists.sessions
     num_words = lists.count(lists.first()).length
     num_sessions = len(set(sessions))
     title = f"{len(sessions):,} lists, {num_words:,} words; 95 % intervals over {num_sessions:,} sessions"

@@ -99,8 +99,8 @@ def main() -> None:
     device = str(choose_device(arguments.device))
     ngram = Fusion(load_ngram(arguments.lm)) if arguments.lm else None
     neural = load_sentence_model(arguments.neural, device) if arguments.neural else None
-    trials = Trials(arguments.trial_width, arguments.trial_seconds)
-    trials = Trials(2, 10.0) if arguments.quick else trials
+    given = Trials(arguments.trial_width, arguments.trial_seconds)
+    trials = Trials(2, 10.0) if arguments.quick else given
     results = {}
     for run in track(arguments.runs, "decoding"):
         with Hearer.open(run, arguments.data, "cpu").in_processes(arguments.workers, ngram) as hearer:

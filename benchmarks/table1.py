@@ -32,10 +32,11 @@ from seeds import Trained, check_seeds, error_rate, over_seeds, pooled_errors
 from seeds import to_json as seeds_to_json
 from table1_plots import draw_plots
 
-from antiphon.recipes.table1 import TRIALS, choice
+from antiphon.recipes.table1 import TRIALS, choice, trial_name
 from antiphon.report.formatting import NONE, percent, plural, signed
 from antiphon.report.run import RunFolder
 from antiphon.report.statistics import difference_interval, round_of_best, round_to_target
+from antiphon.report.weights import weights_by_kind
 
 
 @dataclass(frozen=True)
@@ -173,16 +174,25 @@ def measure(seeds: Sequence[Trained], name: str, baseline: str, gain: float) -> 
         "speed_up": ratio,
         "speed_up_is_upper_bound": is_bound,
         "round_seconds": median_low(steps),
+        "weight_over_equal_share": mean_weights(runs),
         "candidates_share": sum(line.get("task_evaluate_seconds", 0.0) for line in ticks) / sum(steps),
         "seconds_to_reach": [seconds_until(run, r) for run, r in zip(runs, reached, strict=True)],
     }
+
+
+def mean_weights(runs: Sequence[RunFolder]) -> dict[str, float]:
+    """Of clean and of corrupted clients, over rounds and seeds; nothing where none were corrupted."""
+    found = [weights_by_kind(run) for run in runs]
+    if not all(found):
+        return {}
+    return {kind: float(np.mean([kinds[kind][1].mean() for kinds in found])) for kind in found[0]}
 
 
 def choices(trials: Trained) -> list[str]:
     """For each row with all its trials, the settings of the one whose held-out CER was ever lowest."""
     found = []
     for row, tried in TRIALS.items():
-        by_value = {value: trials.runs.get(f"{row}-{value:g}") for value in tried.runs}
+        by_value = {value: trials.runs.get(trial_name(row, value)) for value in tried.runs}
         lowest = {value: target_of(run) for value, run in by_value.items() if run is not None}
         if len(lowest) == len(by_value):
             found += choice(row, min(lowest, key=lambda value: lowest[value]))

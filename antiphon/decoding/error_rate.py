@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 try:
     from rapidfuzz.distance.Levenshtein import editops
 except ImportError:  # it is not on every machine that trains
@@ -71,6 +73,21 @@ def word_errors(reference: str, hypothesis: str) -> Errors:
 def character_errors(reference: str, hypothesis: str) -> Errors:
     """Errors in characters, spaces among them."""
     return token_errors(reference, hypothesis)
+
+
+def word_distances(texts: Sequence[str]) -> np.ndarray:
+    """Words that must be changed, removed or added to get from each text to each other: [n, n].
+
+    >>> word_distances(["a cat sat", "the cat sat", "the cat"]).tolist()
+    [[0, 1, 2], [1, 0, 1], [2, 1, 0]]
+    """
+    if editops is None:
+        return np.array([[word_errors(one, other).total for other in texts] for one in texts])
+    from rapidfuzz.distance.Levenshtein import distance
+    from rapidfuzz.process import cdist
+
+    words = [text.split() for text in texts]
+    return cdist(words, words, scorer=distance, dtype=np.int32)
 
 
 def token_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> Errors:

@@ -12,30 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from rapidfuzz.distance import Levenshtein
-from rapidfuzz.process import cdist
 
-from antiphon.decoding.hypothesis import NBest
-from antiphon.decoding.rescoring import Lists
+from antiphon.decoding.error_rate import word_distances
+from antiphon.decoding.rescoring import Lists, of_own_session, others
 
 # Weights are relative to one that is fixed, so that scores may be in any unit. The first is the likeliest's.
 SHARPNESSES = (np.inf, *(2.0**-power for power in range(10)))
-
-
-def word_distances(entry: NBest) -> np.ndarray:
-    """Words that must be changed, removed or added to get from each text of a list to each other: [n, n].
-
-    >>> from antiphon.decoding.hypothesis import Hypothesis
-    >>> texts = ("a cat sat", "the cat sat", "the cat")
-    >>> word_distances(NBest("1", tuple(Hypothesis(text) for text in texts))).tolist()
-    [[0, 1, 2], [1, 0, 1], [2, 1, 0]]
-    """
-    codes: dict[str, int] = {}
-    texts = [
-        [codes.setdefault(word, len(codes)) for word in hypothesis.text.split()]
-        for hypothesis in entry.hypotheses
-    ]
-    return cdist(texts, texts, scorer=Levenshtein.distance, dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -47,7 +29,8 @@ class Apart:
 
     @classmethod
     def measure(cls, lists: Lists) -> Apart:
-        return cls(lists, tuple(word_distances(entry) for entry in lists.entries))
+        texts = ([hypothesis.text for hypothesis in entry.hypotheses] for entry in lists.entries)
+        return cls(lists, tuple(map(word_distances, texts)))
 
     def of(self, places: Sequence[int]) -> Apart:
         """Some of the lists."""
@@ -58,7 +41,7 @@ class Apart:
         lists = self.lists
         if np.isinf(sharpness):
             return lists.best(weights)
-        scores = sharpness * (lists.values @ np.array([weights.get(name, 0.0) for name in lists.columns]))
+        scores = sharpness * lists.scores(weights)
         chosen = []
         for start, end, apart in zip(lists.starts[:-1], lists.starts[1:], self.distances, strict=True):
             likely = np.exp(scores[start:end] - scores[start:end].max())
@@ -71,9 +54,8 @@ class Apart:
 
     def best_leaving_out(self, weights: Mapping[str, Mapping[str, float]]) -> np.ndarray:
         """The same under the weights of each list's session, with a sharpness that is found on the others."""
-        sessions = [entry.session or entry.id for entry in self.lists.entries]
-        chosen = {}
-        for left_out, own in weights.items():
-            others = self.of([place for place, session in enumerate(sessions) if session != left_out])
-            chosen[left_out] = self.best(own, others.tune(own))
-        return np.array([chosen[session][place] for place, session in enumerate(sessions)], dtype=np.int64)
+        chosen = {
+            left_out: self.best(weights[left_out], self.of(places).tune(weights[left_out]))
+            for left_out, places in others(self.lists).items()
+        }
+        return of_own_session(self.lists, chosen)

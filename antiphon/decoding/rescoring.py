@@ -56,10 +56,19 @@ class Lists:
     errors: np.ndarray
     starts: np.ndarray
 
+    @property
+    def sessions(self) -> list[str]:
+        """Of each list; one without a session is its own."""
+        return [entry.session or entry.id for entry in self.entries]
+
+    def scores(self, weights: Mapping[str, float]) -> np.ndarray:
+        """The weighted sum of every hypothesis."""
+        total: np.ndarray = self.values @ np.array([weights.get(name, 0.0) for name in self.columns])
+        return total
+
     def best(self, weights: Mapping[str, float]) -> np.ndarray:
         """The row of the best hypothesis of each list; among equals the first pass's order holds."""
-        vector = np.array([weights.get(name, 0.0) for name in self.columns])
-        return _first_maxima(self.values @ vector, self.starts)
+        return _first_maxima(self.scores(weights), self.starts)
 
     def first(self) -> np.ndarray:
         return self.starts[:-1]
@@ -182,31 +191,38 @@ def tune(lists: Lists, columns: Sequence[Column]) -> dict[str, float]:
     return weights
 
 
-def tune_leaving_out(lists: Lists, columns: Sequence[Column]) -> dict[str, dict[str, float]]:
-    """For every session, weights tuned on all other sessions."""
-    sessions = [entry.session or entry.id for entry in lists.entries]
+def others(lists: Lists) -> dict[str, list[int]]:
+    """For every session, the places of the lists of all other sessions."""
+    sessions = lists.sessions
     if len(set(sessions)) < 2:
         raise ValueError("to leave one session out, lists of at least two are needed")
     return {
-        left_out: tune(lists.of([i for i, session in enumerate(sessions) if session != left_out]), columns)
+        left_out: [place for place, session in enumerate(sessions) if session != left_out]
         for left_out in dict.fromkeys(sessions)
     }
 
 
+def tune_leaving_out(lists: Lists, columns: Sequence[Column]) -> dict[str, dict[str, float]]:
+    """For every session, weights tuned on all other sessions."""
+    return {left_out: tune(lists.of(places), columns) for left_out, places in others(lists).items()}
+
+
 def best_leaving_out(lists: Lists, weights: Mapping[str, Mapping[str, float]]) -> np.ndarray:
     """The best row of each list under the weights of its session, tuned on the others."""
-    chosen = {session: lists.best(own) for session, own in weights.items()}
-    rows = [chosen[entry.session or entry.id][place] for place, entry in enumerate(lists.entries)]
+    return of_own_session(lists, {session: lists.best(own) for session, own in weights.items()})
+
+
+def of_own_session(lists: Lists, chosen: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Rows of all lists, chosen for every session, to those chosen for the list's own."""
+    rows = [chosen[session][place] for place, session in enumerate(lists.sessions)]
     return np.array(rows, dtype=np.int64)
 
 
 def reranked(lists: Lists, weights: Mapping[str, float]) -> list[NBest]:
     """The lists, best first by the weighted sum, which becomes their score; columns become parts."""
-    vector = np.array([weights.get(name, 0.0) for name in lists.columns])
-    entries = []
+    totals, entries = lists.scores(weights), []
     for entry, start in zip(lists.entries, lists.starts, strict=False):
-        rows = lists.values[start : start + len(entry.hypotheses)]
-        scores = rows @ vector
+        rows, scores = (values[start : start + len(entry.hypotheses)] for values in (lists.values, totals))
         ordered = [
             replace(
                 entry.hypotheses[place],

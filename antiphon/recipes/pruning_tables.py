@@ -17,11 +17,10 @@ from antiphon.algorithms.scores import Adaptive, ByMomentum, ByProduct
 from antiphon.algorithms.slices import HalfColumn, HalfRow, WholeRow
 from antiphon.data.frontends import OnnxEncoder
 from antiphon.engine import Rounds
-from antiphon.local import LocalTraining
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.single import ENCODER_MASKS, central
+from antiphon.recipes.single import ENCODER_LOCAL, ENCODER_MASKS, central
 from antiphon.schedule import Cosine
 from antiphon.server_opt import Adam
 
@@ -32,8 +31,8 @@ SMALL = CtcConfig(ConformerConfig(dim=176))  # 1.50 M parameters; at sparsity 0.
 
 def pruning_librispeech() -> Experiment:
     """Federated Pruning (2022), Tables 2 to 4, Figure 4: scores, layers, refinement, patterns, sparsities."""
-    local, server = LocalTraining(lr=0.5, steps=5, batch_seconds=60.0), Adam(lr=5e-3, epsilon=1e-5)
-    inner = replace(hierarchical(local, server), server_schedule=Cosine(ROUNDS, final=0.02, warmup=3))
+    server = Adam(lr=5e-3, epsilon=1e-5)
+    inner = replace(hierarchical(ENCODER_LOCAL, server), server_schedule=Cosine(ROUNDS, final=0.02, warmup=3))
     usual = FederatedPruning(inner, every=EVERY, fine_tune_from=FINE_TUNE_FROM)
     ways = {
         "weight": usual,

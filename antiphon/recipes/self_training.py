@@ -43,13 +43,12 @@ from antiphon.local import LocalTraining
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.single import ENCODER_MASKS, central
+from antiphon.recipes.single import ENCODER_LOCAL, ENCODER_MASKS, central
 from antiphon.schedule import Cosine
 from antiphon.server_opt import Adam
 
 ROUNDS = 60
 ROUNDS_OF_TEN = Rounds(ROUNDS, cohort=10, valid_every=5, save_every=10)
-LOCAL = LocalTraining(lr=0.5, steps=5, batch_seconds=60.0)
 SERVER = Adam(lr=1.5e-3, epsilon=1e-5)
 SCHEDULE = Cosine(ROUNDS, final=0.02, warmup=5)
 STUDENT = CtcConfig(ConformerConfig(dim=144))  # a third of the parameters
@@ -57,8 +56,8 @@ STUDENT = CtcConfig(ConformerConfig(dim=144))  # a third of the parameters
 
 def self_training() -> Experiment:
     """Clients without transcripts (DGA 2021, Table 3): N-best labels, rehearsal, LM, a small student."""
-    plain = replace(hierarchical(LOCAL, SERVER), server_schedule=SCHEDULE)
-    softmax = replace(dga(LOCAL, 1.0, SERVER), server_schedule=SCHEDULE)
+    plain = replace(hierarchical(ENCODER_LOCAL, SERVER), server_schedule=SCHEDULE)
+    softmax = replace(dga(ENCODER_LOCAL, 1.0, SERVER), server_schedule=SCHEDULE)
     steps = LocalTraining(lr=0.5, steps=50, batch_seconds=60.0)
     rehearsed = Rehearsed(plain, steps, schedule=Cosine(ROUNDS, final=0.05))
     best = replace(rehearsed, inner=softmax)

@@ -21,6 +21,8 @@ from antiphon.weighting import ByNorm, Uniform
 LOCAL = LocalTraining(lr=0.05, epochs=1, batch_seconds=60.0)
 # Our updates are about 1e-4 an entry: the usual epsilon of 1e-3 would turn Adam into slow SGD.
 SERVER = Adam(lr=3e-3, epsilon=1e-5)
+# On a frozen encoder: five steps of a minute, about what a LibriSpeech speaker has here.
+ENCODER_LOCAL = LocalTraining(lr=0.5, steps=5, batch_seconds=60.0)
 # On a frozen encoder of 41.7 frames a second: a time mask hides up to 0.3 s, another some of its values.
 ENCODER_MASKS = SpecAugment(num_time_masks=4, time_width=12, num_frequency_masks=2, frequency_width=40)
 

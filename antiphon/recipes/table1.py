@@ -50,16 +50,15 @@ from antiphon.engine import Rounds
 from antiphon.local import LocalTraining
 from antiphon.models.ctc import CtcConfig
 from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.single import ENCODER_MASKS, central
+from antiphon.recipes.single import ENCODER_LOCAL, ENCODER_MASKS, central
 from antiphon.schedule import Linear
 from antiphon.server_opt import Adam
 from antiphon.weighting import ByNorm, SoftmaxLoss
 
 ROUNDS, FEDAVG_ROUNDS, PARTS = 50, 110, 7
-LOCAL = LocalTraining(lr=0.5, steps=5, batch_seconds=60.0)
 SERVER = Adam(lr=5e-4, epsilon=1e-5)
 # Adam's first steps are full steps whatever the update's size: without warm-up they undo the seed.
-PLAIN = replace(hierarchical(LOCAL, SERVER), server_schedule=Linear(ROUNDS, final=1.0, warmup=5))
+PLAIN = replace(hierarchical(ENCODER_LOCAL, SERVER), server_schedule=Linear(ROUNDS, final=1.0, warmup=5))
 
 
 def _online(lr: float) -> Run:
@@ -95,11 +94,14 @@ TRIALS = {
     "central-online": Trials("algorithm.local.lr", {lr: _online(lr) for lr in (1e-4, 3e-4, 1e-3)}),
     "fedavg": Trials(
         "algorithm.local.lr",
-        {lr: _federated(fedavg(replace(LOCAL, lr=lr)), total=FEDAVG_ROUNDS) for lr in (0.2, 0.5, 1.0)},
+        {
+            lr: _federated(fedavg(replace(ENCODER_LOCAL, lr=lr)), total=FEDAVG_ROUNDS)
+            for lr in (0.2, 0.5, 1.0)
+        },
     ),
     "bmuf": Trials(
         "algorithm.server.momentum",
-        {momentum: _federated(bmuf(LOCAL, momentum), Iid(PARTS)) for momentum in (0.2, 0.5, 0.8)},
+        {momentum: _federated(bmuf(ENCODER_LOCAL, momentum), Iid(PARTS)) for momentum in (0.2, 0.5, 0.8)},
     ),
     "hierarchical": Trials(
         SERVER_LR,
@@ -121,7 +123,10 @@ TRIALS = {
     ),
     "fedprox": Trials(
         "algorithm.local.proximal",
-        {pull: _federated(replace(PLAIN, local=replace(LOCAL, proximal=pull))) for pull in (0.01, 0.1, 1.0)},
+        {
+            pull: _federated(replace(PLAIN, local=replace(ENCODER_LOCAL, proximal=pull)))
+            for pull in (0.01, 0.1, 1.0)
+        },
     ),
     "layer-clip": Trials(
         "algorithm.clipping.limit",
@@ -168,8 +173,13 @@ def _experiment(name: str, runs: dict[str, Run]) -> Experiment:
     )
 
 
+def trial_name(row: str, value: float) -> str:
+    """As in `table1-trials`."""
+    return f"{row}-{value:g}"
+
+
 def _trials_of(row: str) -> dict[str, Run]:
-    return {f"{row}-{value:g}": run for value, run in TRIALS[row].runs.items()}
+    return {trial_name(row, value): run for value, run in TRIALS[row].runs.items()}
 
 
 def table1() -> Experiment:

@@ -6,10 +6,12 @@ import math
 
 import jiwer
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.decoding.expected_errors import SHARPNESSES, Apart, word_distances
+from antiphon.decoding.error_rate import word_distances
+from antiphon.decoding.expected_errors import SHARPNESSES, Apart
 from antiphon.decoding.hypothesis import Hypothesis, NBest
 from antiphon.decoding.rescoring import SCORE, tabulate
 
@@ -79,6 +81,10 @@ def test_a_session_s_sharpness_is_found_on_the_others() -> None:
     assert apart.best_leaving_out(weights).tolist() == [0, 4, 9]
 
 
-def test_distances_are_of_words_not_of_letters() -> None:
-    found = word_distances(entry([("abc def", 0.0), ("abd def", 0.0), ("def", 0.0), ("", 0.0)]))
+@pytest.mark.parametrize("quick", [True, False])
+def test_distances_are_of_words_not_of_letters(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With rapidfuzz and without."""
+    if not quick:
+        monkeypatch.setattr("antiphon.decoding.error_rate.editops", None)
+    found = word_distances(["abc def", "abd def", "def", ""])
     assert found.tolist() == [[0, 1, 1, 2], [1, 0, 1, 2], [1, 1, 0, 1], [2, 2, 1, 0]]
