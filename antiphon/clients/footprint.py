@@ -18,8 +18,9 @@ LONG = 512  # frames of the longer of two utterances that are measured; the othe
 FRAMES_PER_TOKEN = 8
 COPIES = 4  # of a client's parameters in a launch: themselves, gradients, and something to move them with
 WAITING = 2  # of every client's: its parameters between launches, and its update
-SHARE = 0.7  # of the device's memory that stacked training may fill …
+SHARE = 0.7  # of the memory a process may have that stacked training may fill …
 HELD = 0.3  # … and of that, by clients and updates that wait for their turn
+FREE = 0.9  # of what is free when it is measured: no more than that is counted on
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,29 @@ def measure_footprint(bench: Bench, tensors: Tensors) -> Footprint:
     quadratic = max(long - short, 0.0) / (frames - frames // 4)
     linear = max(short - quadratic * (frames // 4), 0.0)
     update = size_in_bytes(tensors)
-    free, total = torch.cuda.mem_get_info(bench.device)
-    reusable = torch.cuda.memory_reserved(bench.device) - torch.cuda.memory_allocated(bench.device)
-    return Footprint(SHARE * min(total, free + reusable), update, linear, quadratic)
+    return Footprint(_room_on(bench.device), update, linear, quadratic)
+
+
+def room(allowed: float, free: float) -> float:
+    """Bytes to be filled: SHARE of what is allowed, or half of that and so on until it is free.
+
+    Not a share of what happens to be free: then who is trained with whom would vary with what else is on the
+    device, and with that the last bits of every update.
+
+    >>> room(allowed=100.0, free=100.0), room(allowed=100.0, free=80.0), room(allowed=100.0, free=70.0)
+    (70.0, 70.0, 35.0)
+    """
+    found = SHARE * allowed
+    while found > FREE * free > 0:
+        found /= 2
+    return found
+
+
+def _room_on(device: torch.device) -> float:
+    """Of a GPU that others may use too: PYTORCH_CUDA_ALLOC_CONF says how much of it is ours."""
+    free, total = torch.cuda.mem_get_info(device)
+    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return room(total * torch.cuda.get_per_process_memory_fraction(device), free + reusable)
 
 
 def longest_trial(bench: Bench) -> int:
