@@ -81,7 +81,7 @@ def room(allowed: float, free: float) -> float:
 
 
 def _room_on(device: torch.device) -> float:
-    """Of a GPU that others may use too: PYTORCH_CUDA_ALLOC_CONF says how much of it is ours."""
+    """Of a GPU that others may use too: `torch.cuda.set_per_process_memory_fraction` says what is ours."""
     free, total = torch.cuda.mem_get_info(device)
     reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return room(total * torch.cuda.get_per_process_memory_fraction(device), free + reusable)
