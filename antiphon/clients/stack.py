@@ -1,11 +1,12 @@
 """Many clients' parameters side by side, and one SGD step for all of them at once.
 
-Parameters of C clients are stacked on a leading dimension. One `vmap` of the model's forward pass takes
-every client's own batch through its own parameters; the losses, which have no parameters, are one call
-over all utterances of all clients; one backward pass gives each client its own gradient. A step may be of
-some of the clients: their parameters are taken out, and put back.
+A client's parameters are a row of a matrix. One `vmap` of the model's forward pass takes every client's own
+batch through its own parameters; the losses, which have no parameters, are one call over all utterances of
+all clients; one backward pass gives each client its own gradient. A step may be of some of the clients: their
+rows are taken out, and put back.
 
-Where shapes repeat on a GPU, forward and backward are CUDA graphs: launching kernels is most of a step.
+Launching kernels is most of a step on a GPU. So rows are clipped and moved whole, not tensor by tensor, and
+where shapes repeat, forward and backward are CUDA graphs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from antiphon.clients.client import Bench
+from antiphon.clients.layout import Layout
 from antiphon.core import Tensors
 from antiphon.data.batches import Batch
 from antiphon.local import LocalTraining
@@ -61,25 +63,28 @@ class Stack:
         self.bench, self.model, self.size = bench, bench.model, size
         self.graphs = graphs and bench.device.type == "cuda"
         self.shared = {name: base for name, base in bench.base.items() if name not in start}
-        self.start = {name: tensor.clone() for name, tensor in start.items()}
-        self.parameters = {name: tensor.expand(size, *tensor.shape).clone() for name, tensor in start.items()}
+        self.layout = Layout.of(start)
+        self.start = self._row(start)
+        self.rows = self.start.repeat(size, 1)
         self._seen: Counter[tuple[object, ...]] = Counter()
         self._graphs: dict[tuple[object, ...], Captured] = {}
 
     def serves(self, start: Tensors, size: int) -> bool:
         """Whether it holds these parameters of so many clients."""
-        shapes = {name: tensor.shape for name, tensor in start.items()}
-        return size == self.size and shapes == {name: tensor.shape for name, tensor in self.start.items()}
+        return size == self.size and Layout.of(start) == self.layout
 
     def restart(self, start: Tensors) -> None:
         """All clients back to these parameters."""
-        for name, tensor in start.items():
-            self.start[name].copy_(tensor)
-            self.parameters[name].copy_(tensor.expand_as(self.parameters[name]))
+        self.start.copy_(self._row(start))
+        self.rows.copy_(self.start.expand_as(self.rows))
 
-    def deltas(self) -> Tensors:
-        """Δ = w − w_k of every client: [size, ...] each."""
-        return {name: self.start[name] - parameter for name, parameter in self.parameters.items()}
+    def deltas(self) -> Tensor:
+        """Δ = w − w_k of every client: [size, width], to be parted by the layout."""
+        return self.start - self.rows
+
+    def _row(self, tensors: Tensors) -> Tensor:
+        """Of one client: [1, width]."""
+        return self.layout.joined(tensors[name].detach()[None] for name in self.layout.shapes)
 
     def step(self, given: StackedBatch, local: LocalTraining) -> Tensor:
         """One SGD step of the members, each on its own rows; losses per token of all rows [n, B]."""
@@ -107,25 +112,26 @@ class Stack:
         return min(self._graphs, key=lambda key: self._seen[key])
 
     def _step(self, given: StackedBatch, rate: Tensor, local: LocalTraining) -> Tensor:
-        trained = self.taken(given.members)
+        rows = self.taken(given.members)
+        trained = self.leaves(rows)
         outputs = self.forward(trained, given)
         losses, upstream = self.score(outputs, given)
-        self.descend(trained, outputs, upstream, rate, local)
-        self.put_back(trained, given.members)
+        self.descend(rows, trained, outputs, upstream, rate, local)
+        self.put_back(rows, given.members)
         return losses
 
-    def taken(self, members: Tensor) -> Tensors:
-        """The members' parameters [n, ...], to be differentiated: copies, unless they are everybody's."""
-        everybody = len(members) == self.size
-        taken = {n: p if everybody else p.index_select(0, members) for n, p in self.parameters.items()}
-        return {name: parameter.detach().requires_grad_() for name, parameter in taken.items()}
+    def taken(self, members: Tensor) -> Tensor:
+        """The members' rows [n, width]: a copy, unless they are everybody's."""
+        return self.rows if len(members) == self.size else self.rows.index_select(0, members)
 
-    def put_back(self, trained: Tensors, members: Tensor) -> None:
-        if len(members) == self.size:
-            return
-        with in_any_order():
-            for name, parameter in trained.items():
-                self.parameters[name].index_copy_(0, members, parameter.detach())
+    def leaves(self, rows: Tensor) -> Tensors:
+        """The parameters in them [n, ...], to be differentiated."""
+        return {n: p.detach().requires_grad_() for n, p in self.layout.parted(rows).items()}
+
+    def put_back(self, rows: Tensor, members: Tensor) -> None:
+        if len(members) < self.size:
+            with in_any_order():
+                self.rows.index_copy_(0, members, rows)
 
     def forward(self, trained: Tensors, given: StackedBatch) -> tuple[Tensor, ...]:
         """The model's outputs, [n, B, ...] or [n, B · N, ...] each."""
@@ -154,6 +160,7 @@ class Stack:
 
     def descend(
         self,
+        rows: Tensor,
         trained: Tensors,
         outputs: Sequence[Tensor],
         upstream: Sequence[Tensor],
@@ -165,16 +172,13 @@ class Stack:
         # In subspace training an output may depend on nothing that is trained.
         pairs = [(own, above) for own, above in zip(real, upstream, strict=True) if own.requires_grad]
         reached, gradients = zip(*pairs, strict=True)
-        grads = torch.autograd.grad(reached, list(trained.values()), gradients)
-        with torch.no_grad():
-            if local.proximal > 0:
-                drifts = [p - self.start[name] for name, p in trained.items()]
-                grads = tuple(torch._foreach_add(grads, drifts, alpha=local.proximal))
-            scale = rate
-            if local.clip_norm > 0:
-                scale = rate * (local.clip_norm / (norms(grads) + 1e-12)).clamp(max=1.0)
-            for parameter, grad in zip(trained.values(), grads, strict=True):
-                parameter.addcmul_(grad, scale.view(-1, *[1] * (grad.dim() - 1)), value=-1)
+        grads = self.layout.joined(torch.autograd.grad(reached, list(trained.values()), gradients))
+        if local.proximal > 0:
+            grads.add_(rows - self.start, alpha=local.proximal)
+        if local.clip_norm > 0:
+            length = torch.linalg.vector_norm(grads, dim=1, keepdim=True)
+            rate = rate * (local.clip_norm / (length + 1e-12)).clamp(max=1.0)
+        rows.addcmul_(grads, rate, value=-1)
 
 
 @contextmanager
@@ -188,18 +192,6 @@ def in_any_order() -> Iterator[None]:
         torch.set_deterministic_debug_mode(before)
 
 
-def norms(stacked: Sequence[Tensor]) -> Tensor:
-    """The l2 norm of each client over all its tensors, [n, ...] each -> [n]."""
-    parts = [torch.linalg.vector_norm(tensor.flatten(1), dim=1) for tensor in stacked]
-    return torch.linalg.vector_norm(torch.stack(parts), dim=0)
-
-
-def total_magnitudes(stacked: Sequence[Tensor]) -> Tensor:
-    """The sum of |entry| of each client over all its tensors, [n, ...] each -> [n]."""
-    parts = [torch.linalg.vector_norm(tensor.flatten(1), ord=1, dim=1) for tensor in stacked]
-    return torch.stack(parts).sum(dim=0)
-
-
 class Captured:
     """A step of one shape as two CUDA graphs; the losses between them have no parameters to wait for."""
 
@@ -208,22 +200,24 @@ class Captured:
         *tensors, keys, share, members = (tensor.clone() for tensor in given.tensors)
         self.given = StackedBatch(Batch.of(tensors), keys, share, members)
         self.rate = torch.zeros((), dtype=given.share.dtype, device=given.share.device)  # nobody moves yet
-        trained = stack.taken(members)
+        rows = stack.taken(members)
+        trained = stack.leaves(rows)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             outputs = stack.forward(trained, self.given)
             _, self.upstream = stack.score(outputs, self.given)
-            stack.descend(trained, outputs, self.upstream, self.rate, local)
+            stack.descend(rows, trained, outputs, self.upstream, self.rate, local)
             del outputs
         torch.cuda.current_stream().wait_stream(side)
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.forward):
-            trained = stack.taken(members)
+            rows = stack.taken(members)
+            trained = stack.leaves(rows)
             outputs = stack.forward(trained, self.given)
         with torch.cuda.graph(self.backward, pool=self.forward.pool()):
-            stack.descend(trained, outputs, self.upstream, self.rate, local)
-            stack.put_back(trained, members)
+            stack.descend(rows, trained, outputs, self.upstream, self.rate, local)
+            stack.put_back(rows, members)
         self.outputs = [tensor.detach() for tensor in outputs]
 
     def replay(self, given: StackedBatch, rate: Tensor) -> Tensor:

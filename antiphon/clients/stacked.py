@@ -18,7 +18,7 @@ import torch
 from antiphon.clients.client import Bench, Unusable
 from antiphon.clients.footprint import Footprint, measure_footprint
 from antiphon.clients.grouping import Launch, Plan, launches
-from antiphon.clients.stack import Stack, StackedBatch, norms, total_magnitudes
+from antiphon.clients.stack import Stack, StackedBatch
 from antiphon.clients.train import delta_stats, report, seed_of
 from antiphon.clients.worker import SpeechWorker, refuse_nonfinite
 from antiphon.core import Failure, Task, Update
@@ -132,10 +132,10 @@ class StackedWorker:
         for batch in stacked_batches(self.bench, plans, together):
             losses = stack.step(batch, local).masked_fill(batch.share == 0, 0.0)
             totals[batch.members] += losses.sum(dim=1)
-        deltas = stack.deltas()
-        entries = list(deltas.values())
-        num_entries = sum(delta[0].numel() for delta in entries)
-        sums = torch.stack([norms(entries), total_magnitudes(entries)]).tolist()
+        rows = stack.deltas()
+        deltas = stack.layout.parted(rows)
+        num_entries = sum(delta[0].numel() for delta in deltas.values())
+        sums = torch.stack([torch.linalg.vector_norm(rows, ord=order, dim=1) for order in (2, 1)]).tolist()
         updates = []
         for place, (plan, total) in enumerate(zip(plans, totals.tolist(), strict=True)):
             loss = total / sum(len(step.indices) for step in plan.steps)

@@ -52,13 +52,13 @@ class Noise:
         self.keys = keys
         self.site = 0
 
-    def rows(self, count: int, num_rows: int) -> Tensor:
-        """Bits for the frames or tokens of `count` rows at the next site: [count, num_rows] int32.
+    def next(self, count: int) -> tuple[Tensor, int]:
+        """Keys of `count` rows, int32 [count], and the next site, at which they draw.
 
         Texts of one utterance meet the same noise, so that the loss of many is the sum of their losses.
         """
         self.site += 1
-        return repeated(_rows(self.keys, self.site, num_rows), count // len(self.keys))
+        return repeated(self.keys, count // len(self.keys)), self.site
 
 
 _current: ContextVar[Noise | None] = ContextVar("noise", default=None)
@@ -90,40 +90,43 @@ class Dropout(nn.Module):
         noise = _current.get()
         if noise is None:
             return F.dropout(values, self.rate)
-        count = len(values)
-        rows = noise.rows(count, values.shape[1]) if values.dim() == 3 else noise.rows(count, 1)[:, 0]
+        keys, site = noise.next(len(values))
         if FUSED and values.is_cuda and values.dtype != torch.float64:  # the kernel scales in float32
-            kept: Tensor = Kept.apply(values, rows, self.rate)
+            kept: Tensor = Kept.apply(values, keys, site, self.rate)
             return kept
-        return torch.where(_keeps(rows, values.shape[-1], self.rate), values * (1 / (1 - self.rate)), 0.0)
+        rows = _rows(keys, site, values.shape[1] if values.dim() == 3 else 1)
+        keeps = _keeps(rows, values.shape[-1], self.rate).view_as(values)
+        return torch.where(keeps, values * (1 / (1 - self.rate)), 0.0)
 
 
 class Kept(torch.autograd.Function):
     """The same in one kernel on a GPU, whose gradient hashes again instead of keeping a mask."""
 
     @staticmethod
-    def forward(values: Tensor, rows: Tensor, rate: float) -> Tensor:
-        return _fused(values, rows, rate)
+    def forward(values: Tensor, keys: Tensor, site: int, rate: float) -> Tensor:
+        return _fused(values, keys, site, rate)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, rows, ctx.rate = inputs
-        ctx.save_for_backward(rows)
+        _, keys, ctx.site, ctx.rate = inputs
+        ctx.save_for_backward(keys)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
-        (rows,) = ctx.saved_tensors
-        return _fused(upstream[0], rows, ctx.rate), None, None
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        (keys,) = ctx.saved_tensors
+        return _fused(upstream[0], keys, ctx.site, ctx.rate), None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], values: Tensor, rows: Tensor, rate: float) -> Any:
-        return Kept.apply(*in_front(info.batch_size, in_dims[:2], values, rows), rate), 0
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], values: Tensor, keys: Tensor, site: int, rate: float
+    ) -> Any:
+        return Kept.apply(*in_front(info.batch_size, in_dims[:2], values, keys), site, rate), 0
 
 
-def _fused(values: Tensor, rows: Tensor, rate: float) -> Tensor:
+def _fused(values: Tensor, keys: Tensor, site: int, rate: float) -> Tensor:
     from antiphon.models import fused
 
-    return fused.kept(values, rows, rate, (FIRST, SECOND, GOLDEN))
+    return fused.kept(values, keys, _of_site(site), rate, (FIRST, SECOND, GOLDEN))
 
 
 def _keeps(rows: Tensor, dim: int, rate: float) -> Tensor:
@@ -136,5 +139,9 @@ def _keeps(rows: Tensor, dim: int, rate: float) -> Tensor:
 def _rows(keys: Tensor, site: int, num_rows: int) -> Tensor:
     """Keys [B] -> int32 [B, num_rows], another set at every site."""
     frames = torch.arange(1, num_rows + 1, device=keys.device, dtype=torch.int32) * FIRST
-    at_site = mixed(keys + (site * GOLDEN & 0x7FFFFFFF))
-    return mixed(at_site[:, None] + frames)
+    return mixed(mixed(keys + _of_site(site))[:, None] + frames)
+
+
+def _of_site(site: int) -> int:
+    """Added to every key there."""
+    return site * GOLDEN & 0x7FFFFFFF
