@@ -14,7 +14,7 @@ def evaluate(task: Task, client: Client) -> Update:
     bench.load(task.tensors)
     words = characters = Errors(0, 0, 0, 0)
     for index, hypothesis in recognise(
-        bench.model, bench.tokens, bench.store, client.indices, bench.device
+        bench.model, bench.tokens, bench.store, client.indices, feed=bench.feed
     ).items():
         reference = bench.store.text(index)
         words += word_errors(reference, hypothesis)

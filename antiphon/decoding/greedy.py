@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
-from antiphon.data.batches import Utterances, unlabelled_batches
+from antiphon.data.batches import Batch, Utterances, collate, plan_batches
 from antiphon.data.tokens import Tokens
 from antiphon.models.model import Model
 
@@ -19,11 +21,17 @@ def recognise(
     store: Utterances,
     indices: np.ndarray,
     device: torch.device | str = "cpu",
+    feed: Callable[[np.ndarray], Batch] | None = None,
 ) -> dict[int, str]:
-    """What the model hears in each utterance, by its index in the store."""
+    """What the model hears in each utterance, by its index in the store.
+
+    A batch is read from the store, or comes from a feed (`antiphon.data.feeding`) that has it on the device.
+    """
     model.eval()
     heard = {}
-    for chosen, batch in unlabelled_batches(store, indices, BATCH_SECONDS):
-        for index, ids in zip(chosen, model.greedy(batch.to(device)), strict=True):
+    max_frames = int(BATCH_SECONDS * store.frames_per_second)
+    for chosen in plan_batches(store.num_frames, indices, max_frames, None):
+        batch = feed(chosen) if feed else collate(store, chosen, lambda text: []).to(device)
+        for index, ids in zip(chosen, model.greedy(batch), strict=True):
             heard[int(index)] = tokens.decode(ids)
     return {int(index): heard[int(index)] for index in indices}
