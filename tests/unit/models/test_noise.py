@@ -124,6 +124,19 @@ def test_uniform_numbers_are_uniform() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_gpu_drops_what_the_cpu_drops(dtype: torch.dtype) -> None:
-    values, keys = torch.rand(3, 7, 50, dtype=dtype), some_keys(3)
-    assert torch.equal(dropped(values.cuda(), keys.cuda(), 0.3).cpu(), dropped(values, keys, 0.3))
+@pytest.mark.parametrize("shape", [(3, 7, 50), (3, 50), (6, 7, 50)], ids=["frames", "rows", "two texts each"])
+def test_a_gpu_drops_what_the_cpu_drops(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    values, keys = torch.rand(shape, dtype=dtype), some_keys(3)
+    expected = dropped(values, keys, 0.3, sites=3)
+    assert torch.equal(dropped(values.cuda(), keys.cuda(), 0.3, sites=3).cpu(), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_too_every_client_draws_by_its_own_keys() -> None:
+    values = torch.rand(3, 2, 4, 8, device="cuda", requires_grad=True)
+    keys = torch.stack([some_keys(2, noise) for noise in (1, 2, 3)]).cuda()
+    together = vmap(dropped)(values, keys)
+    alone = torch.stack([dropped(own, own_keys) for own, own_keys in zip(values, keys, strict=True)])
+    assert torch.equal(together, alone)
+    ours, theirs = (torch.autograd.grad(kept.square().sum(), values)[0] for kept in (together, alone))
+    assert torch.equal(ours, theirs)
