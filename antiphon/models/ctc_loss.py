@@ -1,8 +1,9 @@
 """The CTC loss of many utterances, the same to the last bit every time, on a GPU too.
 
 A. Graves et al., "Connectionist temporal classification", ICML 2006. PyTorch's CUDA gradient adds up in
-any order. The gradient here takes the backward variables from the forward recursion of the reversed
-utterance and collects by token with a matrix product: no atomic additions.
+any order. The gradient here takes the backward variables from a second recursion and collects by token with
+a matrix product: no atomic additions. It is computed with the loss, in one kernel for both recursions where
+there is Triton; else the backward variables are the forward variables of the reversed utterance.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from antiphon.models.noise import FUSED
 
 
 def ctc_losses(log_probs: Tensor, lengths: Tensor, tokens: Tensor, token_lengths: Tensor) -> Tensor:
@@ -35,42 +38,54 @@ def ctc_fits(num_frames: int, tokens: Sequence[int]) -> bool:
 
 
 class ExactCtc(torch.autograd.Function):
-    """dL/d log p(t, v) = −Σ_{s: label s = v} γ(t, s), γ = α β / (p(t, label s) · exp(−L)) (eq. 14–15)."""
+    """dL/d log p(t, v) = −Σ_{s: label s = v} γ(t, s), γ = α β / exp(−L), no emission in β (eq. 14–15)."""
 
     @staticmethod
     def forward(
         ctx: Any, log_probs: Tensor, lengths: Tensor, tokens: Tensor, token_lengths: Tensor
     ) -> Tensor:
-        losses, alpha = _forward_variables(log_probs, lengths, tokens, token_lengths)
-        ctx.save_for_backward(log_probs, lengths, tokens, token_lengths, losses, alpha)
+        labels = F.pad(tokens[..., None], (1, 0)).flatten(1)  # a blank before every token …
+        labels = F.pad(labels, (0, 1))  # … and one after the last
+        needed = ctx.needs_input_grad[0]
+        if FUSED and log_probs.is_cuda and log_probs.dtype == torch.float32:
+            from antiphon.models.fused_ctc import recursions
+
+            losses, alpha, beta = recursions(log_probs, lengths, labels, 2 * token_lengths + 1, needed)
+        else:
+            losses, alpha, beta = _recursions(log_probs, lengths, tokens, token_lengths, labels)
+        if needed:
+            gamma = alpha.add_(beta).add_(losses[:, None, None]).exp_()
+            ctx.save_for_backward(gamma @ F.one_hot(labels, log_probs.shape[2]).to(gamma))
         return losses
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        log_probs, lengths, tokens, token_lengths, losses, alpha = ctx.saved_tensors
-        num_frames, num_states = alpha.shape[1:]
-        tokens = tokens[:, : num_states // 2]  # states are those of the longest text, however it is padded
-        frames, states = _reversal(lengths, num_frames), _reversal(2 * token_lengths + 1, num_states)
-        flipped = log_probs.gather(1, frames[..., None].expand_as(log_probs))
-        flipped_tokens = tokens.gather(1, _reversal(token_lengths, tokens.shape[1]))
-        _, beta = _forward_variables(flipped, lengths, flipped_tokens, token_lengths)
-        beta = beta.gather(1, frames[..., None].expand_as(beta)).gather(2, states[:, None].expand_as(beta))
-        labels = F.pad(tokens[..., None], (1, 0)).flatten(1)  # a blank before every token …
-        labels = F.pad(labels, (0, 1))  # … and one after the last
-        emitted = log_probs.gather(2, labels[:, None].expand(-1, num_frames, -1))
-        inside = _mask(lengths, num_frames)[:, :, None] & _mask(2 * token_lengths + 1, num_states)[:, None]
-        log_gamma = alpha + beta - emitted + losses[:, None, None]
-        gamma = torch.where(inside, log_gamma, -torch.inf).exp()
-        by_token = gamma @ F.one_hot(labels, log_probs.shape[2]).to(gamma)
+        (by_token,) = ctx.saved_tensors
         return -by_token * upstream[0][:, None, None], None, None, None
 
 
+def _recursions(
+    log_probs: Tensor, lengths: Tensor, tokens: Tensor, token_lengths: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses [B], log α with and log β without the emission at t [B, T, 2U + 1]; −∞ outside."""
+    num_frames, num_states = log_probs.shape[1], labels.shape[1]
+    frames, states = _reversal(lengths, num_frames), _reversal(2 * token_lengths + 1, num_states)
+    losses, alpha = _forward_variables(log_probs, lengths, tokens, token_lengths, num_states)
+    flipped = log_probs.gather(1, frames[..., None].expand_as(log_probs))
+    flipped_tokens = tokens.gather(1, _reversal(token_lengths, tokens.shape[1]))
+    _, beta = _forward_variables(flipped, lengths, flipped_tokens, token_lengths, num_states)
+    beta = beta.gather(1, frames[..., None].expand_as(beta)).gather(2, states[:, None].expand_as(beta))
+    emitted = log_probs.gather(2, labels[:, None].expand(-1, num_frames, -1))
+    inside = _mask(lengths, num_frames)[:, :, None] & _mask(2 * token_lengths + 1, num_states)[:, None]
+    return losses, torch.where(inside, alpha, -torch.inf), torch.where(inside, beta - emitted, -torch.inf)
+
+
 def _forward_variables(
-    log_probs: Tensor, lengths: Tensor, tokens: Tensor, token_lengths: Tensor
+    log_probs: Tensor, lengths: Tensor, tokens: Tensor, token_lengths: Tensor, num_states: int
 ) -> tuple[Tensor, Tensor]:
-    """Losses [B] and log α [B, T, 2U + 1], the emission at t included."""
+    """Losses [B] and log α [B, T, 2U + 1], the emission at t included; states of the widest padding."""
     losses, alpha = torch._ctc_loss(log_probs.transpose(0, 1), tokens, lengths, token_lengths, 0, False)
-    return losses, alpha
+    return losses, F.pad(alpha, (0, num_states - alpha.shape[2]))
 
 
 def _mask(lengths: Tensor, size: int) -> Tensor:

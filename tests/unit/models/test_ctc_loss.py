@@ -53,3 +53,24 @@ def test_gradients_on_a_gpu_are_the_same_every_time():
         for _ in range(2)
     )
     assert torch.equal(first[0], second[0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("longest", [9, 150, 700], ids=lambda tokens: f"{tokens} tokens")
+def test_a_gpu_gives_the_losses_and_gradients_of_a_cpu(longest):
+    """A placeholder, a text of no tokens, repeated tokens, and utterances shorter than the batch."""
+    torch.manual_seed(3)
+    token_lengths = torch.tensor([longest, 0, 0, longest // 2, 1, longest])
+    tokens = torch.randint(1, 4, (6, longest + 2))  # of three tokens, so that many repeat
+    lengths = torch.tensor([3 * longest, 1, 5, 3 * longest // 2, 2, 3 * longest - 1])
+    logits = torch.randn(6, 3 * longest, 30, requires_grad=True)
+
+    def gradient(given, *others):
+        losses = ExactCtc.apply(given.log_softmax(-1), *others)
+        return losses.detach().cpu(), torch.autograd.grad(losses.sum(), given)[0].cpu()
+
+    exact = gradient(logits.double(), lengths, tokens, token_lengths)
+    single = gradient(logits, lengths, tokens, token_lengths)
+    found = gradient(logits.cuda(), lengths.cuda(), tokens.cuda(), token_lengths.cuda())
+    for ours, theirs, right in zip(found, single, exact, strict=True):  # as near as 32 bits are on a CPU
+        assert (ours - right).abs().max() <= 3 * (theirs - right).abs().max() + 1e-6
