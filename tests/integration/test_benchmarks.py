@@ -135,6 +135,12 @@ def test_the_transducer_s_loss_is_the_same_with_and_without_the_whole_lattice_in
     assert found["from"]["joint"]["differences"]["whole"]["gradients"] < 1e-5
 
 
+def test_the_ctc_loss_is_pytorch_s(tmp_path: Path) -> None:
+    found = run_quickly("ctc", tmp_path)
+    assert found["differences"]["pytorch"]["losses"] < 1e-6
+    assert found["differences"]["pytorch"]["gradients"] < 1e-5
+
+
 def test_a_planted_word_is_found_without_noise_and_the_bounds_follow_from_epsilon(tmp_path: Path) -> None:
     said = {"heldout": ["h1"], "pool": ["p1", "p2", "p3"]}
     lines = [
