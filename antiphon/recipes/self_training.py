@@ -24,7 +24,8 @@ Each row has what the rows above it in its group have. The encoder is frozen (Mo
 The n-grams of `books` and `student` are given: docs/examples/self-training-books.yaml. Without a path they
 are of the server's texts, as those of `lm`, with weights for more text than that.
 
-Settings were chosen on one seed by the held-out speakers: docs/self-training.md tells what was tried.
+Training is that of the recipe `librispeech`, where transcripts are what it learns from: `labelled` is its row
+`dga-rehearsal`. Labels were chosen on one seed by the held-out speakers: docs/self-training.md.
 """
 
 from __future__ import annotations
@@ -44,30 +45,31 @@ from antiphon.data.frontends import OnnxEncoder
 from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
 from antiphon.labelling import Labelling, Ngram, TokenProbability
-from antiphon.local import LocalTraining
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.single import ENCODER_LOCAL, ENCODER_MASKS, central
-from antiphon.schedule import Cosine
-from antiphon.server_opt import Adam
+from antiphon.recipes.librispeech import (
+    LOCAL,
+    REHEARSAL,
+    REHEARSAL_SCHEDULE,
+    ROUNDS,
+    SCHEDULE,
+    SERVER,
+)
+from antiphon.recipes.single import ENCODER_MASKS, central
 
-ROUNDS = 60
 ROUNDS_OF_TEN = Rounds(ROUNDS, cohort=10, valid_every=5, save_every=10)
-SERVER = Adam(lr=1.5e-3, epsilon=1e-5)
-SCHEDULE = Cosine(ROUNDS, final=0.02, warmup=5)
 STUDENT = CtcConfig(ConformerConfig(dim=144))  # a third of the parameters
 
 
 def self_training() -> Experiment:
     """Clients without transcripts (DGA 2021, Table 3): N-best labels, rehearsal, LM, a small student."""
-    plain = replace(hierarchical(ENCODER_LOCAL, SERVER), server_schedule=SCHEDULE)
-    softmax = replace(dga(ENCODER_LOCAL, 1.0, SERVER), server_schedule=SCHEDULE)
-    steps = LocalTraining(lr=0.5, steps=50, batch_seconds=60.0)
-    rehearsed = Rehearsed(plain, steps, schedule=Cosine(ROUNDS, final=0.05))
+    plain = replace(hierarchical(LOCAL, SERVER), server_schedule=SCHEDULE)
+    softmax = replace(dga(LOCAL, 1.0, SERVER), server_schedule=SCHEDULE)
+    rehearsed = Rehearsed(plain, REHEARSAL, schedule=REHEARSAL_SCHEDULE)
     best = replace(rehearsed, inner=softmax)
     # The same steps on the same speech as rehearsal takes, and nothing else.
-    alone = replace(fedavg(steps), client_schedule=rehearsed.schedule)
+    alone = replace(fedavg(REHEARSAL), client_schedule=REHEARSAL_SCHEDULE)
     soft = Labelling(num=4, width=8)
     confident = replace(soft, confidence=TokenProbability(least=0.8))
     # What a language model likes better is less likely as sound: the same utterances have less of it.
