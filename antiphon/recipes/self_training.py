@@ -71,10 +71,12 @@ def self_training() -> Experiment:
     # The same steps on the same speech as rehearsal takes, and nothing else.
     alone = replace(fedavg(REHEARSAL), client_schedule=REHEARSAL_SCHEDULE)
     soft = Labelling(num=4, width=8)
-    confident = replace(soft, confidence=TokenProbability(least=0.8))
+    confident = replace(
+        soft, confidence=TokenProbability(least=0.86)
+    )  # keeps nine in ten held-out utterances
     # What a language model likes better is less likely as sound: the same utterances have less of it.
     unsure = TokenProbability(least=0.6)
-    own = Labelling(num=4, width=16, confidence=unsure, lm=Ngram(weight=0.7, word_bonus=2.0))
+    own = Labelling(num=4, width=16, confidence=unsure, lm=Ngram(weight=1.25, word_bonus=3.0))
     books = replace(own, lm=Ngram(weight=1.0, word_bonus=3.75, order=5))
 
     def run(algorithm: SelfTrained) -> Run:
