@@ -21,23 +21,24 @@ from antiphon.schedule import Cosine
 from antiphon.server_opt import Adam
 
 ROUNDS = 90
+LOCAL = LocalTraining(lr=0.5, epochs=2, batch_seconds=60.0)
+SERVER = Adam(lr=5e-3, epsilon=1e-5)
+# Adam's first steps are full steps whatever the update's size: without warm-up they undo the seed.
+SCHEDULE = Cosine(ROUNDS, final=0.02, warmup=5)
+REHEARSAL = LocalTraining(lr=0.5, steps=50, batch_seconds=60.0)
+REHEARSAL_SCHEDULE = Cosine(ROUNDS, final=0.05)
 
 
 def librispeech() -> Experiment:
     """Seed, central, FedAvg, hierarchical, DGA, rehearsal; speakers against i.i.d. parts; frozen encoder."""
-    local, server = LocalTraining(lr=0.5, epochs=2, batch_seconds=60.0), Adam(lr=5e-3, epsilon=1e-5)
     rounds = Rounds(total=ROUNDS, cohort=10, valid_every=5, save_every=5)
 
     def annealed(algorithm: FedAvg) -> FedAvg:
-        # Adam's first steps are full steps whatever the update's size: without warm-up they undo the seed.
-        return replace(algorithm, server_schedule=Cosine(ROUNDS, final=0.02, warmup=5))
+        return replace(algorithm, server_schedule=SCHEDULE)
 
-    averaged = replace(fedavg(local), client_schedule=Cosine(ROUNDS, final=0.05))
-    rehearsed = Rehearsed(
-        annealed(dga(local, 1.0, server)),
-        LocalTraining(lr=0.5, steps=50, batch_seconds=60.0),
-        schedule=Cosine(ROUNDS, final=0.05),
-    )
+    averaged = replace(fedavg(LOCAL), client_schedule=Cosine(ROUNDS, final=0.05))
+    softmax = annealed(dga(LOCAL, 1.0, SERVER))
+    rehearsed = Rehearsed(softmax, REHEARSAL, schedule=REHEARSAL_SCHEDULE)
     return Experiment(
         recipe="librispeech",
         frontend=OnnxEncoder("encoder_model.onnx"),
@@ -49,9 +50,9 @@ def librispeech() -> Experiment:
             "central-from-seed": central("both", rounds=60, start="seed"),
             "central-clients": central("federated", rounds=40, start="seed"),
             "fedavg": Run(averaged, rounds=rounds),
-            "hierarchical": Run(annealed(hierarchical(local, server)), rounds=rounds),
-            "hierarchical-iid": Run(annealed(hierarchical(local, server)), clients=Iid(25), rounds=rounds),
-            "dga": Run(annealed(dga(local, 1.0, server)), rounds=rounds),
+            "hierarchical": Run(annealed(hierarchical(LOCAL, SERVER)), rounds=rounds),
+            "hierarchical-iid": Run(annealed(hierarchical(LOCAL, SERVER)), clients=Iid(25), rounds=rounds),
+            "dga": Run(softmax, rounds=rounds),
             "dga-rehearsal": Run(rehearsed, rounds=rounds),
         },
     )

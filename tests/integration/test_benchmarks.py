@@ -12,13 +12,22 @@ import pytest
 from command import script_in_fork
 from world import FRONTEND, MODELS, World
 
+from antiphon.algorithms.central import Central
+from antiphon.algorithms.self_training import SelfTrained
+from antiphon.data.partition import Iid
 from antiphon.data.tokens import Characters
 from antiphon.decoding.hypothesis import Hypothesis, NBest, write_nbest
 from antiphon.decoding.recognizer import Blueprint, Recognizer
+from antiphon.engine import Rounds
+from antiphon.labelling import Labelling, Ngram
+from antiphon.local import LocalTraining
 from antiphon.models.arpa import save_ngram
 from antiphon.models.kneser_ney import estimate
 from antiphon.models.neural_lm import NeuralLm
 from antiphon.models.transformer_lm import TransformerLmConfig
+from antiphon.recipes.experiment import Experiment, Run
+from antiphon.recipes.launch import run_experiment
+from antiphon.report.journal import read
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROVENANCE = {"benchmark", "command", "date", "versions", "commit", "cores"}
@@ -106,6 +115,32 @@ def test_decoding_gives_every_way_its_error_rate(tmp_path: Path, world: World) -
         <= ways["oracle_5"]["wer"]
         <= min(ways["ngram"]["wer"], ways["rescored"]["wer"])
     )
+
+
+def test_labels_are_counted_beside_the_transcripts_their_teacher_does_not_get(
+    tmp_path: Path, world: World
+) -> None:
+    local, out = LocalTraining(lr=3e-3, steps=30, batch_seconds=1.5), tmp_path / "out"
+    seed = Run(Central(local), "seed", Iid(1), "", Rounds(total=1, cohort=1))
+    labels = Labelling(num=1, width=4, lm=Ngram(order=2))
+    taught = Run(SelfTrained(labels=labels), rounds=Rounds(total=1, cohort=2), labelled=0.0)
+    chosen = Experiment("tiny", frontend=FRONTEND, model=MODELS["ctc"], runs={"seed": seed, "taught": taught})  # type: ignore[arg-type]
+    run_experiment(chosen, world.corpus, out, device="cpu", only=["seed"])
+    options = [str(out), "--runs", "taught", "--device", "cpu"]
+    run_script("labelling", *options, "--out", tmp_path, out=tmp_path)
+    found = json.loads((tmp_path / "labelling.json").read_text())
+    assert found["command"] == "python benchmarks/labelling.py out --runs taught"
+    assert list(found["ways"]) == ["greedy", "taught"]
+    # What greedy labels are worth on held-out speakers is what validation said of the seed: the round that
+    # was trained in between, for its time, is forgotten.
+    greedy = found["ways"]["greedy"]
+    assert greedy["heldout"]["wer"] == pytest.approx(read(out / "seed" / "journal.jsonl")[-1]["valid"]["wer"])
+    for way in found["ways"].values():
+        assert 0 < way["share_of_round"] < 1
+        for trusted in way["clients"]["trusted"].values():
+            assert trusted[0]["wer"] == way["clients"]["wer"]  # everything is kept
+            thresholds = [row["least"] for row in trusted]
+            assert thresholds == sorted(thresholds)
 
 
 def test_symbols_a_frame_are_counted_for_greedy_search_and_beams(tmp_path: Path, world: World) -> None:

@@ -156,6 +156,36 @@ def test_the_recipe_is_what_its_page_says() -> None:
     assert 0.3 < sizes[0] / sizes[1] < 0.35
 
 
+def test_every_row_of_the_recipe_adds_one_thing_to_the_row_before_it() -> None:
+    runs = recipe("self-training").runs
+    names = ("hard", "soft", "confident", "rehearsed", "dga", "lm", "books", "current", "student")
+    hard, soft, confident, rehearsed, best, lm, books, current, student = (
+        runs[name].algorithm for name in names
+    )
+    assert soft == replace(hard, labels=replace(hard.labels, num=soft.labels.num))
+    assert confident == replace(soft, labels=replace(soft.labels, confidence=confident.labels.confidence))
+    assert rehearsed == replace(confident, inner=replace(rehearsed.inner, inner=confident.inner))
+    weighting = replace(rehearsed.inner.inner, weighting=best.inner.inner.weighting)
+    assert best == replace(rehearsed, inner=replace(rehearsed.inner, inner=weighting)) != rehearsed
+    assert lm == replace(best, labels=lm.labels)
+    assert books == replace(lm, labels=replace(lm.labels, lm=books.labels.lm))
+    assert current == replace(best, teacher=current.teacher)
+    assert student == replace(books, teacher=OtherModel("seed"))
+    assert runs["labelled"].algorithm == best.inner
+    settings = [f"runs.dga-rehearsal.algorithm.inner.server.lr={best.inner.inner.server.lr}"]
+    known = config.override(recipe("librispeech"), settings).runs["dga-rehearsal"]
+    assert known.algorithm == best.inner
+
+
+def test_the_example_gives_the_rows_that_need_them_their_n_grams() -> None:
+    example = Path(__file__).parents[3] / "docs" / "examples" / "self-training-books.yaml"
+    plain, given = recipe("self-training").runs, recipe(str(example)).runs
+    assert [name for name in plain if plain[name] != given[name]] == ["books", "student"]
+    for name in ("books", "student"):
+        before, after = (runs[name].algorithm.labels.lm for runs in (plain, given))
+        assert after == replace(before, path="books")
+
+
 # --- Refused before anything starts ---------------------------------------------------------------
 
 
