@@ -24,11 +24,15 @@ COUNTS = ("num_labelled", "num_filtered")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of an utterance's hypotheses: posteriors p, and of the best one ln p(tokens | speech)."""
+    """What is known of an utterance's hypotheses: posteriors p, and of the best one ln p(tokens | speech).
+
+    `log_lm` is ln p(words) of the best one, where a language model took part in the search.
+    """
 
     posteriors: Sequence[float]
     log_prob: float = 0.0
     num_tokens: int = 1
+    log_lm: float = 0.0
 
 
 class Confidence(Protocol):
@@ -97,6 +101,25 @@ class TokenProbability:
         return math.exp(evidence.log_prob / max(1, evidence.num_tokens))
 
 
+@dataclass(frozen=True)
+class SentenceProbability:
+    """By token probability with the language model's of the words: exp((ln p + ln p(words)) / tokens).
+
+    What has been heard badly and then mended into words that nobody says is found out by this.
+
+    >>> SentenceProbability()(Evidence([1.0], math.log(0.5), num_tokens=2, log_lm=math.log(0.125)))
+    0.25
+    """
+
+    least: float = 0.2
+
+    def __post_init__(self) -> None:
+        _check_least(self.least)
+
+    def __call__(self, evidence: Evidence) -> float:
+        return math.exp((evidence.log_prob + evidence.log_lm) / max(1, evidence.num_tokens))
+
+
 def _check_least(least: float) -> None:
     if not 0 <= least <= 1:
         raise ValueError(f"a confidence is between 0 and 1: least cannot be {least}")
@@ -135,7 +158,7 @@ class Labelling:
     num: int = 4  # hypotheses an utterance is trained on, at most
     width: int = 8  # of the beam; posteriors are over all it finds
     temperature: float = 1.0
-    confidence: TopPosterior | LowEntropy | TokenProbability = TopPosterior()
+    confidence: TopPosterior | LowEntropy | TokenProbability | SentenceProbability = TopPosterior()
     lm: Ngram | None = None
     second_pass: SecondPass | None = None
     batch_seconds: float = 120.0  # of audio recognised at once

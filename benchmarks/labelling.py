@@ -30,7 +30,14 @@ from antiphon.clients.labels_nbest import Labeller, open_teacher
 from antiphon.clients.worker import SpeechWorker
 from antiphon.data.batches import plan_batches
 from antiphon.decoding.error_rate import word_errors
-from antiphon.labelling import Labelling, Lesson, LowEntropy, TokenProbability, TopPosterior
+from antiphon.labelling import (
+    Labelling,
+    Lesson,
+    LowEntropy,
+    SentenceProbability,
+    TokenProbability,
+    TopPosterior,
+)
 from antiphon.pools.local import LocalPool
 from antiphon.recipes.experiment import Experiment
 from antiphon.recipes.preparation import Prepared, prepare
@@ -40,6 +47,7 @@ from antiphon.report.run import read_json
 from antiphon.team import Alone
 
 MEASURES = {
+    "sentence_probability": SentenceProbability(least=0.0),
     "token_probability": TokenProbability(least=0.0),
     "top_posterior": TopPosterior(least=0.0),
     "low_entropy": LowEntropy(least=0.0),

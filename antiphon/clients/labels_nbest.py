@@ -20,7 +20,7 @@ from antiphon.clients.client import Bench, Client, Guess, Labels, Unusable
 from antiphon.data.batches import Batch, plan_batches
 from antiphon.data.tokens import Tokens
 from antiphon.decoding.fusion import Fusion
-from antiphon.decoding.hypothesis import ACOUSTIC, Hypothesis
+from antiphon.decoding.hypothesis import ACOUSTIC, LM, Hypothesis
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.decoding.search import Beam, beam_for
 from antiphon.labelling import Evidence, Labelling, Lesson
@@ -131,7 +131,8 @@ class Labeller:
             return (), 0.0
         posteriors = settings.posteriors([hypothesis.score for hypothesis in hypotheses])
         best = hypotheses[0]
-        evidence = Evidence(posteriors, best.parts.get(ACOUSTIC, best.score), len(best.tokens))
+        log_prob, log_lm = best.parts.get(ACOUSTIC, best.score), best.parts.get(LM, 0.0)
+        evidence = Evidence(posteriors, log_prob, len(best.tokens), log_lm)
         confidence = settings.confidence(evidence)
         spelled = [tuple(self.bench.tokens.encode(h.text)) for h in hypotheses[: settings.num]]
         fits = [self.bench.model.fits(num_frames, tokens) for tokens in spelled]

@@ -44,7 +44,7 @@ from antiphon.algorithms.self_training import (
 from antiphon.data.frontends import OnnxEncoder
 from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
-from antiphon.labelling import Labelling, Ngram, TokenProbability
+from antiphon.labelling import Labelling, Ngram, SentenceProbability, TokenProbability
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.recipes.experiment import Experiment, Run
@@ -66,13 +66,13 @@ def self_training() -> Experiment:
     # The same steps on the same speech as rehearsal takes, and nothing else.
     alone = replace(fedavg(REHEARSAL), client_schedule=REHEARSAL_SCHEDULE)
     soft = Labelling(num=4, width=8)
-    confident = replace(
-        soft, confidence=TokenProbability(least=0.86)
-    )  # keeps nine in ten held-out utterances
+    # This keeps nine in ten held-out utterances.
+    confident = replace(soft, confidence=TokenProbability(least=0.86))
     # What a language model likes better is less likely as sound: the same utterances have less of it.
     unsure = TokenProbability(least=0.6)
     own = Labelling(num=4, width=16, confidence=unsure, lm=Ngram(weight=1.25, word_bonus=3.0))
-    books = replace(own, lm=Ngram(weight=1.0, word_bonus=3.75, order=5))
+    likely = SentenceProbability(least=0.14)
+    books = replace(own, confidence=likely, lm=Ngram(weight=1.0, word_bonus=3.75, order=5))
 
     def run(algorithm: SelfTrained) -> Run:
         return Run(algorithm, rounds=ROUNDS_OF_TEN, labelled=0.0)

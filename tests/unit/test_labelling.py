@@ -15,6 +15,7 @@ from antiphon.labelling import (
     Lesson,
     LowEntropy,
     Ngram,
+    SentenceProbability,
     Taught,
     TokenProbability,
     TopPosterior,
@@ -60,6 +61,12 @@ def test_a_confidence_by_token_is_the_geometric_mean_of_their_probabilities() ->
     log_prob = math.log(0.9) + math.log(0.5) + math.log(0.6)
     assert TokenProbability()(Evidence([0.1], log_prob, 3)) == pytest.approx((0.9 * 0.5 * 0.6) ** (1 / 3))
     assert TokenProbability()(Evidence([0.1], -2.0, 0)) == pytest.approx(math.exp(-2.0))  # nothing was heard
+
+
+def test_a_confidence_by_sentence_counts_the_language_model_too() -> None:
+    heard, said = math.log(0.9 * 0.5 * 0.6), math.log(0.2)
+    assert SentenceProbability()(Evidence([0.1], heard, 3, said)) == pytest.approx((0.27 * 0.2) ** (1 / 3))
+    assert SentenceProbability()(Evidence([0.1], heard, 3)) == TokenProbability()(Evidence([0.1], heard, 3))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from antiphon.clients.stacked import StackedWorker
 from antiphon.clients.train import train
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task, Tensors, Update
-from antiphon.decoding.hypothesis import Hypothesis
+from antiphon.decoding.hypothesis import ACOUSTIC, LM, Hypothesis
 from antiphon.decoding.recognizer import Blueprint, Recognizer
 from antiphon.labelling import (
     Labelling,
@@ -28,6 +28,7 @@ from antiphon.labelling import (
     LowEntropy,
     Ngram,
     SecondPass,
+    SentenceProbability,
     TokenProbability,
     TopPosterior,
 )
@@ -114,6 +115,16 @@ def test_an_utterance_below_the_least_confidence_is_left_out(
     unsure, _ = labeller.guesses(hypotheses(("ab", -1.0), ("b", -1.0)), 60, settings)
     sure, _ = labeller.guesses(hypotheses(("ab", -0.5), ("b", -4.0)), 60, settings)
     assert (len(unsure), len(sure)) == (0, 2)
+
+
+def test_what_the_language_model_finds_unlikely_may_be_left_out(world: World) -> None:
+    settings = replace(HEARD, confidence=SentenceProbability(0.2))
+    said, unsaid = (
+        [Hypothesis("ab", tuple(world.tokens.encode("ab")), -1.0, {ACOUSTIC: -1.0, LM: log_lm})]
+        for log_lm in (-2.0, -3.0)
+    )
+    labeller = Labeller(talkative(world))  # exp((−1 − 2) / 2) = 0.22, exp((−1 − 3) / 2) = 0.14
+    assert [len(labeller.guesses(own, 60, settings)[0]) for own in (said, unsaid)] == [1, 0]
 
 
 def test_what_cannot_be_trained_on_is_dropped_and_where_it_is_the_best_nothing_is_known(world: World) -> None:
