@@ -26,9 +26,8 @@ from common import argument_parser, print_table, write_result
 from antiphon import config
 from antiphon.algorithms.self_training import SelfTrained
 from antiphon.clients.client import Bench
-from antiphon.clients.labels_nbest import Labeller, open_teacher
+from antiphon.clients.labels_nbest import Labeller, heard, open_teacher
 from antiphon.clients.worker import SpeechWorker
-from antiphon.data.batches import plan_batches
 from antiphon.decoding.error_rate import word_errors
 from antiphon.labelling import (
     Labelling,
@@ -119,19 +118,14 @@ class Study:
         bench, store, truth = self.bench, self.bench.store, self.prepared.store
         teacher = open_teacher(Lesson(labelling), bench)
         bench.load({})  # the seed, whatever was trained here before
-        most = int(labelling.batch_seconds * store.frames_per_second)
         began = time.perf_counter()
-        lists = [
-            (index, hypotheses)
-            for chosen in plan_batches(store.num_frames, indices, most, None)
-            for index, hypotheses in zip(chosen.tolist(), teacher.hear(bench.feed(chosen)), strict=True)
-        ]
+        lists = list(heard(teacher, bench, indices, labelling))
         took = time.perf_counter() - began
-        errors = [word_errors(truth.text(index), heard[0].text if heard else "") for index, heard in lists]
+        errors = [word_errors(truth.text(index), own[0].text if own else "") for index, own in lists]
         labeller = Labeller(bench)
         settings = {name: replace(labelling, confidence=measure) for name, measure in MEASURES.items()}
         confidences = {
-            name: np.array([labeller.guesses(heard, int(store.num_frames[i]), own)[1] for i, heard in lists])
+            name: np.array([labeller.guesses(found, int(store.num_frames[i]), own)[1] for i, found in lists])
             for name, own in settings.items()
         }
         counts = np.array([(each.total, each.length) for each in errors])

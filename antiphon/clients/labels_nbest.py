@@ -11,13 +11,13 @@ changes nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from antiphon.clients.client import Bench, Client, Guess, Labels, Unusable
-from antiphon.data.batches import Batch, plan_batches
+from antiphon.data.batches import Batch, unlabelled_batches
 from antiphon.data.tokens import Tokens
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import ACOUSTIC, LM, Hypothesis
@@ -103,15 +103,13 @@ class Labeller:
         assert teacher is not None
         if not lesson.model:
             bench.load(lesson.teacher)
-        most = max(1, int(settings.batch_seconds * bench.store.frames_per_second))
         texts: dict[int, tuple[Guess, ...]] = {}
         confidences = []
-        for chosen in plan_batches(bench.store.num_frames, unwritten, most, None):
-            for index, hypotheses in zip(chosen.tolist(), teacher.hear(bench.feed(chosen)), strict=True):
-                guesses, confidence = self.guesses(hypotheses, int(bench.store.num_frames[index]), settings)
-                confidences.append(confidence)
-                if guesses:
-                    texts[index] = guesses
+        for index, hypotheses in heard(teacher, bench, unwritten, settings):
+            guesses, confidence = self.guesses(hypotheses, int(bench.store.num_frames[index]), settings)
+            confidences.append(confidence)
+            if guesses:
+                texts[index] = guesses
         stats = {
             "num_labelled": float(len(texts)),
             "num_filtered": float(len(unwritten) - len(texts)),
@@ -141,6 +139,14 @@ class Labeller:
         kept = [Guess(spelled[rank], posteriors[rank]) for rank, usable in enumerate(fits) if usable]
         total = sum(guess.weight for guess in kept)
         return tuple(Guess(guess.tokens, guess.weight / total) for guess in kept), confidence
+
+
+def heard(
+    teacher: Teacher, bench: Bench, indices: np.ndarray, settings: Labelling
+) -> Iterator[tuple[int, Sequence[Hypothesis]]]:
+    """What a teacher makes of each utterance, from the shortest to the longest."""
+    for chosen, batch in unlabelled_batches(bench.store, indices, settings.batch_seconds, bench.feed):
+        yield from zip(chosen.tolist(), teacher.hear(batch), strict=True)
 
 
 def open_teacher(lesson: Lesson, bench: Bench) -> Teacher:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,9 +31,8 @@ class Layout:
         pieces = []
         for tensor, shape in zip(tensors, self.shapes.values(), strict=True):
             pieces.append(tensor.reshape(len(tensor), -1))
-            size = shape.numel()
-            if size != _room(size):
-                pieces.append(tensor.new_zeros(len(tensor), _room(size) - size))
+            if gap := _gap_after(shape):
+                pieces.append(tensor.new_zeros(len(tensor), gap))
         return torch.cat(pieces, dim=1)
 
     def parted(self, rows: Tensor) -> Tensors:
@@ -42,9 +40,9 @@ class Layout:
         tensors, begin = {}, 0
         for name, shape in self.shapes.items():
             tensors[name] = rows[:, begin : begin + shape.numel()].view(len(rows), *shape)
-            begin += _room(shape.numel())
+            begin += shape.numel() + _gap_after(shape)
         return tensors
 
 
-def _room(size: int) -> int:
-    return math.ceil(size / ALIGNED) * ALIGNED
+def _gap_after(shape: torch.Size) -> int:
+    return -shape.numel() % ALIGNED

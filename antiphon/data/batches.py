@@ -159,11 +159,18 @@ def plan_batches(
 
 
 def unlabelled_batches(
-    store: Utterances, indices: np.ndarray, max_seconds: float
+    store: Utterances,
+    indices: np.ndarray,
+    max_seconds: float,
+    feed: Callable[[np.ndarray], Batch] | None = None,
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Utterances to be recognised, from the shortest to the longest: indices, and a batch without texts."""
-    for chosen in plan_batches(store.num_frames, indices, int(max_seconds * store.frames_per_second), None):
-        yield chosen, collate(store, chosen, lambda text: [])
+    """Utterances to be recognised, from the shortest to the longest: indices, and a batch without texts.
+
+    Or the batch that a feed (`antiphon.data.feeding`) has on the device already.
+    """
+    max_frames = max(1, int(max_seconds * store.frames_per_second))
+    for chosen in plan_batches(store.num_frames, indices, max_frames, None):
+        yield chosen, feed(chosen) if feed else collate(store, chosen, lambda text: [])
 
 
 def _pack(ordered: np.ndarray, num_frames: np.ndarray, max_frames: int) -> list[np.ndarray]:

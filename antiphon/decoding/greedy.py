@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from antiphon.data.batches import Batch, Utterances, collate, plan_batches
+from antiphon.data.batches import Batch, Utterances, unlabelled_batches
 from antiphon.data.tokens import Tokens
 from antiphon.models.model import Model
 
@@ -29,9 +29,7 @@ def recognise(
     """
     model.eval()
     heard = {}
-    max_frames = int(BATCH_SECONDS * store.frames_per_second)
-    for chosen in plan_batches(store.num_frames, indices, max_frames, None):
-        batch = feed(chosen) if feed else collate(store, chosen, lambda text: []).to(device)
-        for index, ids in zip(chosen, model.greedy(batch), strict=True):
+    for chosen, batch in unlabelled_batches(store, indices, BATCH_SECONDS, feed):
+        for index, ids in zip(chosen, model.greedy(batch if feed else batch.to(device)), strict=True):
             heard[int(index)] = tokens.decode(ids)
     return {int(index): heard[int(index)] for index in indices}

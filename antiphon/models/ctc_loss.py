@@ -44,18 +44,18 @@ class ExactCtc(torch.autograd.Function):
     def forward(
         ctx: Any, log_probs: Tensor, lengths: Tensor, tokens: Tensor, token_lengths: Tensor
     ) -> Tensor:
+        if not ctx.needs_input_grad[0]:
+            return _forward_variables(log_probs, lengths, tokens, token_lengths)[0]
         labels = F.pad(tokens[..., None], (1, 0)).flatten(1)  # a blank before every token …
         labels = F.pad(labels, (0, 1))  # … and one after the last
-        needed = ctx.needs_input_grad[0]
         if FUSED and log_probs.is_cuda and log_probs.dtype == torch.float32:
             from antiphon.models.fused_ctc import recursions
 
-            losses, alpha, beta = recursions(log_probs, lengths, labels, 2 * token_lengths + 1, needed)
+            losses, alpha, beta = recursions(log_probs, lengths, labels, 2 * token_lengths + 1)
         else:
             losses, alpha, beta = _recursions(log_probs, lengths, tokens, token_lengths, labels)
-        if needed:
-            gamma = alpha.add_(beta).add_(losses[:, None, None]).exp_()
-            ctx.save_for_backward(gamma @ F.one_hot(labels, log_probs.shape[2]).to(gamma))
+        gamma = alpha.add_(beta).add_(losses[:, None, None]).exp_()
+        ctx.save_for_backward(gamma @ F.one_hot(labels, log_probs.shape[2]).to(gamma))
         return losses
 
     @staticmethod
@@ -70,10 +70,12 @@ def _recursions(
     """Losses [B], log α with and log β without the emission at t [B, T, 2U + 1]; −∞ outside."""
     num_frames, num_states = log_probs.shape[1], labels.shape[1]
     frames, states = _reversal(lengths, num_frames), _reversal(2 * token_lengths + 1, num_states)
-    losses, alpha = _forward_variables(log_probs, lengths, tokens, token_lengths, num_states)
+    losses, alpha = _forward_variables(log_probs, lengths, tokens, token_lengths)
     flipped = log_probs.gather(1, frames[..., None].expand_as(log_probs))
     flipped_tokens = tokens.gather(1, _reversal(token_lengths, tokens.shape[1]))
-    _, beta = _forward_variables(flipped, lengths, flipped_tokens, token_lengths, num_states)
+    _, beta = _forward_variables(flipped, lengths, flipped_tokens, token_lengths)
+    # States are those of the longest text, however it is padded.
+    alpha, beta = (F.pad(each, (0, num_states - each.shape[2])) for each in (alpha, beta))
     beta = beta.gather(1, frames[..., None].expand_as(beta)).gather(2, states[:, None].expand_as(beta))
     emitted = log_probs.gather(2, labels[:, None].expand(-1, num_frames, -1))
     inside = _mask(lengths, num_frames)[:, :, None] & _mask(2 * token_lengths + 1, num_states)[:, None]
@@ -81,11 +83,11 @@ def _recursions(
 
 
 def _forward_variables(
-    log_probs: Tensor, lengths: Tensor, tokens: Tensor, token_lengths: Tensor, num_states: int
+    log_probs: Tensor, lengths: Tensor, tokens: Tensor, token_lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Losses [B] and log α [B, T, 2U + 1], the emission at t included; states of the widest padding."""
+    """Losses [B] and log α [B, T, 2U + 1], the emission at t included."""
     losses, alpha = torch._ctc_loss(log_probs.transpose(0, 1), tokens, lengths, token_lengths, 0, False)
-    return losses, F.pad(alpha, (0, num_states - alpha.shape[2]))
+    return losses, alpha
 
 
 def _mask(lengths: Tensor, size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Dropout by hashing, for GPUs (Triton): one kernel, one pass over memory, for what `noise` does in forty."""
+"""Dropout by hashing, for GPUs (Triton): one kernel, one pass over memory, for what `noise` does in many."""
 
 from __future__ import annotations
 

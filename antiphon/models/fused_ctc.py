@@ -82,17 +82,17 @@ def _recursions(  # type: ignore[no-untyped-def]
 
 
 def recursions(
-    log_probs: Tensor, lengths: Tensor, labels: Tensor, label_lengths: Tensor, backward: bool
+    log_probs: Tensor, lengths: Tensor, labels: Tensor, label_lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[B, T, V], [B], labels with blanks [B, S], [B] -> losses [B], log α and log β [B, T, S].
 
-    The emission at t is in α, not in β; outside of an utterance both are −∞. Without `backward`, β is.
+    The emission at t is in α, not in β; outside of an utterance both are −∞.
     """
     batch, num_frames, num_tokens = log_probs.shape
     num_states = labels.shape[1]
     variables = log_probs.new_full((2, batch, num_frames, num_states), -torch.inf)
     losses = log_probs.new_empty(batch)
-    _recursions[(batch, 2 if backward else 1)](
+    _recursions[(batch, 2)](
         *(log_probs.contiguous(), labels.contiguous(), lengths, label_lengths),
         *(variables[0], variables[1], losses, num_frames, num_states, num_tokens),
         width=triton.next_power_of_2(num_states),

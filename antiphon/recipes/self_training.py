@@ -14,7 +14,7 @@ model at 20.80. There the teacher is a hybrid model of its own; here it is the s
 | rehearsal without clients            | `server-alone`: what more training on it gives by itself        |
 | + DGA                                | `dga`: clients weighted by a softmax of pseudo-label losses     |
 | teacher with LM                      | `lm`: as `dga`, labels by a 3-gram of the server's texts        |
-| teacher with an LM of much text      | `books`: as `lm`, by n-grams that are given (labels.lm.path)    |
+| teacher with an LM of much text      | `books`: as `lm`, by n-grams that are given, and filtered by them |
 | with labels (upper bound)            | `labelled`: as `dga`, clients have their texts                  |
 | teacher that follows                 | `current`, `average`: as `dga`, relabelled as the model improves |
 | student, no adaptation               | `student-seed`: a third of the size, trained as `seed`          |
