@@ -84,7 +84,8 @@ def _room_on(device: torch.device) -> float:
     """Of a GPU that others may use too: `torch.cuda.set_per_process_memory_fraction` says what is ours."""
     free, total = torch.cuda.mem_get_info(device)
     reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return room(total * torch.cuda.get_per_process_memory_fraction(device), free + reusable)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return room(total * torch.cuda.get_per_process_memory_fraction(index), free + reusable)
 
 
 def longest_trial(bench: Bench) -> int:
