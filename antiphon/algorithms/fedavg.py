@@ -104,7 +104,7 @@ def bmuf(local: LocalTraining = LocalTraining(), block_momentum: float = 0.9) ->
 
 
 def dga(
-    local: LocalTraining = LocalTraining(), beta: float = 1.0, server: ServerOptimizer = Adam()
+    local: LocalTraining = LocalTraining(), beta: float = 0.3, server: ServerOptimizer = Adam()
 ) -> FedAvg:
     """Hierarchical optimisation with softmax weights: a client with a high loss counts for less."""
     return FedAvg(local, weighting=SoftmaxLoss(beta), server=server)

@@ -64,7 +64,7 @@ def bmuf_blocks() -> Experiment:
 
 def dga_softmax() -> Experiment:
     """Dynamic Gradient Aggregation (2021): clients weighted by a softmax of their negative losses."""
-    return _after_seed("dga", Run(dga(LOCAL, beta=1.0, server=SERVER)))
+    return _after_seed("dga", Run(dga(LOCAL, server=SERVER)))
 
 
 def dga_reinforced() -> Experiment:
