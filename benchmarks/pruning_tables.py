@@ -98,7 +98,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "pruning-tables.json")
     parser.add_argument("--plots", type=Path, help="folder for pruning-sparsity.svg and pruning-speed.svg")
     parser.add_argument("--speed", type=Path, help="a corpus whose test speech is recognised on one thread")
-    parser.add_argument("--ways", nargs="*", default=["weight", "adaptive"], help="whose speed is measured")
+    parser.add_argument(
+        "--ways", nargs="*", default=["weight", "adaptive", "aligned"], help="whose speed is measured"
+    )
     options = parser.parse_args()
     seeds = [Trained.load(path) for path in options.experiments]
     try:

@@ -117,6 +117,7 @@ class FederatedPruning:
     every: int = 10  # rounds from one mask to the next
     fine_tune_from: int = 40  # the round at which the server's model is made small
     refine: bool = True
+    multiple: int = 1  # units of a matrix are kept in multiples of this: products of 8 or 16 are faster
     momentum: float = 0.9  # of the moving average of Δ
     layers: tuple[str, ...] = ("encoder.layers.*",)  # patterns of names of layers that may lose units …
     spared: tuple[str, ...] = ("*.convolution.*",)  # … and of those among them that may not
@@ -127,8 +128,9 @@ class FederatedPruning:
             raise ValueError(f"sparsity is a share of at least 0 and below 1, not {self.sparsity}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum}")
-        if self.every < 1:
-            raise ValueError(f"every must be at least 1, not {self.every}")
+        for name, value in (("every", self.every), ("multiple", self.multiple)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
         first = self.every * max(self.schedule.num_masks, int(self.score.needs_momentum))
         if first >= self.fine_tune_from:
             raise ValueError(
@@ -170,7 +172,7 @@ class FederatedPruning:
         """What is kept of a model at a sparsity; before there is a momentum, by the weights."""
         slices = self.slices
         score = self.score if momentum else ByWeight(self.score.norm)
-        kept = choose(slices, params, momentum or {}, score, self.allocation, sparsity)
+        kept = choose(slices, params, momentum or {}, score, self.allocation, sparsity, self.multiple)
         return left(slices, kept).kept(self.structure)
 
     def round(self, state: PrunedState, cohort: Sequence[str], pool: Pool) -> tuple[PrunedState, Metrics]:

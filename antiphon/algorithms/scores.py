@@ -125,14 +125,15 @@ def solve_densities(means: Sequence[float], sizes: Sequence[int], density: float
     return found
 
 
-def num_kept(slices: Slices, density: float) -> int:
-    """How many slices are kept; refuses to leave none."""
+def num_kept(slices: Slices, density: float, multiple: int = 1) -> int:
+    """How many slices are kept, in multiples of a number; refuses to leave none."""
     removed = round((1.0 - density) * slices.size)
     if removed >= slices.size:
         raise ValueError(
             f"{slices.name} would lose every unit ({slices.size} of {slices.size}): choose a lower sparsity"
         )
-    return slices.size - removed
+    nearest = max(1, round((slices.size - removed) / multiple)) * multiple
+    return min(nearest, slices.size)
 
 
 def keep_best(scores: Tensor, count: int) -> Tensor:
@@ -150,8 +151,9 @@ def choose(
     score: Score,
     allocation: Allocation,
     sparsity: float,
+    multiple: int = 1,
 ) -> list[Tensor]:
     """The masks of all slices: GetImportanceScore and GenerateMask of Algorithm 1."""
     densities = allocation.densities(slices, params, sparsity)
-    pairs = zip(slices, densities, strict=True)
-    return [keep_best(score(own, params, momentum), num_kept(own, density)) for own, density in pairs]
+    counts = [num_kept(own, density, multiple) for own, density in zip(slices, densities, strict=True)]
+    return [keep_best(score(own, params, momentum), count) for own, count in zip(slices, counts, strict=True)]

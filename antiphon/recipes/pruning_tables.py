@@ -5,6 +5,7 @@ and Figure 4 (patterns, sparsities). A small Conformer with CTC on the frozen en
 ONNX file) is trained on all the pool's speakers; they are the clients too, as the paper prunes on what it
 trained on. `dense` is the same rounds without pruning: what every other row is to be compared with. `small`
 is a dense model of the size that sparsity 0.5 leaves, trained from nothing, centrally and federated, as long.
+`aligned` is none of the paper's: as `weight`, with units in multiples of 16, as processors like them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def pruning_librispeech() -> Experiment:
         "momentum": replace(usual, score=ByMomentum()),
         "product": replace(usual, score=ByProduct()),
         "adaptive": replace(usual, allocation=Adaptive()),
+        "aligned": replace(usual, multiple=16),
         "unrefined": replace(usual, refine=False),
         "half-column": replace(usual, pattern=HalfColumn()),
         "row": replace(usual, pattern=WholeRow()),

@@ -267,6 +267,8 @@ def test_a_structure_of_another_model_is_refused_by_the_layer_s_name() -> None:
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="reached in round 40: fine_tune_from must be above that, not 40"):
         FederatedPruning(schedule=StepSparsity(4))
+    with pytest.raises(ValueError, match="multiple must be at least 1, not 0"):
+        FederatedPruning(multiple=0)
     with pytest.raises(ValueError, match="every must be at least 1"):
         FederatedPruning(every=0)
     with pytest.raises(ValueError, match=r"'decoder\.\*' matches no layer that can be pruned"):

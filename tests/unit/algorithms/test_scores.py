@@ -171,3 +171,15 @@ def test_a_matrix_that_would_lose_everything_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"tiny would lose every unit \(2 of 2\)"):
         num_kept(slices, 0.1)
     assert num_kept(slices, 0.5) == 1
+
+
+@given(st.integers(1, 600), st.floats(0.01, 1.0), st.sampled_from([1, 8, 16]))
+def test_units_come_in_the_multiple_that_is_nearest(size: int, density: float, multiple: int) -> None:
+    (slices,) = cut((LinearLayer("any", size, 2),), WholeColumn())
+    wanted = size - round((1 - density) * size)
+    if wanted == 0:
+        return
+    found = num_kept(slices, density, multiple)
+    assert found == size or found % multiple == 0
+    assert abs(found - wanted) <= multiple / 2 or found == min(multiple, size)
+    assert multiple > 1 or found == wanted

@@ -20,7 +20,7 @@ from antiphon.kept import Kept, KeptEmbedding, KeptLinear, KeptRecurrent, masked
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import Ctc, CtcConfig
-from antiphon.models.reduced import ReducedConfig, ReducedLinear, reduced, structure_of
+from antiphon.models.reduced import ReducedConfig, ReducedLinear, Units, reduced, structure_of
 
 BatchOf = Callable[..., Batch]
 PATTERNS: dict[str, Pattern] = {
@@ -110,6 +110,20 @@ def test_many_clients_at_once_are_each_its_own(tiny: nn.Module, adaptive: bool, 
         alone = functional_call(small, client, (batch,))
         for mine, own in zip(together, alone, strict=True):
             torch.testing.assert_close(mine[number], own, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("num", [1, 7, 8, 9, 16])
+def test_units_are_taken_and_placed_as_a_mask_would(num: int) -> None:
+    mask = torch.zeros(16, dtype=torch.bool)
+    mask[torch.randperm(16, generator=torch.Generator().manual_seed(num))[:num]] = True
+    units = Units(mask)
+    whole, some = (torch.randn(2, 3, n, dtype=torch.float64, requires_grad=True) for n in (16, num))
+    assert torch.equal(units.take(whole), whole[..., mask])
+    assert torch.equal(units.place(some)[..., mask], some)
+    assert not units.place(some)[..., ~mask].any()
+    for way, values in ((units.take, whole), (units.place, some)):
+        assert torch.autograd.gradcheck(way, (values,))
+        assert torch.autograd.gradgradcheck(way, (values,))
 
 
 def test_the_two_directions_may_have_different_widths() -> None:
