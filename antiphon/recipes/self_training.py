@@ -17,6 +17,7 @@ model at 20.80. There the teacher is a hybrid model of its own; here it is the s
 | teacher with an LM of much text      | `books`: as `lm`, by n-grams that are given, and filtered by them |
 | with labels (upper bound)            | `labelled`: as `dga`, clients have their texts                  |
 | teacher that follows                 | `current`, `average`: as `dga`, relabelled as the model improves |
+|                                      | `books-current`: as `books`, likewise, every 30 rounds          |
 | student, no adaptation               | `student-seed`: a third of the size, trained as `seed`          |
 | student, adapted                     | `student`: as `books`, taught by `seed`                         |
 
@@ -93,7 +94,8 @@ def self_training() -> Experiment:
             "lm": run(SelfTrained(best, own)),
             "books": run(SelfTrained(best, books)),
             "current": run(SelfTrained(best, confident, CurrentModel(every=10))),
-            "average": run(SelfTrained(best, confident, MovingAverage(decay=0.9, every=2))),
+            "average": run(SelfTrained(best, confident, MovingAverage(decay=0.9, every=10))),
+            "books-current": run(SelfTrained(best, books, CurrentModel(every=30))),
             "labelled": Run(best, rounds=ROUNDS_OF_TEN),
             "student-seed": replace(central("seed", rounds=40), model=STUDENT),
             "student": replace(
