@@ -14,7 +14,7 @@ from rnnt import Question, measure
 from torch import Tensor
 
 from antiphon.models.ctc_loss import ctc_losses
-from antiphon.recipes.preparation import choose_device
+from antiphon.recipes.preparation import choose_device, device_name
 
 FRAMES_PER_SECOND, LETTERS_PER_SECOND, VOCABULARY = 41.7, 14.0, 30
 
@@ -45,8 +45,7 @@ def main() -> None:
     device = choose_device("auto")
     batch, longest, repeats = (2, 2.0, 2) if arguments.quick else (48, 15.0, 20)
     found = measure("logits", question(batch, longest, device), repeats, device)
-    about = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    write_result(arguments, {"device": about, "batch": batch, "seconds": longest, **found})
+    write_result(arguments, {"device": device_name(device), "batch": batch, "seconds": longest, **found})
 
 
 if __name__ == "__main__":

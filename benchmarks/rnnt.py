@@ -29,7 +29,7 @@ from torch import Tensor
 
 from antiphon.models.joint import next_log_probs
 from antiphon.models.rnnt_loss import rnnt_losses
-from antiphon.recipes.preparation import choose_device
+from antiphon.recipes.preparation import choose_device, device_name
 
 Loss = Callable[..., Tensor]  # leaves -> losses [B]
 
@@ -171,9 +171,9 @@ def main() -> None:
     found = {name: measure(name, q, repeats, device) for name, q in questions(size, device).items()}
     if torchaudio_loss() is None:
         print("no torchaudio with rnnt_loss on this machine: ours alone was measured")
-    about = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     tf32 = torch.backends.cuda.matmul.allow_tf32
-    write_result(arguments, {"device": about, "tf32": tf32, "size": asdict(size), "from": found})
+    about = {"device": device_name(device), "tf32": tf32, "size": asdict(size)}
+    write_result(arguments, {**about, "from": found})
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ from antiphon.models.las import LasConfig
 from antiphon.models.model import ModelConfig
 from antiphon.models.noise import drawing
 from antiphon.pools.local import LocalPool
-from antiphon.recipes.preparation import choose_device
+from antiphon.recipes.preparation import choose_device, device_name
 from antiphon.weighting import Uniform
 
 BATCH_SECONDS = 12.1  # four utterances of 3 s, and rounding
@@ -227,7 +227,6 @@ def main() -> None:
     parser.add_argument("--padding", action="store_true", help="count what padding costs, train nothing")
     arguments = parser.parse_args()
     device = choose_device("auto")
-    about = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         cases = noise_cases(Path(folder), arguments.quick)
@@ -240,7 +239,7 @@ def main() -> None:
                 count_padding(name, case())
             else:
                 results[name] = measure(name, case(), device, 1 if arguments.quick else 6)
-                write_result(arguments, {"device": about, "cases": results})
+                write_result(arguments, {"device": device_name(device), "cases": results})
 
 
 if __name__ == "__main__":

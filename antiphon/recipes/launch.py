@@ -16,7 +16,7 @@ from antiphon.engine import Engine, Listener, Silent
 from antiphon.measure import measure
 from antiphon.recipes.experiment import Experiment, Run
 from antiphon.recipes.folder import check_folder, claim_folder
-from antiphon.recipes.preparation import Prepared, prepare, told
+from antiphon.recipes.preparation import Prepared, device_name, prepare, told
 from antiphon.recipes.provenance import commit, versions
 from antiphon.recipes.scoring import score, write_json
 from antiphon.recipes.starting import load_start
@@ -194,6 +194,6 @@ def _about(prepared: Prepared, name: str, start: Tensors) -> dict[str, Any]:
         "rounds": run.rounds.total,
         "versions": versions(),
         "commit": commit(),
-        "device": str(prepared.device),
+        "device": device_name(prepared.device),
         "started_from": run.start or None,
     }

@@ -118,6 +118,11 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def device_name(device: torch.device) -> str:
+    """What a result ran on: cpu, or the name of the GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
 def prepare(
     experiment: Experiment,
     data: Path,
