@@ -38,7 +38,16 @@ import torch
 
 from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.rehearsal import Rehearsed
-from antiphon.algorithms.scores import Adaptive, ByMomentum, ByProduct, ByWeight, Unified, choose, num_kept
+from antiphon.algorithms.scores import (
+    Adaptive,
+    AdaptiveGrowth,
+    ByMomentum,
+    ByProduct,
+    ByWeight,
+    Unified,
+    choose,
+    num_kept,
+)
 from antiphon.algorithms.slices import (
     HalfColumn,
     HalfRow,
@@ -112,7 +121,7 @@ class FederatedPruning:
     sparsity: float = 0.5
     pattern: WholeColumn | HalfColumn | WholeRow | HalfRow = WholeColumn()
     score: ByWeight | ByMomentum | ByProduct = ByWeight()
-    allocation: Unified | Adaptive = Unified()
+    allocation: Unified | Adaptive | AdaptiveGrowth = Unified()
     schedule: ConstantSparsity | StepSparsity = ConstantSparsity()
     every: int = 10  # rounds from one mask to the next
     fine_tune_from: int = 40  # the round at which the server's model is made small

@@ -91,13 +91,33 @@ class Adaptive:
     """A matrix of larger weights keeps more: min(1, c · mean|w|), 1 − sparsity of all weights together."""
 
     def densities(self, slices: Sequence[Slices], params: Tensors, sparsity: float) -> list[float]:
-        means = torch.stack([own.of(params).abs().mean() for own in slices]).double().tolist()
-        densities = solve_densities(means, [own.num_weights for own in slices], 1.0 - sparsity)
-        # However small its weights, a matrix is left with one slice.
-        return [max(density, 1 / own.size) for own, density in zip(slices, densities, strict=True)]
+        return _shared(slices, mean_sizes(slices, params), sparsity)
 
 
-Allocation = Unified | Adaptive
+@dataclass(frozen=True)
+class AdaptiveGrowth:
+    """As `Adaptive`, by how much larger weights are than when they were drawn. Not of the paper.
+
+    Weights of a matrix with many inputs are drawn smaller: `Adaptive` takes its outputs for that alone.
+    """
+
+    def densities(self, slices: Sequence[Slices], params: Tensors, sparsity: float) -> list[float]:
+        sizes = zip(slices, mean_sizes(slices, params), strict=True)
+        return _shared(slices, [size / own.drawn for own, size in sizes], sparsity)
+
+
+Allocation = Unified | Adaptive | AdaptiveGrowth
+
+
+def mean_sizes(slices: Sequence[Slices], params: Tensors) -> list[float]:
+    """mean|w| of each."""
+    return [float(size) for size in torch.stack([own.of(params).abs().mean() for own in slices]).double()]
+
+
+def _shared(slices: Sequence[Slices], merits: Sequence[float], sparsity: float) -> list[float]:
+    densities = solve_densities(merits, [own.num_weights for own in slices], 1.0 - sparsity)
+    # However small its weights, a matrix is left with one slice.
+    return [max(density, 1 / own.size) for own, density in zip(slices, densities, strict=True)]
 
 
 def solve_densities(means: Sequence[float], sizes: Sequence[int], density: float) -> list[float]:

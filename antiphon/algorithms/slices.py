@@ -17,6 +17,7 @@ Deviations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,11 @@ class LinearSlices:
     def num_weights(self) -> int:
         return (self.outputs[1] - self.outputs[0]) * (self.inputs[1] - self.inputs[0])
 
+    @property
+    def drawn(self) -> float:
+        """mean|w| before any training: torch draws weights evenly, up to 1/√inputs."""
+        return 0.5 * self.shape[1] ** -0.5
+
     def of(self, params: Tensors) -> Tensor:
         """The slices one below the other: [size, weights of a slice]."""
         part = params[f"{self.layer}.weight"][slice(*self.outputs), slice(*self.inputs)]
@@ -84,6 +90,11 @@ class RecurrentSlices:
     def num_weights(self) -> int:
         return NUM_GATES * self.size * (self.num_inputs + self.size)
 
+    @property
+    def drawn(self) -> float:
+        """Up to 1/√units."""
+        return 0.5 * self.size**-0.5
+
     def of(self, params: Tensors) -> Tensor:
         weights = [
             p.view(NUM_GATES, self.size, -1)
@@ -108,6 +119,11 @@ class EmbeddingSlices:
     @property
     def num_weights(self) -> int:
         return self.size * self.num_tokens
+
+    @property
+    def drawn(self) -> float:
+        """mean|x| of normal ones."""
+        return (2 / math.pi) ** 0.5
 
     def of(self, params: Tensors) -> Tensor:
         return params[f"{self.layer}.weight"].T

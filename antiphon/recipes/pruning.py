@@ -16,7 +16,7 @@ from antiphon.algorithms.fedavg import FedAvg, hierarchical
 from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.algorithms.robust import GeometricMedian
-from antiphon.algorithms.scores import Adaptive
+from antiphon.algorithms.scores import Unified
 from antiphon.algorithms.slices import moving
 from antiphon.core import Tensors, size_in_bytes
 from antiphon.decoding.recognizer import Recognizer
@@ -91,7 +91,7 @@ def plan(model: str, sparsity: float, settings: Sequence[str] = ()) -> Plan:
     """What is kept of a model at a sparsity; nothing is trained."""
     whole, params = open_model(model)
     pruning = config.override(whole, [f"sparsity={sparsity}", *settings])
-    if isinstance(pruning.allocation, Adaptive) and model in PRESETS:
+    if not isinstance(pruning.allocation, Unified) and model in PRESETS:
         raise ValueError("adaptive sparsity goes by the weights: give the folder of a trained model")
     pruning.init(params)
     kept = pruning.keep(params, sparsity)

@@ -5,7 +5,8 @@ and Figure 4 (patterns, sparsities). A small Conformer with CTC on the frozen en
 ONNX file) is trained on all the pool's speakers; they are the clients too, as the paper prunes on what it
 trained on. `dense` is the same rounds without pruning: what every other row is to be compared with. `small`
 is a dense model of the size that sparsity 0.5 leaves, trained from nothing, centrally and federated, as long.
-`aligned` is none of the paper's: as `weight`, with units in multiples of 16, as processors like them.
+Two ways are not the paper's: `aligned` is `weight` with units in multiples of 16, as processors like them,
+and `growth` is `adaptive` by how much the weights of a matrix grew, not by how large they are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 
 from antiphon.algorithms.fedavg import hierarchical
 from antiphon.algorithms.pruning import FederatedPruning
-from antiphon.algorithms.scores import Adaptive, ByMomentum, ByProduct
+from antiphon.algorithms.scores import Adaptive, AdaptiveGrowth, ByMomentum, ByProduct
 from antiphon.algorithms.slices import HalfColumn, HalfRow, WholeRow
 from antiphon.data.frontends import OnnxEncoder
 from antiphon.engine import Rounds
@@ -40,6 +41,7 @@ def pruning_librispeech() -> Experiment:
         "momentum": replace(usual, score=ByMomentum()),
         "product": replace(usual, score=ByProduct()),
         "adaptive": replace(usual, allocation=Adaptive()),
+        "growth": replace(usual, allocation=AdaptiveGrowth()),
         "aligned": replace(usual, multiple=16),
         "unrefined": replace(usual, refine=False),
         "half-column": replace(usual, pattern=HalfColumn()),

@@ -6,15 +6,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from antiphon.algorithms.scores import (
     Adaptive,
+    AdaptiveGrowth,
     ByMomentum,
     ByProduct,
     ByWeight,
     Unified,
     choose,
     keep_best,
+    mean_sizes,
     num_kept,
     solve_densities,
 )
@@ -164,6 +167,30 @@ def test_adaptive_sparsity_leaves_every_matrix_something() -> None:
     params = {"a.weight": torch.full((4, 2), 1e-9), "b.weight": torch.ones(4, 2)}
     kept = choose(cut(structure, WholeColumn()), params, {}, ByWeight(), Adaptive(), 0.5)
     assert [int(mask.sum()) for mask in kept] == [1, 4]
+
+
+def test_growth_does_not_count_how_small_weights_were_drawn() -> None:
+    layers: tuple[Layer, ...] = (LinearLayer("wide", 8, 16), LinearLayer("narrow", 32, 4))
+    slices = cut(layers, WholeColumn())
+    # Drawn up to 1/4 and 1/2, so 1/8 and 1/4 in the mean; grown to twice and to three times that.
+    params = {"wide.weight": torch.full((8, 16), 0.25), "narrow.weight": torch.full((32, 4), -0.75)}
+    assert AdaptiveGrowth().densities(slices, params, 0.5) == pytest.approx([0.4, 0.6])
+    assert Adaptive().densities(slices, params, 0.5) == pytest.approx([0.25, 0.75])
+
+
+@pytest.mark.parametrize(
+    ("layer", "module"),
+    [
+        (LinearLayer("layer", 400, 300), nn.Linear(300, 400)),
+        (RecurrentLayer("layer", 200, 300), nn.LSTM(300, 200)),
+        (EmbeddingLayer("layer", 400, 300), nn.Embedding(400, 300)),
+    ],
+    ids=["linear", "lstm", "embedding"],
+)
+def test_weights_are_drawn_as_large_as_torch_draws_them(layer: Layer, module: nn.Module) -> None:
+    (slices,) = cut((layer,), WholeColumn())
+    params = {f"layer.{name}": p.detach() for name, p in module.named_parameters()}
+    assert mean_sizes([slices], params) == pytest.approx([slices.drawn], rel=0.02)
 
 
 def test_a_matrix_that_would_lose_everything_is_refused_by_name() -> None:
