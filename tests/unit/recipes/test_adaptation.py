@@ -132,7 +132,9 @@ def test_the_table_s_rows_start_from_what_they_continue() -> None:
         "tenant-real": "seed",
         "sessions-alone": "tenant-real",
         "sessions-real": "tenant-real",
-        "sessions-real-all": "tenant-real",
+        "real-all": "seed",
+        "tenant-real-all": "seed",
+        "sessions-real-all": "tenant-real-all",
     }
 
 
