@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,7 @@ from antiphon.models.layers import open_forget_gates
 from antiphon.models.lstm import LstmCell, bidirectional
 from antiphon.models.model import Model
 from antiphon.models.transducer import TransducerConfig
+from antiphon.models.units import Units
 from antiphon.prunable import EmbeddingLayer, Layer, LinearLayer, RecurrentLayer
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -132,72 +133,6 @@ def _reduced_layer(module: nn.Module, layer: object, name: str) -> nn.Module:
     raise ValueError(f"{name}: the mask is for another kind of layer than a {type(module).__name__}")
 
 
-# --- From some units to all, and back -------------------------------------------------------------
-
-
-ALIGNED = 8  # a product whose width is a multiple of this takes half to two thirds of the time on a CPU
-
-
-class Units(nn.Module):
-    """Some of a layer's units: `take` picks them out of all, `place` puts them among zeros.
-
-    What is placed has zeros behind its last unit, which units that are gone read. Nothing is written twice,
-    or in turn. There are `num_zeros` of them, as a product of such a width is fast.
-    """
-
-    index: Tensor
-    position: Tensor
-
-    def __init__(self, mask: Tensor) -> None:
-        super().__init__()
-        self.num, self.is_all = int(mask.sum()), bool(mask.all())
-        self.num_zeros = 0 if self.is_all else ALIGNED - self.num % ALIGNED
-        index = mask.nonzero().squeeze(1)
-        # Constants, not state: they are never saved, and go to the model's device with it.
-        self.register_buffer("index", F.pad(index, (0, self.num_zeros)), persistent=False)
-        position = torch.where(mask, mask.cumsum(0) - 1, self.num)
-        self.register_buffer("position", position, persistent=False)
-
-    def take(self, values: Tensor) -> Tensor:
-        """[..., all] -> [..., some]."""
-        return self.read(values)[..., : self.num]
-
-    def place(self, values: Tensor) -> Tensor:
-        """[..., some] -> [..., all]."""
-        return self.spread(F.pad(values, (0, self.num_zeros)))
-
-    def read(self, values: Tensor) -> Tensor:
-        """[..., all] -> [..., some, then anything for a weight of 0]."""
-        return values if self.is_all else Read.apply(values, self.index, self.position)
-
-    def spread(self, values: Tensor) -> Tensor:
-        """[..., some, then zeros] -> [..., all]."""
-        return values if self.is_all else Read.apply(values, self.position, self.index)
-
-
-class Read(torch.autograd.Function):
-    """The last dimension, read at places. Its gradient is read too, on the way `back`: nothing is added up.
-
-    A place that is read more than once is a zero, or is multiplied by one: its gradient goes nowhere.
-    By `gather`, as `index_select` along the last dimension takes four times as long on a CPU.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(values: Tensor, places: Tensor, back: Tensor) -> Tensor:
-        return values.gather(-1, places.expand(*values.shape[:-1], len(places)))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
-        places, back = ctx.saved_tensors
-        return Read.apply(upstream[0], back, places), None, None
-
-
 # --- Layers ---------------------------------------------------------------------------------------
 
 
@@ -237,11 +172,17 @@ class ReducedLinear(nn.Module):
         for weight, inputs, outputs in zip(weights, self.inputs, self.outputs, strict=True):
             assert isinstance(inputs, Units)
             assert isinstance(outputs, Units)
-            wide = F.pad(weight, (0, inputs.num_zeros, 0, outputs.num_zeros))
-            part = outputs.spread(F.linear(inputs.read(values), wide))
+            part = outputs.place(F.linear(inputs.take_more(values), _padded(weight, inputs, outputs)))
             total = part if total is None else total + part
         assert total is not None
         return total if self.bias is None else total + self.bias.to(total.dtype)
+
+
+def _padded(weight: Tensor, inputs: Units, outputs: Units) -> Tensor:
+    """With zeros for what is taken and made beyond the units."""
+    if inputs.num_more == outputs.num_more == 0:
+        return weight
+    return F.pad(weight, (0, inputs.num_more, 0, outputs.num_more))
 
 
 class ReducedEmbedding(nn.Module):

@@ -20,7 +20,8 @@ from antiphon.kept import Kept, KeptEmbedding, KeptLinear, KeptRecurrent, masked
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import Ctc, CtcConfig
-from antiphon.models.reduced import ReducedConfig, ReducedLinear, Units, reduced, structure_of
+from antiphon.models.reduced import ReducedConfig, ReducedLinear, reduced, structure_of
+from antiphon.models.units import Units
 
 BatchOf = Callable[..., Batch]
 PATTERNS: dict[str, Pattern] = {

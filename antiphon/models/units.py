@@ -1,0 +1,86 @@
+"""Some units of a layer among all of them: what reduced models read and write in place of whole widths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ALIGNED = 8  # a product whose width is a multiple of this takes two thirds of the time on a CPU
+
+
+class Units(nn.Module):
+    """Some of a layer's units: `take` picks them out of all, `place` puts them among zeros.
+
+    Both by reading: units that are gone read another's value, and 0 times that is theirs. Nothing is written
+    twice, or in turn. Behind the last unit there may be `num_more` values, for a product to be ALIGNED; they
+    are of weights that are 0, or are read by nobody.
+    """
+
+    index: Tensor
+    position: Tensor
+    is_there: Tensor
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.num, self.is_all = int(mask.sum()), bool(mask.all())
+        self.num_more = 0 if self.is_all else -self.num % ALIGNED
+        # Constants, not state: they are never saved, and go to the model's device with it.
+        index = F.pad(mask.nonzero().squeeze(1), (0, self.num_more))
+        self.register_buffer("index", index, persistent=False)
+        self.register_buffer("position", (mask.cumsum(0) - 1).clamp(min=0), persistent=False)
+        self.register_buffer("is_there", mask.to(torch.get_default_dtype()), persistent=False)
+
+    def take(self, values: Tensor) -> Tensor:
+        """[..., all] -> [..., some]."""
+        return self.take_more(values)[..., : self.num]
+
+    def take_more(self, values: Tensor) -> Tensor:
+        """[..., all] -> [..., some and more]."""
+        return values if self.is_all else Taken.apply(values, self.index, self.position, self.is_there)
+
+    def place(self, values: Tensor) -> Tensor:
+        """[..., some] or [..., some and more] -> [..., all]."""
+        index = self.index[: values.shape[-1]]
+        return values if self.is_all else Placed.apply(values, index, self.position, self.is_there)
+
+
+def _read(values: Tensor, places: Tensor) -> Tensor:
+    """Along the last dimension, where `index_select` takes four times as long on a CPU."""
+    return values.gather(-1, places.expand(*values.shape[:-1], len(places)))
+
+
+class Taken(torch.autograd.Function):
+    """The gradient of one is the other. That of `gather` would add into places."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, index: Tensor, position: Tensor, is_there: Tensor) -> Tensor:
+        return _read(values, index)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        return Placed.apply(upstream[0], *ctx.saved_tensors), None, None, None
+
+
+class Placed(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, index: Tensor, position: Tensor, is_there: Tensor) -> Tensor:
+        return _read(values, position) * is_there.to(values.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        return Taken.apply(upstream[0], *ctx.saved_tensors), None, None, None
