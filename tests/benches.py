@@ -1,9 +1,10 @@
-"""Benches in float64, clients of unequal size, and updates that must be the same stacked and alone."""
+"""Benches, tasks and clients of unequal size, and updates that must be the same stacked and alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from world import MASKS, MODELS, Doubled, World
 
 from antiphon.clients.client import Bench
 from antiphon.core import Task, Tensors, Update
+from antiphon.labelling import Labelling
 from antiphon.local import LocalTraining
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.ctc import CtcConfig
@@ -26,6 +28,7 @@ CONFIGS: dict[str, ModelConfig] = {
     "joint las": replace(MODELS["las"], ctc_weight=0.3, label_smoothing=0.1),  # type: ignore[type-var]
 }
 LOCAL = LocalTraining(lr=0.3, epochs=2, batch_seconds=1.0)
+HEARD = Labelling(num=3, width=4)
 
 
 def double_bench(world: World, config: ModelConfig) -> Bench:
@@ -36,6 +39,21 @@ def double_bench(world: World, config: ModelConfig) -> Bench:
     base = {name: p.detach().clone() for name, p in model.named_parameters()}
     bench = Bench(world.store, world.tokens, model, base, MASKS)
     bench.feed = Doubled(bench.feed)
+    return bench
+
+
+def talkative(world: World, config: Any = MODELS["ctc"], dtype: torch.dtype = torch.float64) -> Bench:
+    """A bench whose untrained model does not think that nothing was said."""
+    torch.manual_seed(3)
+    model = config.build(world.store.dim, world.tokens.size)
+    assert isinstance(model, nn.Module)
+    with torch.no_grad():
+        model.output.bias[0] -= 1.0  # type: ignore[union-attr, index]
+    model.to(dtype)
+    base = {name: p.detach().clone() for name, p in model.named_parameters()}
+    bench = Bench(world.store, world.tokens, model, base, MASKS)
+    if dtype == torch.float64:
+        bench.feed = Doubled(bench.feed)
     return bench
 
 
