@@ -1,25 +1,35 @@
 """A task with known good and bad clients: a model that should follow a moving target.
 
 Good clients pull it towards the target. Bad ones send noise, all of whose entries have one size. A model's
-error rate grows with its distance to the target.
+error rate grows with its distance to the target. `ALGORITHM` is the DGA-RL that is to tell them apart.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from antiphon.algorithms.dga_rl import DgaRl, DgaRlState, Rewards
+from antiphon.algorithms.fedavg import dga
 from antiphon.clients.train import measure_delta
-from antiphon.core import Report, Task, Tensors, Update
+from antiphon.core import Report, Task, Tensors, Update, Worker
+from antiphon.observed import Observed
+from antiphon.pools.local import LocalPool
 from antiphon.seeding import derive
+from antiphon.server_opt import Sgd
 
 DIM = 16
 GOOD = [f"good/{number:02d}" for number in range(14)]
 BAD = [f"bad/{number}" for number in range(6)]
 CLIENTS = sorted(GOOD + BAD)
 VALID = ("valid/0", "valid/1")
+LOUD = 1.8  # bad clients are given away by their losses
+QUIET = 0.3  # the softmax is fooled: bad clients have the lowest losses
+INNER = dga(beta=1.0, server=Sgd(lr=0.1))
+ALGORITHM = DgaRl(INNER, rewards=Rewards(threshold=1e-4), validation=VALID)
 
 
 def normal(*names: str | int) -> torch.Tensor:
@@ -61,3 +71,11 @@ class Garden:
 
 def params() -> Tensors:
     return {"w": torch.zeros(DIM, dtype=torch.float64)}
+
+
+def begin(algorithm: DgaRl = ALGORITHM, seed: int = 0) -> DgaRlState:
+    return replace(algorithm.init(params()), seed=seed)
+
+
+def watch(worker: Worker, cohort: list[str]) -> Observed:
+    return Observed(LocalPool(worker), cohort, 1, lambda client: None, threading.Event())

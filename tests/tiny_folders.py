@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from antiphon.data.huggingface import WAVE_FRAME
+from antiphon.models.huggingface import HuggingFaceConfig
+
 transformers = pytest.importorskip("transformers")
 
 LETTERS = "ABCDE"
@@ -102,6 +105,10 @@ CTC: dict[str, Callable[[], Any]] = {
 }
 SEQ2SEQ: dict[str, Callable[[], Any]] = {"whisper": whisper, "moonshine": moonshine}
 ALL = {**CTC, **SEQ2SEQ}
+DIMS = dict.fromkeys(ALL, WAVE_FRAME) | {"whisper": 8}
+# Utterances for each of them.
+FRAMES = [13, 22, 9, 17]
+TOKENS = [[1, 2], [3, 3, 1, 4], [5], [6, 2, 6]]  # 3 and 1 are the boundaries of the folders
 
 
 def write_folder(folder: Path, name: str, seed: int = 0) -> Path:
@@ -156,3 +163,19 @@ def write_subwords(folder: Path) -> None:
         pad_token="<pad>",
         extra_special_tokens=["<|start|>", *PROMPT],
     ).save_pretrained(folder)
+
+
+def build(folder: str, name: str, **settings: Any) -> Any:
+    """The network of a folder as antiphon has it, in float64, not training."""
+    torch.manual_seed(0)
+    num_tokens = transformers.AutoConfig.from_pretrained(folder).vocab_size
+    return HuggingFaceConfig(folder, **settings).build(DIMS[name], num_tokens).double().eval()
+
+
+def stock(folder: str) -> Any:
+    """The same weights in `transformers`' own hands, with its own attention."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    kind = (
+        transformers.AutoModelForSpeechSeq2Seq if config.is_encoder_decoder else transformers.AutoModelForCTC
+    )
+    return kind.from_pretrained(folder, attn_implementation="eager").double().eval()

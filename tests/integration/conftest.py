@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from command import Antiphon, Done
+from command import Antiphon, Done, run_arguments
+from world import World
 
 from antiphon import cli
 
@@ -29,3 +31,15 @@ def antiphon(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
     yield call
     torch.use_deterministic_algorithms(False)  # a run asks for them in the whole process
+
+
+@pytest.fixture(scope="session")
+def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment that a real process ran from end to end."""
+    out = tmp_path_factory.mktemp("finished") / "out"
+    command = [sys.executable, "-m", "antiphon", *run_arguments(world.corpus, out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WER %" in done.stdout
+    assert "report.html" in done.stdout
+    return out

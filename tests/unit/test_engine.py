@@ -1,140 +1,24 @@
-"""The engine on clients made of nothing: what it keeps, what it refuses, and that it goes on exactly."""
+"""The engine on clients made of nothing: whom it draws, what it keeps, and what it refuses."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import pkgutil
-import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chisquare
+from toy_runs import CLIENTS, Toy, Trial
 from world import assert_same
 
-from antiphon import checkpoint
 from antiphon.algorithms.fedavg import hierarchical
-from antiphon.checkpoint import CorruptCheckpoint, saved_rounds
 from antiphon.clients.worker import refuse_nonfinite
-from antiphon.core import Failure, Report, Stopped, Task, Update
-from antiphon.engine import Engine, Outcome, Rounds, Silent, sample_cohort
+from antiphon.core import Failure, Report, Stopped, Update
+from antiphon.engine import Engine, Rounds, sample_cohort
 from antiphon.pools.local import LocalPool
-from antiphon.record import Record
 from antiphon.report.journal import read
-from antiphon.seeding import derive
-from antiphon.server_opt import Adam
-
-CLIENTS = [f"speaker/{name}" for name in "abcdefgh"]
-WERS = [0.9, 0.5, 0.4, 0.6, 0.3, 0.7, 0.8, 0.35]  # by round: the best is round 4
-
-
-class Toy:
-    """Answers with a delta that client, round and seed decide; `fault` may do anything before that."""
-
-    def __init__(self, fault: Callable[[int, str], Update | None] = lambda round, client: None) -> None:
-        self.fault = fault
-
-    def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
-        for client in clients:
-            yield self.fault(int(task.config["round"]), client) or self.answer(task, client)
-
-    def answer(self, task: Task, client: str) -> Update:
-        generator = torch.Generator().manual_seed(derive(int(task.config["seed"]), client))
-        noise = {name: torch.randn(p.shape, generator=generator) for name, p in task.tensors.items()}
-        delta = {name: p + 0.1 * noise[name] for name, p in task.tensors.items()}
-        stats = {"loss": 1.0 + float(noise["w"][0]) ** 2, "num_utterances": 3.0, "norm": 1.0, "seconds": 9.0}
-        return refuse_nonfinite(Update(delta, reports=(Report(client, stats),)))
-
-
-class Trial:
-    """A run in a folder that can be begun, broken and resumed."""
-
-    def __init__(self, folder: Path, wers: Sequence[float] = WERS, **rounds: int) -> None:
-        self.folder, self.wers = folder, wers
-        self.rounds = Rounds(**{"total": 6, "cohort": 3, **rounds})
-
-    def run(self, worker: Toy | None = None, resume: bool = False, **options: Any) -> Outcome:
-        params = {"w": torch.ones(4), "b": torch.zeros(2)}
-        listener = options.pop("listener", None)
-        return self.engine(worker or Toy(), listener).run(params, resume, **options)
-
-    def engine(self, worker: Toy, listener: Silent | None = None) -> Engine:
-        def validate(pool: object, params: Mapping[str, torch.Tensor]) -> dict[str, float]:
-            return {"wer": self.wers[engine.rounds_done], "cer": float(params["w"].sum())}
-
-        engine = Counting(
-            hierarchical(server=Adam()),
-            LocalPool(worker),
-            CLIENTS,
-            self.rounds,
-            self.folder,
-            11,
-            validate,
-            listener,
-        )
-        return engine
-
-    @property
-    def saved(self) -> list[int]:
-        return saved_rounds(self.folder / "checkpoints")
-
-    @property
-    def entries(self) -> list[dict[str, Any]]:
-        return read(self.folder / "journal.jsonl")
-
-    def files(self, round: int) -> dict[str, bytes]:
-        """What must not depend on how often a run was stopped."""
-        state = self.folder / "checkpoints" / f"round-{round:06d}" / "state.safetensors"
-        return {"journal": (self.folder / "journal.jsonl").read_bytes(), "state": state.read_bytes()}
-
-
-class Counting(Engine):
-    """An engine that knows which round it validates."""
-
-    rounds_done = 0
-
-    def _record(self, entry, state, *more):  # type: ignore[no-untyped-def]
-        self.rounds_done = state.round
-        super()._record(entry, state, *more)
-
-
-def test_as_a_round_begins_the_next_cohort_is_expected(tmp_path: Path) -> None:
-    expected: list[Sequence[str]] = []
-    rounds = Rounds(total=5, cohort=3, valid_every=0)
-    engine = Engine(hierarchical(), LocalPool(Toy()), CLIENTS, rounds, tmp_path, 11, expect=expected.append)
-    engine.run({"w": torch.ones(4), "b": torch.zeros(2)})
-    cohorts = [entry["cohort"] for entry in read(tmp_path / "journal.jsonl")]
-    assert expected == cohorts[1:]
-
-
-class Interrupt(Silent):
-    """Ctrl-C after a number of replies."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def replied(self, client: str) -> None:
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-@pytest.fixture
-def trial(tmp_path: Path) -> Trial:
-    return Trial(tmp_path / "run")
-
-
-@pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    trial = Trial(tmp_path_factory.mktemp("undisturbed"))
-    trial.run()
-    return trial
-
 
 # --- Cohorts --------------------------------------------------------------------------------------
 
@@ -178,6 +62,15 @@ def test_pairs_of_clients_meet_alike() -> None:
 def test_the_cohorts_of_a_run_are_those_of_its_seed(undisturbed: Trial) -> None:
     cohorts = [entry["cohort"] for entry in undisturbed.entries if entry["round"]]
     assert cohorts == [sample_cohort(CLIENTS, 3, seed=11, round=r) for r in range(6)]
+
+
+def test_as_a_round_begins_the_next_cohort_is_expected(tmp_path: Path) -> None:
+    expected: list[Sequence[str]] = []
+    rounds = Rounds(total=5, cohort=3, valid_every=0)
+    engine = Engine(hierarchical(), LocalPool(Toy()), CLIENTS, rounds, tmp_path, 11, expect=expected.append)
+    engine.run({"w": torch.ones(4), "b": torch.zeros(2)})
+    cohorts = [entry["cohort"] for entry in read(tmp_path / "journal.jsonl")]
+    assert expected == cohorts[1:]
 
 
 # --- What is kept ---------------------------------------------------------------------------------
@@ -237,194 +130,6 @@ def test_a_run_without_resume_begins_anew(trial: Trial, undisturbed: Trial) -> N
         Toy(lambda round, client: Update.nothing(Failure(client, "ill")) if client > "speaker/c" else None)
     )
     trial.run()
-    assert trial.files(6) == undisturbed.files(6)
-
-
-# --- Stopping and going on ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("replies", range(1, 18, 2))
-def test_ctrl_c_after_any_reply_and_resume_give_the_undisturbed_run(
-    trial: Trial, undisturbed: Trial, replies: int
-) -> None:
-    with pytest.raises(Stopped, match="interrupted"):
-        trial.run(listener=Interrupt(after=replies))
-    assert trial.saved[-1] == (replies - 1) // 3
-    trial.run(resume=True)
-    assert trial.files(6) == undisturbed.files(6)
-
-
-def test_ctrl_c_saves_even_between_two_due_checkpoints(tmp_path: Path, undisturbed: Trial) -> None:
-    trial = Trial(tmp_path, save_every=100, wers=[0.1] + [0.9] * 6)
-    with pytest.raises(Stopped):
-        trial.run(listener=Interrupt(after=11))
-    assert trial.saved == [0, 3]
-    trial.run(resume=True)
-    straight = Trial(tmp_path / "straight", save_every=100, wers=[0.1] + [0.9] * 6)
-    straight.run()
-    assert trial.files(6) == straight.files(6)
-
-
-def test_ctrl_c_while_the_last_round_is_saved_is_not_lost(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save = Record.save
-
-    def interrupted(self: Record, state: Any) -> None:
-        save(self, state)
-        if state.round == 6:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(Record, "save", interrupted)
-    with pytest.raises(Stopped, match="interrupted"):
-        trial.run()
-    monkeypatch.undo()
-    assert trial.run(resume=True).state.round == 6
-
-
-def test_ctrl_c_twice_stops_at_once_and_the_signal_handlers_come_back(trial: Trial) -> None:
-    class Twice(Silent):
-        def replied(self, client: str) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt):
-        trial.run(listener=Twice())
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-
-
-class Killed(BaseException):
-    """As sudden as a kill: nothing catches it."""
-
-
-@pytest.mark.parametrize("target", ["Journal.append", "save_file", "replace", "rmtree", "fsync"])
-@pytest.mark.parametrize("number", [1, 4, 7])
-def test_a_kill_at_any_write_and_resume_give_the_undisturbed_run(
-    trial: Trial, undisturbed: Trial, monkeypatch: pytest.MonkeyPatch, target: str, number: int
-) -> None:
-    """A few kills in one run, before and after the write; subprocesses do it for real in integration/."""
-    places = {
-        "Journal.append": "antiphon.report.journal.Journal.append",
-        "save_file": "antiphon.checkpoint.save_file",
-        "replace": "antiphon.checkpoint.os.replace",
-        "rmtree": "antiphon.checkpoint.shutil.rmtree",
-        "fsync": "antiphon.checkpoint.os.fsync",
-    }
-    for attempt in range(100):
-        with monkeypatch.context() as patch:
-            die_at_call(patch, places[target], number, before=attempt % 2 == 0)
-            try:
-                trial.run(resume=True)
-            except Killed:
-                number += 2  # further each time, or a run would die at the same place for ever
-                continue
-        break
-    assert attempt > 0
-    assert trial.files(6) == undisturbed.files(6)
-    assert not list((trial.folder / "checkpoints").glob(".*"))
-
-
-def die_at_call(patch: pytest.MonkeyPatch, place: str, number: int, before: bool) -> None:
-    original = pkgutil.resolve_name(place)
-    calls = 0
-
-    def dying(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == number and before:
-            raise Killed
-        result = original(*args, **kwargs)
-        if calls == number:
-            raise Killed
-        return result
-
-    patch.setattr(place, dying)
-
-
-def test_resuming_a_finished_run_changes_nothing(trial: Trial, undisturbed: Trial) -> None:
-    trial.run()
-    trial.run(resume=True)
-    assert trial.files(6) == undisturbed.files(6)
-
-
-def test_resume_of_a_folder_without_checkpoints_begins_at_the_beginning(
-    trial: Trial, undisturbed: Trial
-) -> None:
-    trial.run(resume=True)
-    assert trial.files(6) == undisturbed.files(6)
-
-
-# --- Damage ---------------------------------------------------------------------------------------
-
-
-def flip_a_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
-
-
-def cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-@pytest.mark.parametrize("name", ["state.safetensors", "state.json"])
-@pytest.mark.parametrize("damage", [flip_a_byte, cut_short, Path.unlink])
-def test_a_damaged_checkpoint_is_refused_by_name_and_passed_over_only_when_asked(
-    trial: Trial,
-    undisturbed: Trial,
-    damage: Callable[[Path], None],
-    name: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(Stopped):
-        trial.run(listener=Interrupt(after=16))
-    assert trial.saved == [4, 5]
-    damage(trial.folder / "checkpoints" / "round-000005" / name)
-    with pytest.raises(CorruptCheckpoint, match=r"round-000005.*--skip-corrupt"):
-        trial.run(resume=True)
-    trial.run(resume=True, skip_corrupt=True)
-    assert "round-000005" in capsys.readouterr().err
-    assert trial.files(6) == undisturbed.files(6)
-
-
-def test_when_no_checkpoint_is_whole_that_is_said(trial: Trial) -> None:
-    trial.run()
-    for round in trial.saved:
-        flip_a_byte(trial.folder / "checkpoints" / f"round-{round:06d}" / "state.json")
-    with pytest.raises(CorruptCheckpoint, match=r"no checkpoint in .* is whole"):
-        trial.run(resume=True, skip_corrupt=True)
-
-
-def test_a_journal_that_was_cut_short_is_refused(trial: Trial) -> None:
-    with pytest.raises(Stopped):
-        trial.run(listener=Interrupt(after=16))
-    cut_short(trial.folder / "journal.jsonl")
-    with pytest.raises(ValueError, match=r"journal\.jsonl .*it was cut short"):
-        trial.run(resume=True)
-
-
-def test_a_full_disk_is_said_clearly_and_costs_one_round_at_most(
-    trial: Trial, undisturbed: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_file, calls = checkpoint.save_file, 0
-
-    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
-        nonlocal calls
-        calls += 1
-        save_file(tensors, path)
-        if calls == 4:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(OSError, match=r"round-000003.*No space left.*earlier ones are intact"):
-        trial.run()
-    monkeypatch.undo()
-    assert sorted(path.name for path in (trial.folder / "checkpoints").iterdir()) == [
-        "round-000001",
-        "round-000002",
-    ]
-    trial.run(resume=True)
     assert trial.files(6) == undisturbed.files(6)
 
 

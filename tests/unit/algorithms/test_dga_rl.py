@@ -1,42 +1,25 @@
-"""DGA-RL by hand, against the weighting it duels with, and on clients known to be good and bad."""
+"""DGA-RL by hand, against the weighting it duels with: features, rewards, rounds, whom it is measured on."""
 
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
-from garden import BAD, CLIENTS, GOOD, VALID, Garden, params
+from garden import ALGORITHM, BAD, CLIENTS, GOOD, INNER, LOUD, QUIET, VALID, Garden, begin, params, watch
 from torch import Tensor
-from world import Broken, assert_same
+from world import Broken
 
 from antiphon import config
-from antiphon.algorithms.dga_rl import DgaRl, DgaRlState, Rewards, describe
+from antiphon.algorithms.dga_rl import DgaRl, Rewards, describe
 from antiphon.algorithms.fedavg import dga
 from antiphon.algorithms.policy import Learnt, Policy
-from antiphon.core import Report, Stopped, Tensors, Worker
-from antiphon.engine import Engine, Outcome, Rounds, Silent, sample_cohort
+from antiphon.core import Report
+from antiphon.engine import sample_cohort
 from antiphon.measure import measure
-from antiphon.observed import Observed
 from antiphon.pools.local import LocalPool
-from antiphon.report.journal import read
 from antiphon.server_opt import Adam, Sgd
-
-INNER = dga(beta=1.0, server=Sgd(lr=0.1))
-ALGORITHM = DgaRl(INNER, rewards=Rewards(threshold=1e-4), validation=VALID)
-LOUD = 1.8  # bad clients are given away by their losses
-QUIET = 0.3  # the softmax is fooled: bad clients have the lowest losses
-
-
-def begin(algorithm: DgaRl = ALGORITHM, seed: int = 0) -> DgaRlState:
-    return replace(algorithm.init(params()), seed=seed)
-
-
-def watch(worker: Worker, cohort: list[str]) -> Observed:
-    return Observed(LocalPool(worker), cohort, 1, lambda client: None, threading.Event())
 
 
 def told(client: str, loss: float, mean: float, variance: float) -> Report:
@@ -151,21 +134,6 @@ def test_models_are_measured_further_apart_than_the_candidates_are(exaggeration:
     assert metrics["policy_cer"] < metrics["rival_cer"]
 
 
-def test_momentum_makes_draws_of_duels_and_exaggeration_decides_them() -> None:
-    inner = dga(beta=1.0, server=Adam(lr=0.05, epsilon=1e-6))
-    num_draws = []
-    for exaggeration in (1.0, 10.0):
-        algorithm = DgaRl(inner, exaggeration=exaggeration, validation=VALID)
-        state, rewards = begin(algorithm), []
-        for round in range(12):
-            cohort = sample_cohort(CLIENTS, 8, 0, round)
-            state, metrics = algorithm.round(state, cohort, LocalPool(Garden(QUIET)))
-            rewards.append(metrics["reward"])
-        num_draws.append(rewards.count(algorithm.rewards.similar))
-    assert num_draws[0] >= 8
-    assert num_draws[1] <= 4
-
-
 def test_noise_is_a_function_of_features_the_same_for_all_clients_of_a_round() -> None:
     """With more clients than features, noise is linear in them: least squares leaves nothing."""
     state = replace(begin(), round=3)
@@ -251,82 +219,3 @@ def test_validation_clients_that_are_not_there_are_refused() -> None:
 def test_settings_go_to_a_dict_and_back() -> None:
     algorithm = DgaRl(INNER, Policy(hidden=9), Rewards(similar=0.0), num_validation=2, validation=VALID)
     assert config.from_dict(DgaRl, config.to_dict(algorithm)) == algorithm
-
-
-# --- In the engine --------------------------------------------------------------------------------
-
-
-class Halt(Silent):
-    """Stops a run when a round has been recorded."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def finished(self, entry, clock) -> None:  # type: ignore[no-untyped-def]
-        if entry["round"] == self.after:
-            raise Stopped("enough")
-
-
-def run(folder: Path, resume: bool = False, stop_after: int = -1) -> Outcome:
-    def validate(pool: Observed, model: Tensors) -> dict[str, float]:
-        return measure(pool, model, VALID)
-
-    rounds = Rounds(total=7, cohort=5, valid_every=2, keep_last=9)
-    pool = LocalPool(Garden(QUIET))
-    engine = Engine(ALGORITHM, pool, CLIENTS, rounds, folder, 5, validate, Halt(stop_after))  # type: ignore[arg-type]
-    return engine.run(params(), resume)
-
-
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole")
-    with pytest.raises(Stopped):
-        run(tmp_path / "broken", stop_after=3)
-    broken = run(tmp_path / "broken", resume=True)
-    assert_same(broken.state, whole.state)
-    assert isinstance(whole.state, DgaRlState)
-    assert len(whole.state.learnt["duels"]["reward"]) == 7
-    for name in ("journal.jsonl", "checkpoints/round-000007/state.safetensors"):
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes()
-
-
-def test_the_clock_knows_what_measuring_the_candidates_took(tmp_path: Path) -> None:
-    run(tmp_path)
-    first, *rounds = read(tmp_path / "clock.jsonl")
-    assert "task_evaluate_seconds" not in first  # the starting model is validated, nothing is chosen
-    for line in rounds:
-        assert 0 < line["task_evaluate_seconds"] < line["train_seconds"]
-        assert line["task_train_seconds"] + line["task_evaluate_seconds"] <= line["train_seconds"]
-
-
-# --- Learning whom to trust -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bad_loss", [LOUD, QUIET], ids=["bad clients lose", "bad clients fool the softmax"])
-def test_bad_clients_lose_their_weight_and_the_reward_rises(bad_loss: float) -> None:
-    early, late = [], []
-    for seed in range(4):
-        rewards, trusted, by_softmax = learn(bad_loss, seed, num_rounds=100)
-        assert mean(by_softmax[-20:]) > (0.3 if bad_loss == QUIET else 0.1)
-        assert mean(trusted[-20:]) < 0.02
-        early += rewards[:5]
-        late += rewards[-20:]
-    assert mean(late) > 0.9
-    assert mean(late) > mean(early) + 0.4  # a lucky first draw may win at once: not so for all seeds
-
-
-def learn(bad_loss: float, seed: int, num_rounds: int) -> tuple[list[float], list[float], list[float]]:
-    """Of each round: the reward, the weight bad clients had, and the weight the softmax gives them."""
-    state, rewards, trusted, by_softmax = begin(seed=seed), [], [], []
-    for round in range(num_rounds):
-        cohort = sample_cohort(CLIENTS, 8, seed, round)
-        pool = watch(Garden(bad_loss), cohort)
-        state, metrics = ALGORITHM.round(state, cohort, pool)
-        rewards.append(metrics["reward"])
-        trusted.append(sum(pool.clients[client]["weight"] for client in cohort if client in BAD))
-        likely = {client: math.exp(-pool.clients[client]["loss"]) for client in cohort}
-        by_softmax.append(sum(likely[client] for client in cohort if client in BAD) / sum(likely.values()))
-    return rewards, trusted, by_softmax
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)

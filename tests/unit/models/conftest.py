@@ -78,3 +78,19 @@ def tiny(request: pytest.FixtureRequest) -> nn.Module:
         if isinstance(module, Dropout):
             module.rate = 0.0
     return model
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A tiny model of every kind in Hugging Face format."""
+    from tiny_folders import ALL, write_folder  # here: the other models are tested without transformers too
+
+    return {name: str(write_folder(tmp_path_factory.mktemp("folder"), name)) for name in ALL}
+
+
+@pytest.fixture
+def utterances(name: str, batch_of: Callable[..., Batch]) -> Callable[..., Batch]:
+    """Random utterances as the Hugging Face model of that name takes them."""
+    from tiny_folders import DIMS
+
+    return lambda *arguments, **more: batch_of(*arguments, dim=DIMS[name], **more)

@@ -4,38 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_folders import ALL, CTC, NUM_TOKENS, PROMPT, SEQ2SEQ, transformers, write_folder
+from tiny_folders import ALL, CTC, FRAMES, NUM_TOKENS, PROMPT, SEQ2SEQ, TOKENS, build, stock, transformers
 from torch import nn
 
 from antiphon.data.batches import Batch
 from antiphon.data.huggingface import WAVE_FRAME, HuggingFaceFeatures, HuggingFaceTokensConfig, exchanged
 from antiphon.decoding.search import beam_for
 from antiphon.models.huggingface import HuggingFaceConfig
-from antiphon.models.lora import LoraAdapter, merged
 from antiphon.models.noise import Dropout, drawing
 
-FRAMES = [13, 22, 9, 17]
-TOKENS = [[1, 2], [3, 3, 1, 4], [5], [6, 2, 6]]  # 3 and 1 are the boundaries of the folders
-DIMS = dict.fromkeys(ALL, WAVE_FRAME) | {"whisper": 8}
-
 BatchOf = Callable[..., Batch]
-
-
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return {name: str(write_folder(tmp_path_factory.mktemp("folder"), name)) for name in ALL}
-
-
-def build(folder: str, name: str, **settings: Any) -> Any:
-    torch.manual_seed(0)
-    num_tokens = transformers.AutoConfig.from_pretrained(folder).vocab_size
-    return HuggingFaceConfig(folder, **settings).build(DIMS[name], num_tokens).double().eval()
 
 
 @pytest.fixture(params=ALL)
@@ -46,21 +29,6 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def model(name: str, folders: dict[str, str]) -> Any:
     return build(folders[name], name)
-
-
-@pytest.fixture
-def utterances(name: str, batch_of: BatchOf) -> BatchOf:
-    """Random utterances as the model takes them."""
-    return lambda *arguments, **more: batch_of(*arguments, dim=DIMS[name], **more)
-
-
-def stock(folder: str) -> Any:
-    """The same weights in `transformers`' own hands, with its own attention."""
-    config = transformers.AutoConfig.from_pretrained(folder)
-    kind = (
-        transformers.AutoModelForSpeechSeq2Seq if config.is_encoder_decoder else transformers.AutoModelForCTC
-    )
-    return kind.from_pretrained(folder, attn_implementation="eager").double().eval()
 
 
 # --- The same as in transformers ------------------------------------------------------------------
@@ -225,131 +193,6 @@ def test_a_placeholder_of_one_frame_has_a_finite_loss(model: Any, utterances: Ba
     batch = utterances([1], [[]])
     batch = replace(batch, features=torch.zeros_like(batch.features))
     assert model.losses(batch).isfinite().all()
-
-
-# --- Folders --------------------------------------------------------------------------------------
-
-
-def test_without_weights_parameters_are_drawn_by_the_seed(folders: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes((Path(folders["wav2vec2"]) / "config.json").read_bytes())
-    first, second = build(str(tmp_path), "wav2vec2"), build(str(tmp_path), "wav2vec2")
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    torch.manual_seed(1)
-    third = HuggingFaceConfig(str(tmp_path)).build(WAVE_FRAME, 10)
-    assert not torch.equal(next(third.parameters()).double(), next(first.parameters()))
-
-
-def test_a_fresh_output_layer_is_for_tokens_of_one_s_own(folders: dict[str, str]) -> None:
-    folder, kept = folders["wav2vec2"], build(folders["wav2vec2"], "wav2vec2")
-    for num_tokens in (7, 10):  # 10 is what the folder's own output layer has: it must not be kept
-        fresh: Any = HuggingFaceConfig(folder, fresh_output=True).build(WAVE_FRAME, num_tokens).double()
-        assert fresh.boundary == 0
-        assert fresh.network.lm_head.out_features == num_tokens
-        assert not torch.equal(fresh.network.lm_head.weight[:7], kept.network.lm_head.weight[:7])
-        layer = "wav2vec2.encoder.layers.0.attention.q_proj.weight"
-        assert torch.equal(fresh.network.get_parameter(layer), kept.network.get_parameter(layer))
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "shape", "message"),
-    [
-        ("wav2vec2", {}, (WAVE_FRAME, 11), "has 10 tokens, not 11: take the folder's own"),
-        ("wav2vec2", {}, (80, 10), "takes waveforms, not features of 80 dimensions"),
-        ("wav2vec2", {"prompt": ("<|en|>",)}, (WAVE_FRAME, 10), "no decoder to be told a prompt"),
-        ("wav2vec2", {"lora": LoraAdapter(targets=("nothing",))}, (WAVE_FRAME, 10), "lora.targets nothing"),
-        ("whisper", {}, (80, NUM_TOKENS), "log-mel frames of 8 bins, not features of 80"),
-        ("whisper", {"fresh_output": True}, (8, NUM_TOKENS), "fresh_output is for CTC models"),
-        ("whisper", {"prompt": ("<|xx|>",)}, (8, NUM_TOKENS), "has no token '<|xx|>'"),
-    ],
-    ids=["tokens", "features", "prompt", "targets", "bins", "fresh", "unknown prompt"],
-)
-def test_what_does_not_fit_a_folder_is_refused(
-    name: str, settings: dict[str, Any], shape: tuple[int, int], message: str, folders: dict[str, str]
-) -> None:
-    with pytest.raises(ValueError, match=message.replace("|", r"\|")):
-        HuggingFaceConfig(folders[name], **settings).build(*shape)
-
-
-def test_a_missing_folder_and_pickled_weights_are_refused(folders: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not exist: give the folder of a saved model"):
-        HuggingFaceConfig(str(tmp_path / "none")).build(WAVE_FRAME, 10)
-    with pytest.raises(ValueError, match="holds no model"):
-        HuggingFaceConfig(str(tmp_path)).build(WAVE_FRAME, 10)
-    (tmp_path / "config.json").write_bytes((Path(folders["wav2vec2"]) / "config.json").read_bytes())
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ValueError, match="pickled"):
-        HuggingFaceConfig(str(tmp_path)).build(WAVE_FRAME, 10)
-
-
-def test_weights_without_an_output_layer_take_a_fresh_one(tmp_path: Path) -> None:
-    transformers.Wav2Vec2Model(ALL["wav2vec2"]()).save_pretrained(tmp_path)
-    assert HuggingFaceConfig(str(tmp_path), fresh_output=True).build(WAVE_FRAME, 7)
-    with pytest.raises(ValueError, match=r"lack lm_head\.bias \(2 missing\)"):
-        HuggingFaceConfig(str(tmp_path)).build(WAVE_FRAME, 10)
-
-
-def test_running_statistics_are_refused(tmp_path: Path) -> None:
-    config = transformers.HubertConfig(**{**ALL["hubert"]().to_dict(), "conv_pos_batch_norm": True})
-    config.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"running statistics \(.*batch_norm\)"):
-        HuggingFaceConfig(str(tmp_path)).build(WAVE_FRAME, 10)
-
-
-def test_other_architectures_are_tried_out_and_refused_if_padding_changes_a_score(tmp_path: Path) -> None:
-    settings = {key: value for key, value in ALL["wav2vec2"]().to_dict().items() if key != "model_type"}
-    transformers.UniSpeechConfig(**settings).save_pretrained(tmp_path / "good")
-    assert HuggingFaceConfig(str(tmp_path / "good")).build(WAVE_FRAME, 10).training
-    transformers.WavLMConfig(**settings).save_pretrained(tmp_path / "bad")
-    with pytest.raises(ValueError, match=r"\(wavlm\) scores an utterance differently in a padded batch"):
-        HuggingFaceConfig(str(tmp_path / "bad")).build(WAVE_FRAME, 10)
-
-
-# --- LoRA -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["wav2vec2", "whisper", "moonshine"])
-def test_adapters_alone_are_trained_and_can_be_merged(
-    name: str, folders: dict[str, str], utterances: BatchOf
-) -> None:
-    batch = utterances(FRAMES, TOKENS, padding=2)
-    plain, adapted = build(folders[name], name), build(folders[name], name, lora=LoraAdapter(rank=2))
-    assert torch.equal(adapted.losses(batch), plain.losses(batch))  # B is zero
-    trained = {n: p for n, p in adapted.named_parameters() if p.requires_grad}
-    assert all(".lora_" in n for n in trained)
-    # q and v of each attention: A [2, 16] and B [16, 2]; decoder layers have two attentions.
-    num_attentions = 2 if name in CTC else 2 + 2 * 2
-    assert sum(p.numel() for p in trained.values()) == num_attentions * 2 * (2 * 16 + 16 * 2)
-    with torch.no_grad():
-        for parameter in trained.values():
-            parameter.normal_()
-    losses = adapted.losses(batch)
-    assert (losses - plain.losses(batch)).abs().min() > 1e-3
-    adapted.network = merged(adapted.network)
-    assert [n for n, _ in adapted.named_parameters()] == [n for n, _ in plain.named_parameters()]
-    torch.testing.assert_close(adapted.losses(batch), losses, rtol=1e-9, atol=1e-9)
-
-
-def test_with_a_fresh_output_layer_that_one_is_trained_too(folders: dict[str, str]) -> None:
-    config = HuggingFaceConfig(folders["wav2vec2"], LoraAdapter(rank=1), fresh_output=True)
-    model: Any = config.build(WAVE_FRAME, 6)
-    others = {n for n, p in model.named_parameters() if p.requires_grad and ".lora_" not in n}
-    assert others == {"network.lm_head.weight", "network.lm_head.bias"}
-
-
-def test_a_merged_network_is_saved_as_a_folder_for_transformers(
-    folders: dict[str, str], tmp_path: Path, batch_of: BatchOf
-) -> None:
-    config = HuggingFaceConfig(folders["wav2vec2"], LoraAdapter(rank=2), fresh_output=True)
-    model: Any = config.build(WAVE_FRAME, 6).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 if parameter.requires_grad else 0.0)
-    exported: Any = merged(model.network)
-    exported.save_pretrained(tmp_path)
-    batch = batch_of([15], [[1]], dim=WAVE_FRAME)
-    logits = stock(str(tmp_path))(batch.features.flatten(1)).logits
-    torch.testing.assert_close(model(batch)[0], F.log_softmax(logits, dim=-1), rtol=0, atol=1e-6)
-    assert transformers.AutoConfig.from_pretrained(tmp_path).vocab_size == 6
 
 
 # --- What goes in and comes out -------------------------------------------------------------------

@@ -1,0 +1,75 @@
+"""Benches, tasks and clients of unequal size, and updates that must be the same stacked and alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from world import MASKS, MODELS, Doubled, World
+
+from antiphon.clients.client import Bench
+from antiphon.core import Task, Tensors, Update
+from antiphon.labelling import Labelling
+from antiphon.local import LocalTraining
+from antiphon.models.blstm import BlstmConfig
+from antiphon.models.ctc import CtcConfig
+from antiphon.models.model import ModelConfig
+from antiphon.models.transformer_lm import TransformerLmConfig
+
+CONFIGS: dict[str, ModelConfig] = {
+    **MODELS,
+    "ctc on a blstm": CtcConfig(BlstmConfig(dim=5, num_layers=2, stack=2)),
+    "language model": TransformerLmConfig(8, num_layers=1, num_heads=2, feed_forward_dim=12, dropout=0.2),
+    "joint las": replace(MODELS["las"], ctc_weight=0.3, label_smoothing=0.1),  # type: ignore[type-var]
+}
+LOCAL = LocalTraining(lr=0.3, epochs=2, batch_seconds=1.0)
+HEARD = Labelling(num=3, width=4)
+
+
+def double_bench(world: World, config: ModelConfig) -> Bench:
+    torch.manual_seed(3)
+    model = config.build(world.store.dim, world.tokens.size)
+    assert isinstance(model, nn.Module)
+    model.double()
+    base = {name: p.detach().clone() for name, p in model.named_parameters()}
+    bench = Bench(world.store, world.tokens, model, base, MASKS)
+    bench.feed = Doubled(bench.feed)
+    return bench
+
+
+def talkative(world: World, config: Any = MODELS["ctc"], dtype: torch.dtype = torch.float64) -> Bench:
+    """A bench whose untrained model does not think that nothing was said."""
+    torch.manual_seed(3)
+    model = config.build(world.store.dim, world.tokens.size)
+    assert isinstance(model, nn.Module)
+    with torch.no_grad():
+        model.output.bias[0] -= 1.0  # type: ignore[union-attr, index]
+    model.to(dtype)
+    base = {name: p.detach().clone() for name, p in model.named_parameters()}
+    bench = Bench(world.store, world.tokens, model, base, MASKS)
+    if dtype == torch.float64:
+        bench.feed = Doubled(bench.feed)
+    return bench
+
+
+def unequal(world: World) -> dict[str, np.ndarray]:
+    """Clients of 1 to all utterances of a speaker; their numbers of steps differ too."""
+    everyone = world.clients()
+    return {name: own[: 1 + number % 5] for number, (name, own) in enumerate(sorted(everyone.items()))}
+
+
+def tasks(tensors: Tensors, local: LocalTraining = LOCAL) -> Task:
+    return Task("train", tensors, {**vars(local), "round": 0, "seed": 11})
+
+
+def assert_same(stacked: Iterable[Update], alone: Iterable[Update], tolerance: float) -> None:
+    for left, right in zip(stacked, alone, strict=True):
+        assert left.reports[0].client == right.reports[0].client
+        assert left.reports[0].stats == pytest.approx(right.reports[0].stats, rel=tolerance)
+        for name, tensor in right.mean.items():
+            torch.testing.assert_close(left.mean[name], tensor, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,53 @@
+"""Real corpora, where the folder in ANTIPHON_DATA has them: everything is imported, nothing is changed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from antiphon.data.corpus import Corpus
+from antiphon.data.importing import ImportOptions, import_corpus
+
+pytest.importorskip("soundfile")
+
+
+@pytest.fixture
+def data() -> Path:
+    folder = os.environ.get("ANTIPHON_DATA")
+    if not folder:
+        pytest.skip("set ANTIPHON_DATA to a folder with librispeech/, iban/ and audiomnist/")
+    return Path(folder)
+
+
+def test_real_lossless_librispeech_is_copied_exactly(data: Path, tmp_path: Path) -> None:
+    source = data / "librispeech" / "manifest_lossless70.jsonl"
+    if not source.is_file():
+        pytest.skip(f"{source.name} is not in ANTIPHON_DATA")
+    summary = import_corpus(source, tmp_path / "corpus")
+    assert (summary.num_utterances, summary.num_speakers, summary.num_copied) == (70, 70, 70)
+    corpus = Corpus.open(summary.path)
+    whole_tar = (data / "librispeech" / "lossless70.tar").read_bytes()
+    for utterance in corpus.utterances():
+        assert corpus.read_bytes(utterance) in whole_tar
+        assert utterance.session.startswith(f"{utterance.speaker}-")
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "num_utterances"),
+    [
+        ("audiomnist", {"speaker": "15"}, 30),
+        ("iban", {"split": "test"}, 142),
+        ("librispeech", {"speaker": "84"}, 65),
+    ],
+)
+def test_real_corpora_are_imported(
+    data: Path, tmp_path: Path, name: str, where: dict[str, str], num_utterances: int
+) -> None:
+    if not (data / name).is_dir():
+        pytest.skip(f"{name} is not in ANTIPHON_DATA")
+    options = ImportOptions(where=where, alphabet="abcdefghijklmnopqrstuvwxyz'- ")
+    summary = import_corpus(data / name, tmp_path / "corpus", options)
+    assert (summary.num_utterances, summary.skipped) == (num_utterances, ())
+    assert summary.num_copied == num_utterances
