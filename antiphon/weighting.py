@@ -44,10 +44,10 @@ class SoftmaxLoss:
     """DGA's softmax flavour (Dimitriadis et al. 2021, arXiv:2106.07578, eq. 6).
 
     α_k = exp(−β L_k) / Σ_j exp(−β L_j): clients the model fits badly count less. `beta` is the paper's
-    temperature (an inverse one: 0 is uniform); as it comes, the one that never cost anything in
-    docs/table1.md. Chosen: L_k is the loss per *token*, so that a client
-    with long sentences is not punished for them. Slip corrected: the numerator in FTL (2020) §3.3
-    lacks the minus sign, which would favour the worst clients.
+    temperature (an inverse one: 0 is uniform); the default is the one that cost nothing in docs/table1.md.
+    Chosen: L_k is the loss per *token*, so that a client with long sentences is not punished for them.
+    Slip corrected: the numerator in FTL (2020) §3.3 lacks the minus sign, which would favour the worst
+    clients.
     """
 
     beta: float = 0.3

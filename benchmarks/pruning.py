@@ -43,7 +43,7 @@ from antiphon.local import LocalTraining
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.reduced import ReducedConfig, structure_of
-from antiphon.recipes.preparation import choose_device
+from antiphon.recipes.preparation import choose_device, device_name
 
 SPARSITY = 0.5
 ENCODERS = {
@@ -79,9 +79,8 @@ def client_of(store: FeatureStore, way: str, encoder: str, device: torch.device)
     return Client("client", np.arange(len(store)), Bench(store, TOKENS, model, base, None, device)), told
 
 
-def measure(way: str, encoder: str, device_name: str, folder: str, repeats: int) -> dict[str, Any]:
+def measure(way: str, encoder: str, device: torch.device, folder: str, repeats: int) -> dict[str, Any]:
     """One process's figures."""
-    device = choose_device(device_name)
     store = FeatureStore.open(Path(folder))
     on_gpu = device.type == "cuda"
     warm, _ = client_of(store, way, "quick", device)  # libraries are loaded when they are first used
@@ -128,7 +127,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.case:
         way, encoder, device, folder, repeats = arguments.case
-        print(json.dumps(measure(way, encoder, device, folder, int(repeats))))
+        print(json.dumps(measure(way, encoder, choose_device(device), folder, int(repeats))))
         return
     encoders = ["quick"] if arguments.quick else arguments.encoders
     turns, repeats = (1, 1) if arguments.quick else (arguments.turns, 2)
@@ -153,7 +152,7 @@ def main() -> None:
         for name in FIGURES
     ]
     print_table(["encoder", "figure", "dense", f"pruned, {SPARSITY}", "ratio"], rows)
-    name = torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu, one thread"
+    name = "cpu, one thread" if arguments.device == "cpu" else device_name(choose_device(arguments.device))
     given = {"--device": arguments.device, "--turns": turns, "--utterances": arguments.utterances}
     chosen = [] if arguments.quick else [f"{option} {value}" for option, value in given.items()]
     write_result(arguments, {"device": name, "sparsity": SPARSITY, "encoders": results}, *chosen)

@@ -32,23 +32,25 @@ HEARD = Labelling(num=3, width=4)
 
 
 def double_bench(world: World, config: ModelConfig) -> Bench:
-    torch.manual_seed(3)
-    model = config.build(world.store.dim, world.tokens.size)
-    assert isinstance(model, nn.Module)
-    model.double()
-    base = {name: p.detach().clone() for name, p in model.named_parameters()}
-    bench = Bench(world.store, world.tokens, model, base, MASKS)
-    bench.feed = Doubled(bench.feed)
-    return bench
+    return _bench(world, _drawn(world, config), torch.float64)
 
 
 def talkative(world: World, config: Any = MODELS["ctc"], dtype: torch.dtype = torch.float64) -> Bench:
     """A bench whose untrained model does not think that nothing was said."""
+    model = _drawn(world, config)
+    with torch.no_grad():
+        model.output.bias[0] -= 1.0  # type: ignore[operator, index]
+    return _bench(world, model, dtype)
+
+
+def _drawn(world: World, config: ModelConfig) -> nn.Module:
     torch.manual_seed(3)
     model = config.build(world.store.dim, world.tokens.size)
     assert isinstance(model, nn.Module)
-    with torch.no_grad():
-        model.output.bias[0] -= 1.0  # type: ignore[union-attr, index]
+    return model
+
+
+def _bench(world: World, model: Any, dtype: torch.dtype) -> Bench:
     model.to(dtype)
     base = {name: p.detach().clone() for name, p in model.named_parameters()}
     bench = Bench(world.store, world.tokens, model, base, MASKS)

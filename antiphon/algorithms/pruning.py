@@ -38,26 +38,8 @@ import torch
 
 from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.rehearsal import Rehearsed
-from antiphon.algorithms.scores import (
-    Adaptive,
-    AdaptiveGrowth,
-    ByMomentum,
-    ByProduct,
-    ByWeight,
-    Unified,
-    choose,
-    num_kept,
-)
-from antiphon.algorithms.slices import (
-    HalfColumn,
-    HalfRow,
-    Slices,
-    WholeColumn,
-    WholeRow,
-    cut,
-    left,
-    moving,
-)
+from antiphon.algorithms.scores import Allocation, ByWeight, Score, Unified, choose, num_kept
+from antiphon.algorithms.slices import Pattern, Slices, WholeColumn, cut, left, moving
 from antiphon.core import Metrics, Pool, ServerState, Tensors, Update
 from antiphon.kept import Kept, Shaped, expand, masked, shrink, small_names
 from antiphon.prunable import EmbeddingLayer, Layer, LinearLayer, RecurrentLayer, check_structure
@@ -119,9 +101,9 @@ class FederatedPruning:
 
     inner: FedAvg | Rehearsed = FedAvg()
     sparsity: float = 0.5
-    pattern: WholeColumn | HalfColumn | WholeRow | HalfRow = WholeColumn()
-    score: ByWeight | ByMomentum | ByProduct = ByWeight()
-    allocation: Unified | Adaptive | AdaptiveGrowth = Unified()
+    pattern: Pattern = WholeColumn()
+    score: Score = ByWeight()
+    allocation: Allocation = Unified()
     schedule: ConstantSparsity | StepSparsity = ConstantSparsity()
     every: int = 10  # rounds from one mask to the next
     fine_tune_from: int = 40  # the round at which the server's model is made small

@@ -175,5 +175,7 @@ def choose(
 ) -> list[Tensor]:
     """The masks of all slices: GetImportanceScore and GenerateMask of Algorithm 1."""
     densities = allocation.densities(slices, params, sparsity)
-    counts = [num_kept(own, density, multiple) for own, density in zip(slices, densities, strict=True)]
-    return [keep_best(score(own, params, momentum), count) for own, count in zip(slices, counts, strict=True)]
+    return [
+        keep_best(score(own, params, momentum), num_kept(own, density, multiple))
+        for own, density in zip(slices, densities, strict=True)
+    ]
