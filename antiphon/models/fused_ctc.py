@@ -93,7 +93,8 @@ def recursions(
     variables = log_probs.new_full((2, batch, num_frames, num_states), -torch.inf)
     losses = log_probs.new_empty(batch)
     _recursions[(batch, 2)](
-        *(log_probs.contiguous(), labels.contiguous(), lengths, label_lengths),
+        # Texts of one utterance share its one length: as it comes, a row of its own has no place in memory.
+        *(tensor.contiguous() for tensor in (log_probs, labels, lengths, label_lengths)),
         *(variables[0], variables[1], losses, num_frames, num_states, num_tokens),
         width=triton.next_power_of_2(num_states),
         num_warps=8 if num_states > 512 else 4,

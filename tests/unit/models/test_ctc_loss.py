@@ -2,6 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from antiphon.data.batches import repeated
 from antiphon.models.ctc_loss import ExactCtc
 
 CASES = [([12, 9, 7, 10], [4, 2, 1, 3]), ([12, 12, 5, 1], [4, 2, 0, 1])]
@@ -74,3 +75,21 @@ def test_a_gpu_gives_the_losses_and_gradients_of_a_cpu(longest):
     found = gradient(logits.cuda(), lengths.cuda(), tokens.cuda(), token_lengths.cuda())
     for ours, theirs, right in zip(found, single, exact, strict=True):  # as near as 32 bits are on a CPU
         assert (ours - right).abs().max() <= 3 * (theirs - right).abs().max() + 1e-6
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_texts_of_one_utterance_share_its_length_on_a_gpu():
+    torch.manual_seed(4)
+    log_probs = torch.randn(1, 20, 6, requires_grad=True).log_softmax(-1)
+    tokens, token_lengths = (
+        torch.tensor([[1, 2, 2], [3, 4, 0], [5, 0, 0], [1, 0, 0]]),
+        torch.tensor([3, 2, 1, 1]),
+    )
+    lengths = repeated(torch.tensor([18]), 4)
+    assert lengths.stride() == (0,)
+    given = repeated(log_probs, 4), lengths, tokens, token_lengths
+    expected = ExactCtc.apply(*given)
+    ours = ExactCtc.apply(
+        *(repeated(tensor.cuda()[:1], 4) if tensor is lengths else tensor.cuda() for tensor in given)
+    )
+    torch.testing.assert_close(ours.cpu(), expected, rtol=1e-5, atol=1e-5)
