@@ -153,7 +153,8 @@ def main() -> None:
     ]
     print_table(["encoder", "figure", "dense", f"pruned, {SPARSITY}", "ratio"], rows)
     name = "cpu, one thread" if arguments.device == "cpu" else device_name(choose_device(arguments.device))
-    given = {"--device": arguments.device, "--turns": turns, "--utterances": arguments.utterances}
+    given = {"--device": arguments.device, "--encoders": " ".join(encoders), "--turns": turns}
+    given |= {"--utterances": arguments.utterances}
     chosen = [] if arguments.quick else [f"{option} {value}" for option, value in given.items()]
     write_result(arguments, {"device": name, "sparsity": SPARSITY, "encoders": results}, *chosen)
 

@@ -84,6 +84,18 @@ def test_rows_are_means_over_seeds_and_everything_is_drawn(
     changes = [found["runs"][run]["relative_to_baseline"]["estimate"] for run in CHOSEN]
     assert changes == pytest.approx([(place - 1) / 2.5 for place in range(7)])  # of 2 and 3 errors a speaker
     assert [found["runs"][run]["sparsity"] for run in CHOSEN] == [None] * 4 + [0.1, 0.5, 0.5]
+    beside = found["relative_to_weight"]  # 5.5 and 6.5 errors a speaker of `weight`, 7.5 of `adaptive`
+    assert {s: change["estimate"] for s, change in beside["adaptive"].items()} == pytest.approx(
+        {"0.5": 1 / 6.5, "all": 1 / 6.5}
+    )
+    assert beside["weight"]["all"]["estimate"] == 0.0
+    sent = {
+        run: [json.loads(line) for line in (folders[0] / run / "journal.jsonl").read_text().splitlines()]
+        for run in ("dense", "weight-0.5")
+    }
+    share = sent["weight-0.5"][-1]["bytes_down"] / sent["dense"][-1]["bytes_down"]
+    assert found["runs"]["weight-0.5"]["bytes_of_dense"] == pytest.approx(share)
+    assert share < 0.7
     assert set(found["real_time_factors"]) == {"dense", "small", "weight-0.1", "weight-0.5", "adaptive-0.5"}
     assert sorted(path.name for path in plots.iterdir()) == ["pruning-sparsity.svg", "pruning-speed.svg"]
     printed = capsys.readouterr().out
