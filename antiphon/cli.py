@@ -6,10 +6,10 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -23,6 +23,7 @@ from antiphon.cli_personalisation import personalize_command
 from antiphon.cli_pruning import prune_command
 from antiphon.cli_scoring import Steps, alignments_command, compare_command
 from antiphon.core import Stopped
+from antiphon.jobs import own_job
 from antiphon.pools.joining import Place, choose_gpu, find_place, is_left_behind, join
 from antiphon.pools.ranks import Lost
 from antiphon.recipes import RECIPES
@@ -90,11 +91,17 @@ def run(
         bool, typer.Option(help="Several processes give the bits of one, for more traffic and memory.")
     ] = False,
     only: Annotated[list[str], typer.Option(metavar="RUN", help="Only this run of the recipe.")] = [],
+    jobs: Annotated[int, typer.Option(min=1, help="Runs that go on at once, each a process.")] = 1,
 ) -> None:
     """Run a recipe on a corpus: train, validate, score on the test speakers, write a report."""
     place = find_place(os.environ)
     screen.be_silent(place is not None and place.rank > 0)
     experiment = config.override(load_recipe(recipe), settings)
+    if jobs > 1:
+        if place is not None or workers > 1:
+            raise ValueError("--jobs is for runs of one process each: leave it or the other processes out")
+        _run_jobs(experiment, data, out, resume, skip_corrupt, device, only, jobs)
+        return
     if place is None and workers > 1:
         sys.exit(run_workers(workers))
     if place is not None and workers not in (1, place.size):
@@ -199,6 +206,33 @@ def _run(
         scores = run_experiment(
             experiment, data, out, resume, skip_corrupt, device, num_cores, terminal, only, team
         )
+    _show_scores(scores, out)
+
+
+def _run_jobs(
+    experiment: Experiment,
+    data: Path,
+    out: Path,
+    resume: bool,
+    skip_corrupt: bool,
+    device: str,
+    only: Sequence[str],
+    num_jobs: int,
+) -> None:
+    """The runs side by side; or one of them, where this process was started for it."""
+    from antiphon.recipes.launch import run_job, run_side_by_side
+
+    if name := own_job():
+        end_with_starter()
+        run_job(experiment, data, out, name, skip_corrupt, device)
+        return
+    num_cores = os.cpu_count() or 1
+    with screen.Terminal() as terminal:
+        scores = run_side_by_side(experiment, data, out, num_jobs, resume, device, num_cores, terminal, only)
+    _show_scores(scores, out)
+
+
+def _show_scores(scores: Mapping[str, Mapping[str, Any]], out: Path) -> None:
     screen.console.print(screen.score_table(scores))
     screen.console.print(f"Report: {out / 'report.html'}   Figures: {out / 'RESULTS.md'}")
 

@@ -121,7 +121,15 @@ class Terminal:
         self._features(done, total)
 
     def run(self, name: str, run: Run, num_clients: int) -> Listener:
+        self._make_room()
         return RunBar(self.progress, name, run.rounds.total)
+
+    def _make_room(self) -> None:
+        """The oldest bars of finished runs go when the window is full: the last must be seen."""
+        visible = [task for task in self.progress.tasks if task.visible]
+        full = len(visible) - (console.height - 3) + 1
+        for task in [task for task in visible if task.finished][: max(0, full)]:
+            self.progress.update(task.id, visible=False)
 
 
 def listing(entries: Mapping[str, str]) -> Table:

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
+from typing import IO
 
 import torch.distributed as dist
 
@@ -29,7 +30,7 @@ def run_workers(num_workers: int) -> int:
     """
     store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=1))
     workers = [_start(rank, num_workers, store.port) for rank in range(num_workers)]
-    with _passing_signals_on(workers):
+    with passing_signals_on(workers):
         codes = _wait(workers)
     if codes[0] < 0:
         raise Lost("the first process of this run is gone: killed, or out of memory?")
@@ -44,11 +45,17 @@ def _start(rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": port,
     }
+    own = {name: str(value) for name, value in place.items()}
+    # The store is ours, not the first process's.
+    return started_again({**own, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+
+
+def started_again(own: Mapping[str, str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    """This same command in another process, with some variables of its own; it prints here, or to a file."""
     environment = {
         "OMP_NUM_THREADS": "1",  # two processes of one thread beat one of two, and two of two fight
         **os.environ,
-        **{name: str(value) for name, value in place.items()},
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is ours, not the first process's
+        **own,
         LIFELINE: "1",
     }
     # A session of its own: Ctrl-C in the terminal comes to us alone, and from us to each of them once.
@@ -56,6 +63,8 @@ def _start(rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
         [sys.executable, *sys.orig_argv[1:]],
         env=environment,
         stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
         start_new_session=True,
     )
 
@@ -74,15 +83,19 @@ def _wait(workers: Sequence[subprocess.Popen[bytes]]) -> list[int]:
 
 
 @contextmanager
-def _passing_signals_on(workers: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+def passing_signals_on(workers: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
+    """Within: Ctrl-C is for them, also for those that are added later. Yields the signals that came."""
+    received: list[int] = []
+
     def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         for worker in workers:
             worker.send_signal(number)
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, pass_on) for number in numbers]
     try:
-        yield
+        yield received
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

@@ -13,6 +13,7 @@ from antiphon.clients.client import Bench
 from antiphon.core import Stopped, Tensors
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.engine import Engine, Listener, Silent
+from antiphon.jobs import run_jobs
 from antiphon.measure import measure
 from antiphon.recipes.experiment import Experiment, Run
 from antiphon.recipes.folder import check_folder, claim_folder
@@ -22,6 +23,7 @@ from antiphon.recipes.scoring import score, write_json
 from antiphon.recipes.starting import load_start
 from antiphon.recipes.teaching import with_teacher
 from antiphon.report import write_report
+from antiphon.report.run import RunFolder
 from antiphon.team import Alone, Team
 
 RUN_FORMAT = "antiphon-run/1"
@@ -72,6 +74,69 @@ def run_experiment(
         raise Stopped("interrupted") from None
 
 
+def run_side_by_side(
+    experiment: Experiment,
+    data: str | Path,
+    out: str | Path,
+    num_jobs: int,
+    resume: bool = False,
+    device: str = "auto",
+    num_workers: int = 1,
+    screen: Screen | None = None,
+    only: Sequence[str] = (),
+) -> dict[str, Scores]:
+    """As `run_experiment`, up to so many runs at once, each a process that was started as this one was.
+
+    Runs that are finished already are not begun again. Raises `Stopped` when some have failed, or when
+    interrupted: `resume` goes on from there.
+    """
+    data, out, screen = Path(data), Path(out), screen or Dark()
+    check_folder(out, experiment, resume)
+    prepared = prepare(experiment, data, device, num_workers, screen.features)
+    claim_folder(out, experiment, data, prepared.store.fingerprint)
+    runs, split = experiment.chosen(only), experiment.speakers.test
+    needs = {
+        name: [need for need in (run.start, run.teacher) if need in runs]
+        for name, run in runs.items()
+        if not is_finished(out / name, run, split)
+    }
+
+    def listen(name: str) -> Listener:
+        return screen.run(name, runs[name], len(prepared.clients[name]))
+
+    try:
+        failed = run_jobs(needs, num_jobs, out, listen)
+    finally:
+        _report(experiment, out)
+    if failed:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        raise Stopped(f"{len(failed)} of {len(runs)} runs failed ({reasons})")
+    return {
+        name: json.loads((out / name / "evaluation" / split / "best" / "scores.json").read_text())
+        for name in runs
+    }
+
+
+def run_job(
+    experiment: Experiment, data: Path, out: Path, name: str, skip_corrupt: bool, device: str
+) -> None:
+    """One run, in a folder that is another process's: no report."""
+    check_folder(out, experiment, resume=True)
+    prepared = prepare(experiment, data, device)
+    try:
+        _carry_out(prepared, name, out, True, skip_corrupt, Silent(), Alone())
+    except KeyboardInterrupt:
+        raise Stopped("interrupted") from None
+
+
+def is_finished(folder: Path, run: Run, split: str) -> bool:
+    """Whether all rounds of a run are done, and its best model is scored."""
+    if not (folder / "run.json").exists():
+        return False
+    found = RunFolder.load(folder)
+    return found.num_finished >= run.rounds.total and "best" in found.evaluations.get(split, {})
+
+
 def _carry_out_all(
     prepared: Prepared,
     out: Path,
@@ -95,9 +160,10 @@ def _carry_out_all(
 
 
 def _report(experiment: Experiment, out: Path) -> None:
-    """A report on the runs that have begun."""
+    """A report on the runs that have begun, if any has."""
     begun = [out / name for name in experiment.runs if (out / name / "run.json").exists()]
-    write_report(begun, out / "report.html")
+    if begun:
+        write_report(begun, out / "report.html")
 
 
 def _carry_out(

@@ -24,6 +24,7 @@ TOP = {
     "cli_pruning",
     "cli_private",
     "cli_scoring",
+    "jobs",
     "screen",
     "workers",
     "__main__",
