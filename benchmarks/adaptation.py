@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from antiphon import config, screen
 from antiphon.data.corpus import Corpus
 from antiphon.data.session_texts import LEAK
 from antiphon.recipes import adaptation
-from antiphon.recipes.adaptation_tables import table_rows, write_texts
+from antiphon.recipes.adaptation_tables import new_words, table_rows, write_texts
 from antiphon.recipes.launch import run_experiment
 from antiphon.recipes.session_report import session_errors
 
@@ -40,6 +40,14 @@ def main() -> None:
     skipped = [one for text in (*found.sessions, *found.organisation) for one in text.skipped]
     dropped = sum(one.reason == LEAK for one in skipped)
     print(f"{dropped} sentences share 8 words in a row with a tested utterance and are dropped")
+    tested = adaptation.scored_speech(corpus, [text.name for text in found.sessions])
+    words = new_words(tested, found)
+    print(
+        f"of {words.said:,} words said in the tested speech, {words.new:,} are in no training transcript: "
+        f"{words.in_session:,} in their session's text, {words.in_organisation:,} in the organisation's"
+    )
+    if args.texts_only:
+        return
     with screen.bar("synthesis") as progress:
         spoken, real = adaptation.make_corpus(
             args.work / "corpus", found, corpus, speaking, num_cores, progress
@@ -60,6 +68,7 @@ def main() -> None:
         "organisation_words": sum(text.num_words for text in found.organisation),
         "synthetic_seconds": spoken.seconds,
         "dropped_for_overlap": dropped,
+        "new_words": asdict(words),
         "settings": [*args.speak, *args.settings, f"rounds={args.rounds}", f"seed={args.seed}"],
     }
     print_table(("row", "WER %"), [(name, f"{wer:.2f}") for name, wer in result["wer"].items()])
@@ -89,6 +98,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[], metavar="ROW")
     parser.add_argument("--speak", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument("--set", nargs="*", default=[], dest="settings", metavar="KEY=VALUE")
+    parser.add_argument("--texts-only", action="store_true", help="write the texts, count their words, stop")
     parser.add_argument("--device", default="auto")
     return parser.parse_args()
 

@@ -13,18 +13,19 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from antiphon.algorithms.rehearsal import Rehearsed
-from antiphon.data.corpus import Corpus
+from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.frontends import OnnxEncoder
+from antiphon.data.session_texts import SessionText
 from antiphon.data.tokens import UnigramConfig
 from antiphon.models.transducer import TransducerConfig
-from antiphon.recipes.adaptation import adapted_speakers, organisation_run, parts, session_run
+from antiphon.recipes.adaptation import Texts, adapted_speakers, organisation_run, parts, session_run
 from antiphon.recipes.experiment import Experiment, Run
 from antiphon.recipes.single import central
 from antiphon.recipes.speech import speech_transducer
@@ -106,3 +107,33 @@ def session_sentences(rows: Iterable[Mapping[str, Any]], corpus: Corpus) -> dict
             if text:
                 sessions[longest] = text
     return sessions
+
+
+@dataclass(frozen=True)
+class NewWords:
+    """Words of tested speech, counted as often as they are said, and those that no training transcript has:
+    how many, and how many of them the text of their own session has, and the organisation's.
+    """
+
+    said: int
+    new: int
+    in_session: int
+    in_organisation: int
+
+
+def new_words(tested: Iterable[Utterance], texts: Texts) -> NewWords:
+    """What adaptation can learn of words alone."""
+    own = {text.name: _words([text]) for text in texts.sessions}
+    organisation = _words(texts.organisation)
+    said = [(word, utterance.session) for utterance in tested for word in utterance.text.split()]
+    new = [(word, session) for word, session in said if word not in texts.known_words]
+    return NewWords(
+        len(said),
+        len(new),
+        sum(word in own.get(session, ()) for word, session in new),
+        sum(word in organisation for word, _ in new),
+    )
+
+
+def _words(texts: Iterable[SessionText]) -> set[str]:
+    return {word for text in texts for one in text.sentences for word in one.written.split()}

@@ -8,7 +8,7 @@ from world import World
 
 from antiphon.algorithms.central import Central
 from antiphon.core import Task, Update
-from antiphon.data.corpus import Corpus
+from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.importing import import_corpus
 from antiphon.data.partition import BySession
 from antiphon.data.session_texts import Sentence, SessionText
@@ -24,7 +24,7 @@ from antiphon.recipes.adaptation import (
     parts,
     scored_speech,
 )
-from antiphon.recipes.adaptation_tables import session_sentences
+from antiphon.recipes.adaptation_tables import NewWords, new_words, session_sentences
 from antiphon.recipes.experiment import Experiment, Run, Speakers
 
 
@@ -153,3 +153,20 @@ def test_a_session_s_text_is_the_rest_of_its_book_and_never_what_is_tested(world
     rest = [u.text for u in tested if u.session != longest]
     assert sorted(found[longest]) == sorted([*rest, "same chapter", "other chapter"])
     assert not {u.id for u in tested if u.session == longest} & {"x1", "x2"}
+
+
+def test_new_words_are_counted_where_they_stand() -> None:
+    def text(name: str, *sentences: str) -> SessionText:
+        return SessionText(name, tuple(Sentence(one, one) for one in sentences))
+
+    def said(session: str, words: str) -> Utterance:
+        return Utterance(words, "speaker", session, "test", 1.0, words, 0, 0)
+
+    texts = Texts(
+        (text("a", "the whale", "a harpoon"), text("b", "the mast")),
+        (text("novels", "a mast and a whale"),),
+        frozenset({"the", "a"}),
+    )
+    tested = [said("a", "the whale the whale a mast"), said("b", "the whale"), said("c", "a harpoon")]
+    # New: whale, whale, mast; whale; harpoon. Of those, a's text has the two whales, b's and c's have none.
+    assert new_words(tested, texts) == NewWords(said=10, new=5, in_session=2, in_organisation=4)
