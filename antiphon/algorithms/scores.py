@@ -98,7 +98,8 @@ class Adaptive:
 class AdaptiveGrowth:
     """As `Adaptive`, by how much larger weights are than when they were drawn. Not of the paper.
 
-    Weights of a matrix with many inputs are drawn smaller: `Adaptive` takes its outputs for that alone.
+    Weights of a matrix with many inputs are drawn smaller: `Adaptive` takes its outputs for that alone. In
+    docs/pruning.md this way does better than `Unified`, and `Adaptive` does not.
     """
 
     def densities(self, slices: Sequence[Slices], params: Tensors, sparsity: float) -> list[float]:
