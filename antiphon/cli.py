@@ -6,10 +6,10 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
@@ -100,7 +100,10 @@ def run(
     if jobs > 1:
         if place is not None or workers > 1:
             raise ValueError("--jobs is for runs of one process each: leave it or the other processes out")
-        _run_jobs(experiment, data, out, resume, skip_corrupt, device, only, jobs)
+        if job := own_job():
+            _run_job(experiment, data, out, job, skip_corrupt, device)
+        else:
+            _run(experiment, data, out, resume, skip_corrupt, device, only, num_jobs=jobs)
         return
     if place is None and workers > 1:
         sys.exit(run_workers(workers))
@@ -198,43 +201,32 @@ def _run(
     device: str,
     only: Sequence[str] = (),
     team: Team | None = None,
+    num_jobs: int = 1,
 ) -> None:
-    from antiphon.recipes.launch import run_experiment
+    from antiphon.recipes.launch import run_experiment, run_side_by_side
 
     num_cores = os.cpu_count() or 1
     with screen.Terminal() as terminal:
-        scores = run_experiment(
-            experiment, data, out, resume, skip_corrupt, device, num_cores, terminal, only, team
-        )
-    _show_scores(scores, out)
-
-
-def _run_jobs(
-    experiment: Experiment,
-    data: Path,
-    out: Path,
-    resume: bool,
-    skip_corrupt: bool,
-    device: str,
-    only: Sequence[str],
-    num_jobs: int,
-) -> None:
-    """The runs side by side; or one of them, where this process was started for it."""
-    from antiphon.recipes.launch import run_job, run_side_by_side
-
-    if name := own_job():
-        end_with_starter()
-        run_job(experiment, data, out, name, skip_corrupt, device)
-        return
-    num_cores = os.cpu_count() or 1
-    with screen.Terminal() as terminal:
-        scores = run_side_by_side(experiment, data, out, num_jobs, resume, device, num_cores, terminal, only)
-    _show_scores(scores, out)
-
-
-def _show_scores(scores: Mapping[str, Mapping[str, Any]], out: Path) -> None:
+        if num_jobs > 1:
+            scores = run_side_by_side(
+                experiment, data, out, num_jobs, resume, device, num_cores, terminal, only
+            )
+        else:
+            scores = run_experiment(
+                experiment, data, out, resume, skip_corrupt, device, num_cores, terminal, only, team
+            )
     screen.console.print(screen.score_table(scores))
     screen.console.print(f"Report: {out / 'report.html'}   Figures: {out / 'RESULTS.md'}")
+
+
+def _run_job(
+    experiment: Experiment, data: Path, out: Path, name: str, skip_corrupt: bool, device: str
+) -> None:
+    """The run that this process was started for."""
+    from antiphon.recipes.launch import run_job
+
+    end_with_starter()
+    run_job(experiment, data, out, name, skip_corrupt, device)
 
 
 def main() -> None:
