@@ -23,7 +23,7 @@ from antiphon import config, screen
 from antiphon.data.corpus import Corpus
 from antiphon.data.session_texts import LEAK
 from antiphon.recipes import adaptation
-from antiphon.recipes.adaptation_tables import new_words, table_rows, write_texts
+from antiphon.recipes.adaptation_tables import TENANT_ROUNDS, new_words, table_rows, write_texts
 from antiphon.recipes.launch import run_experiment
 from antiphon.recipes.session_report import session_errors
 
@@ -93,7 +93,7 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--sessions", nargs="*", default=[])
     parser.add_argument("--sentences", type=int, default=4000, help="of the organisation's text")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=TENANT_ROUNDS, help="on the organisation's text")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=[], metavar="ROW")
     parser.add_argument("--speak", nargs="*", default=[], metavar="KEY=VALUE")

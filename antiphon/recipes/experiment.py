@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -86,7 +87,9 @@ class Run:
     algorithm: FedAvg | DgaRl | GeometricMedian | Rehearsed | SelfTrained | FederatedPruning | Central = (
         FedAvg()
     )
-    data: str = "federated"  # whose utterances: seed, federated, both, organisation, or seed+organisation
+    # Whose utterances: seed, federated, both, organisation, or seed+organisation; with a number, as in
+    # 4*seed+organisation, so often in every pass.
+    data: str = "federated"
     clients: BySpeaker | BySession | Iid | Dirichlet = BySpeaker()
     start: str = (
         "seed"  # the run whose best model this one starts from, or a folder (it has a "/"); empty: none
@@ -110,6 +113,16 @@ class Run:
                 f"rounds.total is {self.rounds.total}, so the model would never be made small: "
                 f"fine_tune_from is {self.algorithm.fine_tune_from}"
             )
+
+    @property
+    def times(self) -> dict[str, int]:
+        """How often a pass over the data takes each utterance of each group.
+
+        >>> Run(data="4*seed+organisation").times
+        {'seed': 4, 'organisation': 1}
+        """
+        parts = [re.fullmatch(r"(?:([1-9]\d*)\*)?(.*)", part) for part in self.data.split("+")]
+        return {part[2]: int(part[1] or 1) for part in parts if part}
 
     @property
     def teacher(self) -> str:
@@ -169,7 +182,8 @@ class Experiment:
         if run.start in known and self.model_of(name) != self.model_of(run.start):
             raise ValueError(f"run {name!r} starts from {run.start!r}, which has another model")
         *others, last = self._data()
-        if run.data not in (*others, last):
+        named_once = len(run.times) == len(run.data.split("+"))
+        if "+".join(run.times) not in (*others, last) or not named_once:
             raise ValueError(f"run {name!r}: data is {', '.join(others)} or {last}, not {run.data!r}")
         if isinstance(run.algorithm, Central) and run.clients != Iid(1):
             raise ValueError(f"run {name!r}: central training has one client, clients must be iid, parts 1")

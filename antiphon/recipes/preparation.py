@@ -159,10 +159,14 @@ def prepare(
             if run.starts_elsewhere:
                 found = check_start(run.start, blueprint, tokens)
                 told(run.algorithm, valid, replace(recognizer, blueprint=found))
-            indices = np.concatenate([groups[group] for group in run.data.split("+")])
+            indices = np.concatenate([groups[group] for group in run.times])
             if len(indices) == 0:
                 raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
-            clients[name] = corrupted.left(run.clients(store, indices, experiment.seed))
+            dealt = corrupted.left(run.clients(store, indices, experiment.seed))
+            often = np.ones(len(store), dtype=np.int64)
+            for group, times in run.times.items():
+                often[groups[group]] = times
+            clients[name] = {client: np.repeat(own, often[own]) for client, own in dealt.items()}
             run.rounds.check(len(clients[name]))
             teacher = drawn[experiment.blueprint(run.teacher)][0] if run.teacher in fresh else recognizer
             check_teaching(run, teacher, store, clients[name], server_texts)

@@ -16,8 +16,8 @@ model at 20.80. There the teacher is a hybrid model of its own; here it is the s
 | teacher with LM                      | `lm`: as `dga`, labels by a 3-gram of the server's texts        |
 | teacher with an LM of much text      | `books`: as `lm`, by n-grams that are given, and filtered by them |
 | with labels (upper bound)            | `labelled`: as `dga`, clients have their texts                  |
-| teacher that follows                 | `current`, `average`: as `dga`, relabelled as the model improves |
-|                                      | `books-current`: as `books`, likewise, every 30 rounds          |
+| teacher that follows                 | `current`, `average`: as `dga`, relabelled every 30 rounds      |
+|                                      | `books-current`: as `books`, likewise                           |
 | student, no adaptation               | `student-seed`: a third of the size, trained as `seed`          |
 | student, adapted                     | `student`: as `books`, taught by `seed`                         |
 
@@ -93,8 +93,8 @@ def self_training() -> Experiment:
             "dga": run(SelfTrained(best, confident)),
             "lm": run(SelfTrained(best, own)),
             "books": run(SelfTrained(best, books)),
-            "current": run(SelfTrained(best, confident, CurrentModel(every=10))),
-            "average": run(SelfTrained(best, confident, MovingAverage(decay=0.9, every=10))),
+            "current": run(SelfTrained(best, confident, CurrentModel(every=30))),
+            "average": run(SelfTrained(best, confident, MovingAverage(decay=0.5, every=30))),
             "books-current": run(SelfTrained(best, books, CurrentModel(every=30))),
             "labelled": Run(best, rounds=ROUNDS_OF_TEN),
             "student-seed": replace(central("seed", rounds=40), model=STUDENT),

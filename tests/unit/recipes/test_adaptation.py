@@ -10,9 +10,10 @@ from antiphon.algorithms.central import Central
 from antiphon.core import Task, Update
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.importing import import_corpus
-from antiphon.data.partition import BySession
+from antiphon.data.partition import BySession, Iid
 from antiphon.data.session_texts import Sentence, SessionText
 from antiphon.data.voices import SilentError, Voice
+from antiphon.engine import Rounds
 from antiphon.recipes import recipe
 from antiphon.recipes.adaptation import (
     Speaking,
@@ -26,6 +27,7 @@ from antiphon.recipes.adaptation import (
 )
 from antiphon.recipes.adaptation_tables import NewWords, new_words, session_sentences
 from antiphon.recipes.experiment import Experiment, Run, Speakers
+from antiphon.recipes.preparation import prepare
 
 
 def test_the_parts_of_a_model_are_patterns_that_cover_it_once() -> None:
@@ -100,7 +102,28 @@ def test_speakers_of_named_splits_are_server_clients_and_organisation(world: Wor
 def test_data_of_an_organisation_needs_one() -> None:
     with pytest.raises(ValueError, match="data is seed, federated or both, not 'organisation'"):
         Experiment(runs={"one": Run(data="organisation", start="")})
-    Experiment(speakers=adapted_speakers(True), runs={"one": Run(data="seed+organisation", start="")})
+    Experiment(speakers=adapted_speakers(True), runs={"one": Run(data="4*seed+organisation", start="")})
+
+
+@pytest.mark.parametrize(
+    "data", ["0*seed+organisation", "seed+seed", "x*seed", "*seed", "2*3*seed", "-1*seed"]
+)
+def test_how_often_is_a_number_and_a_group_is_named_once(data: str) -> None:
+    with pytest.raises(ValueError, match="data is seed, federated, both, organisation or seed"):
+        Experiment(speakers=adapted_speakers(True), runs={"one": Run(data=data, start="")})
+
+
+def test_a_pass_takes_utterances_as_often_as_is_asked_for(world: World) -> None:
+    who = Speakers(pool="test", valid="heldout", test="heldout", server="pool", organisation="heldout")
+    rounds = Rounds(total=1, cohort=1)
+    run = Run(Central(), "3*seed+organisation", Iid(1), start="", rounds=rounds)
+    experiment = Experiment(speakers=who, runs={"one": run})
+    prepared = prepare(experiment, world.corpus, device="cpu")
+    (taken,) = prepared.clients["one"].values()
+    values, counts = np.unique(taken, return_counts=True)
+    expected = dict.fromkeys(world.store.where("pool").tolist(), 3)
+    expected |= dict.fromkeys(world.store.where("heldout").tolist(), 1)
+    assert dict(zip(values.tolist(), counts.tolist(), strict=True)) == expected
 
 
 def test_central_training_of_a_part_leaves_the_rest_alone(world: World) -> None:
