@@ -217,19 +217,19 @@ def trained_parts(seed: Seed, part: str) -> tuple[str, ...]:
     return (part,)
 
 
-def organisation_run(start: str, trainable: tuple[str, ...], data: str, rounds: int) -> Run:
+def organisation_run(start: str, trainable: tuple[str, ...], data: str, rounds: int, lr: float = 2e-4) -> Run:
     """Level 1: central training on the organisation's text, spoken, and on real speech where asked for."""
-    local = LocalTraining(lr=2e-4, steps=20, batch_seconds=120.0)
+    local = LocalTraining(lr=lr, steps=20, batch_seconds=120.0)
     central = Central(local, schedule=Cosine(rounds, final=0.1), trainable=trainable)
     return Run(central, data, Iid(1), start, Rounds(total=rounds, cohort=1, valid_every=5))
 
 
-def session_run(start: str, trainable: tuple[str, ...], num_rounds: int, cohort: int = 20) -> Run:
+def session_run(start: str, trainable: tuple[str, ...], num_rounds: int, server_lr: float = 5e-4) -> Run:
     """Level 2: DGA over sessions, and after every round some steps on real speech."""
     local = LocalTraining(lr=0.05, epochs=1, batch_seconds=60.0)
-    inner = replace(dga(local, beta=1.0, server=Adam(lr=5e-4, epsilon=1e-5)), trainable=trainable)
+    inner = replace(dga(local, beta=1.0, server=Adam(lr=server_lr, epsilon=1e-5)), trainable=trainable)
     algorithm = Rehearsed(inner, LocalTraining(lr=0.05, steps=10, batch_seconds=60.0))
-    rounds = Rounds(total=num_rounds, cohort=cohort, valid_every=5)
+    rounds = Rounds(total=num_rounds, cohort=20, valid_every=5)
     return Run(algorithm, "federated", BySession(), start, rounds)
 
 

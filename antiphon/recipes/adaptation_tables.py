@@ -29,9 +29,10 @@ from antiphon.recipes.adaptation import Texts, adapted_speakers, organisation_ru
 from antiphon.recipes.experiment import Experiment, Run
 from antiphon.recipes.speech import speech_transducer
 
-TENANT_ROUNDS, SESSION_ROUNDS = 60, 20
-# Of so much text, so that about a quarter of what is heard is real.
-MIXED = "3*seed+organisation"
+# Chosen on one seed by the held-out speech: docs/adaptation.md.
+TENANT_ROUNDS, TENANT_RATE = 60, 5e-4
+SESSION_ROUNDS, SESSION_RATE = 20, 1e-4
+MIXED = "3*seed+organisation"  # of 20,000 sentences, about a third of what is heard is real
 
 
 def session_adaptation() -> Experiment:
@@ -58,17 +59,21 @@ def table_rows(
     Those named `all` are not the paper's; `real-all` is what the others must beat: as many steps, no text.
     """
     decoder = part["decoder"]
-    federated = session_run("tenant-real", decoder, SESSION_ROUNDS)
+
+    def tenant(trainable: tuple[str, ...], data: str) -> Run:
+        return organisation_run(start, trainable, data, rounds, TENANT_RATE)
+
+    federated = session_run("tenant-real", decoder, SESSION_ROUNDS, SESSION_RATE)
     assert isinstance(federated.algorithm, Rehearsed)
     return {
-        "tenant-encoder": organisation_run(start, part["encoder"], "organisation", rounds),
-        "tenant-decoder": organisation_run(start, decoder, "organisation", rounds),
-        "tenant-real": organisation_run(start, decoder, MIXED, rounds),
+        "tenant-encoder": tenant(part["encoder"], "organisation"),
+        "tenant-decoder": tenant(decoder, "organisation"),
+        "tenant-real": tenant(decoder, MIXED),
         "sessions-alone": replace(federated, algorithm=federated.algorithm.inner),
         "sessions-real": federated,
-        "real-all": organisation_run(start, part["all"], "seed", rounds),
-        "tenant-real-all": organisation_run(start, part["all"], MIXED, rounds),
-        "sessions-real-all": session_run("tenant-real-all", part["all"], SESSION_ROUNDS),
+        "real-all": tenant(part["all"], "seed"),
+        "tenant-real-all": tenant(part["all"], MIXED),
+        "sessions-real-all": session_run("tenant-real-all", part["all"], SESSION_ROUNDS, SESSION_RATE),
     }
 
 

@@ -53,7 +53,7 @@ from antiphon.recipes.librispeech import LOCAL, REHEARSAL, REHEARSAL_SCHEDULE, R
 from antiphon.recipes.librispeech import SERVER as WITH_TEXTS
 from antiphon.recipes.single import ENCODER_MASKS, central
 
-SERVER = replace(WITH_TEXTS, lr=1.5e-3)  # 5e-3 with the labels of a teacher was worse
+SERVER = replace(WITH_TEXTS, lr=4e-3)
 ROUNDS_OF_TEN = Rounds(ROUNDS, cohort=10, valid_every=5, save_every=10)
 STUDENT = CtcConfig(ConformerConfig(dim=144))  # a third of the parameters
 

@@ -1,0 +1,67 @@
+"""Tables that benchmarks make of results: counted by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command import script_in_fork
+from world import World
+
+from antiphon.data.corpus import Corpus
+from antiphon.decoding.hypothesis import Hypothesis, NBest, write_nbest
+from antiphon.report.trn import write_trn
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def run_script(name: str, *options: str | Path, out: Path) -> None:
+    done = script_in_fork(BENCHMARKS / f"{name}.py", list(map(str, options)), out / f"{name}.log")
+    assert done.code == 0, done.output
+
+
+def test_lists_of_several_seeds_are_scored_beside_each_other(tmp_path: Path) -> None:
+    """Of 4 words a seed: the teacher has 2 and 1 wrong, the student 1 and none."""
+
+    def write(name: str, texts: tuple[str, str]) -> None:
+        said = ("the cat", "a dog")
+        entries = [
+            NBest(f"{number}", (Hypothesis(text, (1,), -1.0), Hypothesis("x", (2,), -2.0)), ref, f"s{number}")
+            for number, (text, ref) in enumerate(zip(texts, said, strict=True))
+        ]
+        write_nbest(tmp_path / f"{name}.jsonl.gz", entries)
+
+    write("teacher-0", ("a cat", "the dog"))
+    write("teacher-1", ("the cat", "the dog"))
+    write("student-0", ("the cat", "the dog"))
+    write("student-1", ("the cat", "a dog"))
+    lists = [f"{name}={tmp_path}/{name}-*.jsonl.gz" for name in ("teacher", "student")]
+    run_script("lists", *lists, "--baseline", "teacher", "--out", tmp_path, out=tmp_path)
+    found = json.loads((tmp_path / "lists.json").read_text())["lists"]
+    assert found["teacher"]["wer"]["by_seed"] == [0.5, 0.25]
+    assert found["student"]["wer"]["by_seed"] == [0.25, 0.0]
+    assert found["student"]["relative_to_baseline"]["estimate"] == pytest.approx(-2 / 3)
+    assert "37.50" in (tmp_path / "lists.log").read_text()
+
+
+def test_words_are_counted_by_where_they_are_written(tmp_path: Path, world: World) -> None:
+    """Of one utterance: a word of the training text, of its session's, of the organisation's, of none."""
+    corpus = Corpus.open(world.corpus)
+    known = next(u.text.split()[0] for u in corpus.utterances() if u.split == "pool")
+    tested = next(u for u in corpus.utterances() if u.split == "test")
+    texts = tmp_path / "texts"
+    (texts / "sessions").mkdir(parents=True)
+    (texts / "sessions" / f"{tested.session}.txt").write_text("babab\n")
+    (texts / "organisation.txt").write_text("babab abbba\n")
+    for seed, heard in enumerate((f"{known} babab", f"{known} abbba bbbbb")):
+        best = tmp_path / f"{seed}" / "row" / "evaluation" / "test" / "best"
+        best.mkdir(parents=True)
+        (tmp_path / f"{seed}" / "experiment.json").write_text('{"runs": ["row"]}')
+        write_trn(best / "ref.trn", [(f"{known} babab abbba aaaaa", tested.speaker, tested.id)])
+        write_trn(best / "hyp.trn", [(heard, tested.speaker, tested.id)])
+    folders = [tmp_path / "0", tmp_path / "1"]
+    options = ["--corpus", world.corpus, "--texts", texts, "--out", tmp_path]
+    run_script("adaptation_words", *folders, *options, out=tmp_path)
+    found = json.loads((tmp_path / "adaptation_words.json").read_text())["recognised"]["row"]
+    assert list(found.values()) == [[2, 2], [1, 2], [1, 2], [0, 2]]
