@@ -137,8 +137,14 @@ def _read(kind: Kind, value: Any, path: str) -> Any:
 
 
 def _chosen(choices: Mapping[str, type], value: str | Mapping[str, Any], path: str) -> tuple[str, Any]:
-    """Which class a value chooses, and the fields given for it: "adam" or {"adam": {"lr": 0.1}}."""
+    """Which class a value chooses, and the fields given for it: "adam" or {"adam": {"lr": 0.1}}.
+
+    Fields without a name are those of the first, which was the only one when they were written.
+    """
     given = {value: {}} if isinstance(value, str) else value
+    first, cls = next(iter(choices.items()))
+    if isinstance(value, Mapping) and value and value.keys() <= _fields(cls).keys():
+        return first, value
     if len(given) != 1:
         raise ValueError(
             f"{_at(path)}: expected one of {', '.join(choices)}, not {len(given)} names: {given!r}"
@@ -227,7 +233,11 @@ def _overlay(kind: Kind, tree: Any, data: Any) -> Any:
     choices = _choices(kind)
     if len(choices) > 1:
         (name,) = tree
-        return {name: _overlay(choices[name], tree[name], data[name])} if data.keys() == {name} else data
+        if data.keys() == {name}:
+            return {name: _overlay(choices[name], tree[name], data[name])}
+        if not data or data.keys() & choices.keys():
+            return data
+        return {name: _overlay(choices[name], tree[name], data)}  # as server.lr is as good as server.adam.lr
     kinds = _fields(next(iter(choices.values()))) if choices else {}
     inner = next(iter(_container(kind, dict)[1:]), Any)
     return {**tree, **{k: _overlay(kinds.get(k, inner), tree.get(k), item) for k, item in data.items()}}

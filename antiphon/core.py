@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -242,6 +242,7 @@ class ServerState:
 
 
 State = TypeVar("State", bound=ServerState)
+AnyAlgorithm = TypeVar("AnyAlgorithm")
 
 
 class Algorithm(Protocol[State]):
@@ -256,6 +257,13 @@ class Validating(Protocol):
     """An algorithm that measures models in its rounds: it is told on which clients before a run begins."""
 
     def with_validation(self, clients: Sequence[str]) -> Algorithm[Any]: ...
+
+
+def with_validation(algorithm: AnyAlgorithm, clients: Sequence[str]) -> AnyAlgorithm:
+    """The algorithm, told on which clients to measure models if it does so."""
+    if not isinstance(algorithm, Validating):
+        return algorithm
+    return cast(AnyAlgorithm, algorithm.with_validation(clients))
 
 
 @runtime_checkable

@@ -240,7 +240,11 @@ class Taught:
         return update
 
     def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
-        return self.pool.collect(self.lesson.told(task) if list(cohort) == self.cohort else task, cohort)
+        if list(cohort) != self.cohort:
+            return self.pool.collect(task, cohort)
+        held = self.pool.collect(self.lesson.told(task), cohort)
+        self.reports = held.reports
+        return held
 
     @property
     def metrics(self) -> dict[str, float]:

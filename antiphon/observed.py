@@ -65,8 +65,9 @@ class Observed:
         with self._timed(task):
             held = self.pool.collect(task, cohort)
         self.team.everyone(self._stop_if_asked)
-        self._note(task, cohort, held.reports, held.failures, task.tensors)
-        return ObservedCollected(held, self)
+        # What the clients answer is not seen before it is combined.
+        self._note(task, cohort, held.reports, held.failures, {})
+        return ObservedCollected(held, self, list(cohort) == self.cohort)
 
     def entry(self) -> dict[str, Any]:
         """What is known of the round so far, for the journal."""
@@ -122,10 +123,10 @@ class Observed:
 
 
 class ObservedCollected:
-    """Collected updates whose last used weights are noted."""
+    """Collected updates whose last used weights are noted, and their bytes once where they are to count."""
 
-    def __init__(self, held: Collected, observed: Observed) -> None:
-        self.held, self.observed = held, observed
+    def __init__(self, held: Collected, observed: Observed, is_counted: bool) -> None:
+        self.held, self.observed, self.is_counted = held, observed, is_counted
 
     @property
     def reports(self) -> Sequence[Report]:
@@ -137,7 +138,11 @@ class ObservedCollected:
 
     def combine(self, log_weights: Sequence[float]) -> Update:
         self.observed._note_weights(self.reports, log_weights)
-        return self.held.combine(log_weights)
+        update = self.held.combine(log_weights)
+        if self.is_counted:
+            self.observed.bytes_up += size_in_bytes(update.mean) * len(self.reports)
+            self.is_counted = False
+        return update
 
     def distances(self, point: Tensors) -> Sequence[float]:
         return self.held.distances(point)

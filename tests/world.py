@@ -23,7 +23,7 @@ from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, hierar
 from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.rehearsal import SERVER_CLIENT, Rehearsed
 from antiphon.algorithms.robust import GeometricMedian
-from antiphon.algorithms.self_training import MovingAverage, SelfTrained
+from antiphon.algorithms.self_training import CurrentModel, MovingAverage, SelfTrained
 from antiphon.clients.client import Bench
 from antiphon.clients.stacked import StackedWorker
 from antiphon.clients.worker import SpeechWorker
@@ -183,6 +183,17 @@ ALGORITHMS: dict[str, Case] = {
             Rehearsed(dga(LOCAL, beta=2.0), LocalTraining(steps=2)), HEARD, MovingAverage(0.5, every=2)
         ),
         labelled=False,
+    ),
+    "self-trained, rehearsed dga rl": Case(
+        SelfTrained(
+            Rehearsed(
+                DgaRl(dga(LOCAL, beta=2.0), validation=("valid/s08", "valid/s09")), LocalTraining(steps=1)
+            ),
+            HEARD,
+            CurrentModel(every=2),
+        ),
+        labelled=False,
+        magnifies=10.0,
     ),
     "central subspace": Case(
         Central(LocalTraining(lr=1e-3, steps=2, batch_seconds=4.0), trainable=("output.*",)), Iid(1), cohort=1

@@ -122,6 +122,10 @@ class DgaRl:
         drawn = draw.sample(sorted(clients), self.num_validation or len(clients))
         return self if self.validation else replace(self, validation=tuple(sorted(drawn)))
 
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        return self.inner.trainable
+
     def init(self, params: Tensors) -> DgaRlState:
         start = self.inner.init(params)
         return DgaRlState(start.round, start.params, start.opt, start.seed)

@@ -115,6 +115,8 @@ class FederatedPruning:
     structure: tuple[LinearLayer | RecurrentLayer | EmbeddingLayer, ...] = ()  # told when the run begins
 
     def __post_init__(self) -> None:
+        if isinstance(self.inner, Rehearsed) and not isinstance(self.inner.inner, FedAvg):
+            raise ValueError("what is rehearsed must be fed_avg here: pruning does not go with others")
         if not 0 <= self.sparsity < 1:
             raise ValueError(f"sparsity is a share of at least 0 and below 1, not {self.sparsity}")
         if not 0 <= self.momentum < 1:

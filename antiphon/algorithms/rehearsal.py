@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg, select
-from antiphon.core import Metrics, Pool, ServerState, Task, Tensors
+from antiphon.algorithms.robust import GeometricMedian
+from antiphon.core import Metrics, Pool, ServerState, Task, Tensors, with_validation
 from antiphon.local import LocalTraining
 from antiphon.schedule import Constant, Schedule
 from antiphon.weighting import Uniform
@@ -25,15 +28,18 @@ SERVER_CLIENT = "server/rehearsal"
 class Rehearsed:
     """An algorithm whose every round ends with training steps on the server's own utterances."""
 
-    inner: FedAvg = FedAvg()
+    inner: FedAvg | DgaRl | GeometricMedian = FedAvg()
     local: LocalTraining = LocalTraining(steps=5)
     schedule: Schedule = Constant()
     client: str = SERVER_CLIENT
 
+    def with_validation(self, clients: Sequence[str]) -> Rehearsed:
+        return replace(self, inner=with_validation(self.inner, clients))
+
     def init(self, params: Tensors) -> ServerState:
         return self.inner.init(params)
 
-    def round(self, state: ServerState, cohort: Sequence[str], pool: Pool) -> tuple[ServerState, Metrics]:
+    def round(self, state: Any, cohort: Sequence[str], pool: Pool) -> tuple[Any, Metrics]:
         after, metrics = self.inner.round(state, cohort, pool)
         config = self.local.task_config(state, self.schedule(state.round), purpose="rehearse")
         trained = select(after.params, self.inner.trainable)

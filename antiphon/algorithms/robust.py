@@ -53,6 +53,10 @@ class GeometricMedian:
         if not self.smoothing > 0:
             raise ValueError(f"smoothing must be above 0, not {self.smoothing}")
 
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        return self.inner.trainable
+
     def init(self, params: Tensors) -> ServerState:
         return self.inner.init(params)
 

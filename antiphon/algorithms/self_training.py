@@ -27,15 +27,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from antiphon.algorithms.dga_rl import DgaRl, DgaRlState
 from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.rehearsal import Rehearsed
-from antiphon.core import Metrics, Pool, ServerState, Tensors
+from antiphon.algorithms.robust import GeometricMedian
+from antiphon.core import Metrics, Pool, Tensors, with_validation
 from antiphon.labelling import Labelling, Lesson, Taught
 
 
 @dataclass(frozen=True)
-class SelfTrainedState(ServerState):
-    """A server's state, and the teacher's parameters: none where they are those the run began with."""
+class SelfTrainedState(DgaRlState):
+    """A server's state, and the teacher's parameters: none where they are those the run began with.
+
+    What DGA-RL has learnt is in it too, for runs that learn their weights as well.
+    """
 
     teacher: Tensors = field(default_factory=dict)
 
@@ -100,9 +105,12 @@ def _check_every(every: int) -> None:
 class SelfTrained:
     """An algorithm whose clients label their speech themselves where it has no text."""
 
-    inner: FedAvg | Rehearsed = FedAvg()
+    inner: FedAvg | DgaRl | GeometricMedian | Rehearsed = FedAvg()
     labels: Labelling = Labelling()
     teacher: FrozenSeed | CurrentModel | MovingAverage | OtherModel = FrozenSeed()
+
+    def with_validation(self, clients: Sequence[str]) -> SelfTrained:
+        return replace(self, inner=with_validation(self.inner, clients))
 
     def init(self, params: Tensors) -> SelfTrainedState:
         start = self.inner.init(params)

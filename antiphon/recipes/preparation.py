@@ -15,7 +15,7 @@ from antiphon.algorithms.rehearsal import SERVER_CLIENT
 from antiphon.clients.client import Bench, check_precision
 from antiphon.clients.stacked import StackedWorker
 from antiphon.clients.worker import SpeechWorker, UnreliableWorker
-from antiphon.core import Algorithm, Pool, Structured, Tensors, Validating, Worker
+from antiphon.core import Algorithm, Pool, Structured, Tensors, Worker, with_validation
 from antiphon.data.corpus import Corpus
 from antiphon.data.corrupted import corrupted_features
 from antiphon.data.corruption import Chosen
@@ -94,12 +94,10 @@ def valid_clients(experiment: Experiment, store: FeatureStore) -> dict[str, np.n
 
 def told(algorithm: Algorithm[Any], valid: Sequence[str], recognizer: Recognizer) -> Algorithm[Any]:
     """The algorithm, which now knows what it asks for: the validation clients, or the model's layers."""
-    if isinstance(algorithm, Validating):
-        return algorithm.with_validation(valid)
     if isinstance(algorithm, Structured):
         recognizer.blueprint.whole_model()
         return algorithm.with_structure(structure_of(recognizer.model))
-    return algorithm
+    return with_validation(algorithm, valid)
 
 
 def choose_device(name: str) -> torch.device:

@@ -133,11 +133,15 @@ def pruned_experiment(
 def _federated(run: Run) -> FedAvg | Rehearsed:
     """How clients of the pruned run train: as in the run before it, as far as pruning can follow."""
     algorithm = run.algorithm
-    if isinstance(algorithm, FedAvg | Rehearsed):
-        return algorithm
-    if isinstance(algorithm, DgaRl | GeometricMedian):
-        return algorithm.inner
+    if isinstance(algorithm, Rehearsed):
+        return replace(algorithm, inner=_averaging(algorithm.inner))
+    if isinstance(algorithm, FedAvg | DgaRl | GeometricMedian):
+        return _averaging(algorithm)
     return hierarchical(LOCAL, SERVER)
+
+
+def _averaging(algorithm: FedAvg | DgaRl | GeometricMedian) -> FedAvg:
+    return algorithm if isinstance(algorithm, FedAvg) else algorithm.inner
 
 
 def _speakers(experiment: Experiment) -> str:

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 import pytest
 import yaml
 
-from antiphon.config import choice_name, from_dict, override, to_dict
+from antiphon.algorithms.fedavg import FedAvg
+from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.config import choice_name, from_dict, overlay, override, to_dict
+from antiphon.local import LocalTraining
 from antiphon.recipes import recipe
 from antiphon.schedule import Constant, Cosine, Schedule
 from antiphon.server_opt import Adam, ServerOptimizer, Sgd, Yogi
@@ -216,3 +219,23 @@ def test_names_with_points_in_them_can_be_set() -> None:
     assert others == {name: run for name, run in before.runs.items() if name != "softmax-0.3"}
     with pytest.raises(ValueError, match=r"unknown key 'softmax-0'; did you mean 'softmax-0\.3'"):
         override(before, ["runs.softmax-0.4.rounds.total=7"])
+
+
+def test_fields_without_a_name_are_those_of_the_choice_that_is_there() -> None:
+    before = Everything(run=Run(server=Adam(beta1=0.5)))
+    assert overlay(before, {"run": {"server": {"lr": 0.25}}}).run.server == Adam(lr=0.25, beta1=0.5)
+    with pytest.raises(ValueError, match=r"run\.server: unknown key 'momentum'"):
+        overlay(before, {"run": {"server": {"momentum": 0.9}}})  # Sgd has it, which is not there
+    nested = Rehearsed(FedAvg(LocalTraining(steps=3), server=Adam()))
+    after = overlay(nested, {"inner": {"local": {"lr": 0.25}}})
+    assert after.inner == FedAvg(LocalTraining(lr=0.25, steps=3), server=Adam())
+
+
+def test_what_was_written_before_there_was_a_choice_is_the_first() -> None:
+    assert from_dict(Everything, {"source": {"path": "a", "rate": 8000}}).source == FileConfig("a", 8000)
+    old = {"inner": {"local": {"lr": 0.5}}, "local": {"steps": 7}}
+    expected = Rehearsed(FedAvg(LocalTraining(lr=0.5)), LocalTraining(steps=7))
+    assert from_dict(Rehearsed, old) == expected
+    assert from_dict(Rehearsed, to_dict(expected)) == expected
+    with pytest.raises(ValueError, match="inner: unknown choice 'local'"):
+        override(Rehearsed(), ["inner=local"])

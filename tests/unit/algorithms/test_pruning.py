@@ -12,6 +12,7 @@ import torch
 from world import LOCAL, MODELS, Case, World, assert_same, run_rounds, start
 
 from antiphon import checkpoint
+from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg, hierarchical
 from antiphon.algorithms.pruning import ConstantSparsity, FederatedPruning, PrunedState, StepSparsity
 from antiphon.algorithms.rehearsal import Rehearsed
@@ -277,6 +278,8 @@ def test_settings_that_cannot_be_are_refused() -> None:
         pruning(spared=("*",)).init(params())
     with pytest.raises(ValueError, match="at least 1 step"):
         StepSparsity(0)
+    with pytest.raises(ValueError, match="what is rehearsed must be fed_avg here"):
+        FederatedPruning(Rehearsed(DgaRl()))
     unprepared = replace(pruning(), structure=())
     with pytest.raises(ValueError, match="tell them with with_structure"):
         unprepared.round(PrunedState(0, params()), ["a"], Toy())

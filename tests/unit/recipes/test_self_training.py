@@ -15,8 +15,10 @@ from world import FRONTEND, MODELS, World
 
 from antiphon import config
 from antiphon.algorithms.central import Central
+from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import dga
 from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.algorithms.robust import GeometricMedian
 from antiphon.algorithms.self_training import CurrentModel, MovingAverage, OtherModel, SelfTrained
 from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
@@ -92,6 +94,19 @@ def test_no_bit_of_the_result_depends_on_a_transcript_that_is_not_there(world: W
     )
     assert first == second
     assert first["taught"][1][-1]["metrics"]["num_labelled"] > 0
+
+
+@pytest.mark.parametrize(
+    "inner", [DgaRl(dga(LOCAL)), GeometricMedian(), Rehearsed(GeometricMedian(), LocalTraining(steps=1))]
+)
+def test_weights_may_be_learnt_or_those_of_a_median(world: World, tmp_path: Path, inner: Any) -> None:
+    """Validation clients and counts of labels find their way through every layer."""
+    found = run(experiment(SelfTrained(inner, HEARD, CurrentModel())), world.corpus, tmp_path / "out")
+    last = found["taught"][1][-1]
+    assert last["metrics"]["num_labelled"] > 0
+    assert ("reward" in last["metrics"]) == isinstance(inner, DgaRl)
+    assert ("rehearsal_loss" in last["metrics"]) == isinstance(inner, Rehearsed)
+    assert found["taught"][0] != found["seed"][0]
 
 
 def test_a_transcript_that_is_there_does_matter(world: World, tmp_path: Path) -> None:
