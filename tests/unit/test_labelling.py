@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -119,6 +120,8 @@ class Recorded:
 
     def collect(self, task, cohort):  # type: ignore[no-untyped-def]
         self.tasks.append(task)
+        stats = {"num_labelled": 2.0, "num_filtered": 0.0, "confidence": 0.25}
+        return SimpleNamespace(reports=[Report("a", stats)])
 
 
 def test_only_the_cohort_is_taught_and_its_counts_are_added_up() -> None:
@@ -127,7 +130,9 @@ def test_only_the_cohort_is_taught_and_its_counts_are_added_up() -> None:
     assert taught.metrics == {"num_labelled": 0.0, "num_filtered": 0.0, "confidence": 0.0}
     taught.reduce(task, ["a", "b", "c"], lambda report: 0.0)
     taught.reduce(task, ["server/rehearsal"], lambda report: 0.0)
-    taught.collect(task, ["a", "b", "c"])
-    assert ["labels" in carried.config for carried in pool.tasks] == [True, False, True]
     expected = (4 * 0.5 + 8 * 0.8) / 12  # by utterance, not by client
     assert taught.metrics == {"num_labelled": 6.0, "num_filtered": 6.0, "confidence": pytest.approx(expected)}
+    taught.collect(task, ["a", "b", "c"])
+    taught.collect(task, ["server/rehearsal"])
+    assert ["labels" in carried.config for carried in pool.tasks] == [True, False, True, False]
+    assert taught.metrics == {"num_labelled": 2.0, "num_filtered": 0.0, "confidence": 0.25}
