@@ -4,8 +4,8 @@ The teacher is the clients' own model with the parameters that came with the tas
 folder. Hypotheses are taken as text and spelled in the student's tokens: a teacher may have others.
 
 A client's utterances are recognised by themselves, in batches that depend on nobody else, so its labels are
-the same in any process and after any interruption. Those of the last teacher are kept, which saves time and
-changes nothing.
+the same in any process and after any interruption. Those of the last teacher are kept, the latest of them,
+which saves time and changes nothing.
 """
 
 from __future__ import annotations
@@ -61,9 +61,11 @@ class Labeller:
     """Labels the utterances without a text of one client after another, all in one process."""
 
     bench: Bench
+    most: int = 100_000  # utterances whose labels are kept: some hundred MiB, however many clients there are
     _lesson: Lesson | None = field(default=None, init=False)
     _teacher: Teacher | None = field(default=None, init=False)
-    _kept: dict[str, Labels] = field(default_factory=dict, init=False)
+    _kept: dict[str, Labels] = field(default_factory=dict, init=False)  # client -> labels, the latest last
+    _num_kept: int = field(default=0, init=False)
 
     def labelled(self, client: Client, lesson: Lesson) -> Client:
         """The client, with guesses for what has no text; one that has no text it can trust is unusable."""
@@ -71,19 +73,33 @@ class Labeller:
         unwritten = self.unwritten(client.indices)
         if len(unwritten) == 0:
             return client
-        labels = self._kept.get(client.id)
+        labels, spent = self._take(client.id), {}
         if labels is None:
             began = time.perf_counter()
-            self._kept[client.id] = labels = self._label(unwritten, lesson)
-            # Of this round alone: labels that were kept cost nothing.
+            labels = self._label(unwritten, lesson)
             spent = {"label_seconds": time.perf_counter() - began}
-            labels = replace(labels, stats={**labels.stats, **spent})
+        self._keep(client.id, labels)
+        # Time is of this round alone: labels that were kept cost nothing.
+        labels = replace(labels, stats={**labels.stats, **spent})
         if not labels.texts and not self.bench.fits(client.indices).any():
             raise Unusable(
                 f"no usable label for any of {len(unwritten)} utterances: "
                 "their hypotheses are empty, do not fit, or are below labels.confidence.least"
             )
         return replace(client, labels=labels)
+
+    def _keep(self, client: str, labels: Labels) -> None:
+        """Forgets those that were not asked for the longest where there are too many: they are heard anew."""
+        self._kept[client] = labels
+        self._num_kept += 1 + len(labels.texts)
+        while self._num_kept > self.most:
+            self._take(next(iter(self._kept)))
+
+    def _take(self, client: str) -> Labels | None:
+        """What is kept for a client, no longer kept."""
+        labels = self._kept.pop(client, None)
+        self._num_kept -= 1 + len(labels.texts) if labels else 0
+        return labels
 
     def unwritten(self, indices: np.ndarray) -> np.ndarray:
         """Utterances that have no text."""
@@ -94,9 +110,9 @@ class Labeller:
         before, self._lesson = self._lesson, lesson
         if before is None or not lesson.has_words_of(before):
             self._teacher = open_teacher(lesson, self.bench)
-            self._kept = {}
-        elif not lesson.has_teacher_of(before):
-            self._kept = {}
+        elif lesson.has_teacher_of(before):
+            return
+        self._kept, self._num_kept = {}, 0
 
     def _label(self, unwritten: np.ndarray, lesson: Lesson) -> Labels:
         teacher, bench, settings = self._teacher, self.bench, lesson.labelling

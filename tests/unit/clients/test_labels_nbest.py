@@ -130,6 +130,25 @@ def test_labels_depend_on_the_teacher_alone_whoever_was_before(unheard: World) -
     assert labels(busy, Lesson(HEARD, teacher=dict(bench.base))).texts == fresh.texts
 
 
+def test_only_the_latest_labels_are_kept_and_the_others_are_made_again_the_same(unheard: World) -> None:
+    bench = talkative(unheard)
+    clients = {name: Client(name, own, bench) for name, own in unheard.clients().items()}
+    first, second, third = sorted(clients)[:3]
+    labeller = Labeller(bench)
+
+    def labels(name: str) -> Labels:
+        return labeller.labelled(clients[name], Lesson(HEARD)).labels
+
+    before = {name: labels(name) for name in (first, second)}
+    labeller.most = sum(1 + len(own.texts) for own in before.values())
+    assert "label_seconds" not in labels(first).stats  # both are there; the second was not asked for longer
+    labels(third)
+    assert "label_seconds" not in labels(third).stats
+    again = labels(second)
+    assert "label_seconds" in again.stats
+    assert again.texts == before[second].texts
+
+
 def test_another_setting_gives_other_labels(unheard: World) -> None:
     bench = talkative(unheard)
     labeller, mine = Labeller(bench), Client("speaker/s02", unheard.clients()["speaker/s02"], bench)
