@@ -219,7 +219,7 @@ def trained_parts(seed: Seed, part: str) -> tuple[str, ...]:
 
 def organisation_run(start: str, trainable: tuple[str, ...], data: str, rounds: int, lr: float = 2e-4) -> Run:
     """Level 1: central training on the organisation's text, spoken, and on real speech where asked for."""
-    local = LocalTraining(lr=lr, steps=20, batch_seconds=120.0)
+    local = LocalTraining(lr=5e-4, steps=20, batch_seconds=120.0)
     central = Central(local, schedule=Cosine(rounds, final=0.1), trainable=trainable)
     return Run(central, data, Iid(1), start, Rounds(total=rounds, cohort=1, valid_every=5))
 
