@@ -11,14 +11,15 @@ Counts are summed over seeds; docs/adaptation.md has the table.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from common import argument_parser, print_table, write_result
 
 from antiphon.data.corpus import Corpus
-from antiphon.data.session_texts import SessionText, TextRules, read_session_texts
+from antiphon.data.session_texts import TextRules, read_session_texts
 from antiphon.decoding.error_rate import Edit, alignment
+from antiphon.recipes.adaptation_tables import words_of
 from antiphon.recipes.experiment import Speakers
 from antiphon.report.formatting import NONE
 from antiphon.report.run import read_json
@@ -30,10 +31,6 @@ KNOWN, SESSION, ORGANISATION, NOWHERE = KINDS = (
     "new, in the organisation's",
     "new, in none",
 )
-
-
-def words_of(texts: Iterable[SessionText]) -> set[str]:
-    return {word for text in texts for sentence in text.sentences for word in sentence.written.split()}
 
 
 def kinds(corpus: Corpus, texts: Path) -> Callable[[str, str], str]:

@@ -129,8 +129,8 @@ class NewWords:
 
 def new_words(tested: Iterable[Utterance], texts: Texts) -> NewWords:
     """What adaptation can learn of words alone."""
-    own = {text.name: _words([text]) for text in texts.sessions}
-    organisation = _words(texts.organisation)
+    own = {text.name: words_of([text]) for text in texts.sessions}
+    organisation = words_of(texts.organisation)
     said = [(word, utterance.session) for utterance in tested for word in utterance.text.split()]
     new = [(word, session) for word, session in said if word not in texts.known_words]
     return NewWords(
@@ -141,5 +141,5 @@ def new_words(tested: Iterable[Utterance], texts: Texts) -> NewWords:
     )
 
 
-def _words(texts: Iterable[SessionText]) -> set[str]:
+def words_of(texts: Iterable[SessionText]) -> set[str]:
     return {word for text in texts for one in text.sentences for word in one.written.split()}
