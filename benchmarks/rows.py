@@ -2,10 +2,10 @@
 
     antiphon run self-training --data CORPUS --out out/0 --set frontend.path=ENCODER.onnx --set seed=0
     …                                      (the same for seeds 1 and 2)
-    python benchmarks/rows.py out/0 out/1 out/2 --baseline seed
+    python benchmarks/rows.py out/0 out/1 out/2 --baseline seed --plot rows.svg
 
 Means over seeds with 95 % intervals by Student's t; the relative change of word errors against the baseline
-with a 95 % interval over speakers (errors pooled over seeds, speakers resampled, paired).
+with a 95 % interval over speakers (errors pooled over seeds, speakers resampled, paired), drawn if asked for.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from common import RESULTS, print_table
+from matplotlib.figure import Figure
 from seeds import Trained, check_seeds, compared, error_rate, to_json
 
+from antiphon.report.drawing import MUTED, PALETTE, STYLE, new_figure, percent_axis
 from antiphon.report.formatting import NONE, percent, signed
 
 
@@ -28,11 +31,27 @@ def cells(name: str, row: Mapping[str, Any], is_baseline: bool) -> list[str]:
     return [name, error_rate(row["wer"]), by_seed, error_rate(row["cer"]), change]
 
 
+def draw(rows: Mapping[str, Mapping[str, Any]], baseline: str) -> Figure:
+    """Relative changes with their intervals, the first row on top."""
+    shown = {name: row["relative_to_baseline"] for name, row in rows.items() if row["relative_to_baseline"]}
+    figure, axes = new_figure(7.0, 0.8 + 0.28 * len(shown))
+    axes.set_title(f"WER of test speakers relative to {baseline}")
+    axes.axvline(0, color=MUTED, linewidth=0.8)
+    for place, change in enumerate(shown.values()):
+        axes.plot([change.low, change.high], [place, place], color=PALETTE[0])
+        axes.plot(change.estimate, place, color=PALETTE[0], marker="o", markersize=4)
+    axes.set_yticks(range(len(shown)), shown)
+    axes.invert_yaxis()
+    percent_axis(axes.xaxis)
+    return figure
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("experiments", nargs="+", type=Path, help="folders that differ in their seed")
     parser.add_argument("--baseline", default="seed", help="the run that the others are compared with")
     parser.add_argument("--out", type=Path, help="a JSON file; results/RECIPE.json unless told otherwise")
+    parser.add_argument("--plot", type=Path, help="an .svg file of the relative changes")
     options = parser.parse_args()
     seeds = [Trained.load(path) for path in options.experiments]
     try:
@@ -43,6 +62,9 @@ def main() -> None:
     rows = {name: compared(seeds, name, options.baseline) for name in names}
     head = ["run", "WER %", "by seed", "CER %", f"WER relative to {options.baseline}, %"]
     print_table(head, [cells(name, row, name == options.baseline) for name, row in rows.items()])
+    if options.plot:
+        with matplotlib.rc_context(STYLE):
+            draw(rows, options.baseline).savefig(options.plot)
     about = seeds[0].runs[options.baseline].about
     body = {
         "command": "python benchmarks/rows.py OUT..., after antiphon run for each seed",

@@ -278,8 +278,10 @@ def test_rows_of_any_experiment_are_compared_over_seeds(
             counts["substitutions"] /= 2
         path.write_text(json.dumps(scores))
     out = tmp_path / "out.json"
-    monkeypatch.setattr(sys, "argv", ["rows.py", *map(str, folders), "--out", str(out)])
+    options = ["--out", str(out), "--plot", str(tmp_path / "rows.svg")]
+    monkeypatch.setattr(sys, "argv", ["rows.py", *map(str, folders), *options])
     module.main()
+    assert ">soft<" in (tmp_path / "rows.svg").read_text()
     found = json.loads(out.read_text())["runs"]
     assert found["seed"]["wer"]["by_seed"] == pytest.approx([0.25, 0.24])
     assert found["soft"]["wer"]["mean"] == pytest.approx(0.1225)
