@@ -141,10 +141,10 @@ def _chosen(choices: Mapping[str, type], value: str | Mapping[str, Any], path: s
 
     Fields without a name are those of the first, which was the only one when they were written.
     """
-    given = {value: {}} if isinstance(value, str) else value
     first, cls = next(iter(choices.items()))
     if isinstance(value, Mapping) and value and value.keys() <= _fields(cls).keys():
         return first, value
+    given = {value: {}} if isinstance(value, str) else value
     if len(given) != 1:
         raise ValueError(
             f"{_at(path)}: expected one of {', '.join(choices)}, not {len(given)} names: {given!r}"

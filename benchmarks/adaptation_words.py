@@ -19,8 +19,8 @@ from common import argument_parser, print_table, write_result
 from antiphon.data.corpus import Corpus
 from antiphon.data.session_texts import TextRules, read_session_texts
 from antiphon.decoding.error_rate import Edit, alignment
+from antiphon.recipes.adaptation import known_words
 from antiphon.recipes.adaptation_tables import words_of
-from antiphon.recipes.experiment import Speakers
 from antiphon.report.formatting import NONE
 from antiphon.report.run import read_json
 from antiphon.report.trn import read_trn
@@ -39,8 +39,7 @@ def kinds(corpus: Corpus, texts: Path) -> Callable[[str, str], str]:
     own = {text.name: words_of([text]) for text in read_session_texts([texts / "sessions"], rules)}
     everywhere = words_of(read_session_texts([texts / "organisation.txt"], rules))
     session = {utterance.id: utterance.session for utterance in corpus.utterances()}
-    pool = [utterance.text for utterance in corpus.utterances() if utterance.split == Speakers.pool]
-    known = {word for text in pool for word in text.split()}
+    known = known_words(corpus)
 
     def kind(word: str, utterance: str) -> str:
         if word in known:
@@ -61,8 +60,9 @@ def recognised(run: Path, kind: Callable[[str, str], str]) -> tuple[Counter[str]
     for (reference, _, utterance), (hypothesis, _, _) in pairs:
         for edit, word, _ in alignment(reference.split(), hypothesis.split()):
             if word is not None:
-                said[kind(word, utterance)] += 1
-                right[kind(word, utterance)] += edit is Edit.MATCH
+                its_kind = kind(word, utterance)
+                said[its_kind] += 1
+                right[its_kind] += edit is Edit.MATCH
     return right, said
 
 

@@ -110,7 +110,6 @@ def read_texts(
         speaking.max_words,
         holds=lambda written: UNKNOWN not in seed.tokens.encode(written),
     )
-    known = {word for u in rehearse.utterances() if u.split == POOL for word in u.text.split()}
     own = read_session_texts(sessions, rules)
     all_own = read_session_texts(organisation, rules) if organisation else []
     tested = Forbidden.of(u.text for u in scored_speech(rehearse, [text.name for text in own]))
@@ -121,7 +120,12 @@ def read_texts(
         raise ValueError(f"no session has a sentence that can be used: {'; '.join(reasons)}")
     if organisation and not any(text.sentences for text in all_own):
         raise ValueError("the organisation's text has no sentence that can be used")
-    return Texts(tuple(own), tuple(all_own), frozenset(known))
+    return Texts(tuple(own), tuple(all_own), known_words(rehearse))
+
+
+def known_words(corpus: Corpus) -> frozenset[str]:
+    """The words of the transcripts that a model of this corpus was trained on."""
+    return frozenset(word for u in corpus.utterances() if u.split == POOL for word in u.text.split())
 
 
 def make_corpus(
@@ -217,7 +221,7 @@ def trained_parts(seed: Seed, part: str) -> tuple[str, ...]:
     return (part,)
 
 
-def organisation_run(start: str, trainable: tuple[str, ...], data: str, rounds: int, lr: float = 2e-4) -> Run:
+def organisation_run(start: str, trainable: tuple[str, ...], data: str, rounds: int) -> Run:
     """Level 1: central training on the organisation's text, spoken, and on real speech where asked for."""
     local = LocalTraining(lr=5e-4, steps=20, batch_seconds=120.0)
     central = Central(local, schedule=Cosine(rounds, final=0.1), trainable=trainable)

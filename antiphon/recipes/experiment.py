@@ -182,8 +182,8 @@ class Experiment:
         if run.start in known and self.model_of(name) != self.model_of(run.start):
             raise ValueError(f"run {name!r} starts from {run.start!r}, which has another model")
         *others, last = self._data()
-        named_once = len(run.times) == len(run.data.split("+"))
-        if "+".join(run.times) not in (*others, last) or not named_once:
+        is_named_twice = len(run.times) < len(run.data.split("+"))
+        if "+".join(run.times) not in (*others, last) or is_named_twice:
             raise ValueError(f"run {name!r}: data is {', '.join(others)} or {last}, not {run.data!r}")
         if isinstance(run.algorithm, Central) and run.clients != Iid(1):
             raise ValueError(f"run {name!r}: central training has one client, clients must be iid, parts 1")

@@ -161,16 +161,25 @@ def prepare(
             if len(indices) == 0:
                 raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
             dealt = corrupted.left(run.clients(store, indices, experiment.seed))
-            often = np.ones(len(store), dtype=np.int64)
-            for group, times in run.times.items():
-                often[groups[group]] = times
-            clients[name] = {client: np.repeat(own, often[own]) for client, own in dealt.items()}
+            clients[name] = _as_often(dealt, groups, run.times, len(store))
             run.rounds.check(len(clients[name]))
             teacher = drawn[experiment.blueprint(run.teacher)][0] if run.teacher in fresh else recognizer
             check_teaching(run, teacher, store, clients[name], server_texts)
         except ValueError as error:
             raise ValueError(f"run {name!r}: {error}") from error
     return Prepared(experiment, store, groups, corrupted, clients, tokens, fresh, chosen)
+
+
+def _as_often(
+    clients: dict[str, np.ndarray], groups: dict[str, np.ndarray], times: dict[str, int], num_utterances: int
+) -> dict[str, np.ndarray]:
+    """Utterances of each client, those of a group as many times as a pass over the data takes them."""
+    if all(often == 1 for often in times.values()):
+        return clients
+    often = np.ones(num_utterances, dtype=np.int64)
+    for group, number in times.items():
+        often[groups[group]] = number
+    return {client: np.repeat(own, often[own]) for client, own in clients.items()}
 
 
 def open_speech(
