@@ -65,3 +65,25 @@ def test_words_are_counted_by_where_they_are_written(tmp_path: Path, world: Worl
     run_script("adaptation_words", *folders, *options, out=tmp_path)
     found = json.loads((tmp_path / "adaptation_words.json").read_text())["recognised"]["row"]
     assert list(found.values()) == [[2, 2], [1, 2], [1, 2], [0, 2]]
+
+
+def test_journals_are_told_in_a_line_each(tmp_path: Path) -> None:
+    """30 s of speech of two clients, labelled in 2 s of the 8 s of training; the best round is the second."""
+    run = tmp_path / "out" / "soft"
+    run.mkdir(parents=True)
+    wers = [0.5, 0.3, 0.4]
+    first, second = {"a": {"seconds": 10.0}}, {"b": {"seconds": 20.0}}
+    clients: list[dict[str, dict[str, float]]] = [{}, first, {**first, **second}]
+    journal = [
+        {"round": n, "valid": {"wer": wer}, "clients": own}
+        for n, (wer, own) in enumerate(zip(wers, clients, strict=True))
+    ]
+    clock = [{"round": n, "train_seconds": 4.0 * (n > 0), "gpu_mib": 1000.0 * n} for n in range(3)]
+    clock[1]["task_label_seconds"] = 2.0
+    for name, entries in (("journal.jsonl", journal), ("clock.jsonl", clock)):
+        (run / name).write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    (tmp_path / "out" / "no run").mkdir()
+    run_script("journals", run, tmp_path / "out" / "no run", out=tmp_path)
+    *_, line = (tmp_path / "journals.log").read_text().splitlines()
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == ["out/soft", "30.00", "1", "50.00", "40.00", "8", "25 %", "15", "2,000"]
