@@ -36,8 +36,90 @@ Opt = dict[str, Any]
 Row = tuple[Tensor, ...]  # one tensor for each trained parameter, in the order of the delta
 
 
+class Moments:
+    """The opt state of one round: the moments it begins with, by kind, and in `new` those it leaves."""
+
+    def __init__(self, delta: Tensors, opt: Opt | None) -> None:
+        self.delta, self.opt = delta, opt
+        self.step = 1 if opt is None else int(opt["step"]) + 1
+        self.new: dict[str, Row] = {}
+
+    def old(self, kind: str) -> Row:
+        """The moment before this round; zeros in the first."""
+        if self.opt is None:
+            return tuple(torch.zeros_like(grad) for grad in self.delta.values())
+        # One step count serves all tensors, so the set of trained parameters may not change in a run.
+        held: Mapping[str, Tensor] = self.opt.get(kind, {})
+        if held.keys() != self.delta.keys():
+            differs = sorted(held.keys() ^ self.delta.keys())[:3]
+            raise ValueError(
+                "the server optimiser's state is not for these parameters or not for this optimiser"
+                f" ({kind!r} differs in {differs}): start with a new state"
+            )
+        return tuple(held[name] for name in self.delta)
+
+    def velocity(self, grads: Row, momentum: float) -> Row:
+        """The first moment of torch.optim.SGD."""
+        if self.opt is None:
+            self.new["first"] = tuple(grad.clone() for grad in grads)
+        else:
+            self.new["first"] = torch._foreach_mul(self.old("first"), momentum)
+            torch._foreach_add_(self.new["first"], grads)
+        return self.new["first"]
+
+    def first(self, grads: Row, beta1: float) -> Row:
+        """The first moment of Adam."""
+        self.new["first"] = torch._foreach_lerp(self.old("first"), grads, 1 - beta1)
+        return self.new["first"]
+
+    def debiased_root(self, grads: Row, beta2: float, epsilon: float) -> Row:
+        """What Adam divides by: the root of its second moment, debiased."""
+        self.new["second"] = torch._foreach_mul(self.old("second"), beta2)
+        torch._foreach_addcmul_(self.new["second"], grads, grads, value=1 - beta2)
+        root = torch._foreach_sqrt(self.new["second"])
+        torch._foreach_div_(root, (1 - beta2**self.step) ** 0.5)
+        torch._foreach_add_(root, epsilon)
+        return root
+
+    def root(self, second: Row, epsilon: float) -> Row:
+        """What Yogi and Adagrad divide by: the root of their second moment as it is."""
+        self.new["second"] = second
+        root = torch._foreach_sqrt(second)
+        torch._foreach_add_(root, epsilon)
+        return root
+
+
+class _Optimizer:
+    """What all optimisers share: settings that are checked, and the opt state around one `_move`."""
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name == "lr" and not value > 0:
+                raise ValueError(f"lr must be above 0, not {value}")
+            if name in ("momentum", "beta1", "beta2") and not 0 <= value < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, not {value}")
+            if not value >= 0:
+                raise ValueError(f"{name} must be 0 or more, not {value}")
+
+    def __call__(
+        self, params: Tensors, delta: Tensors, opt: Opt | None, scale: float = 1.0
+    ) -> tuple[Tensors, Opt]:
+        _check_delta(params, delta)
+        moments = Moments(delta, opt)
+        old = tuple(params[name] for name in delta)
+        new = self._move(old, tuple(delta.values()), moments, self.lr * scale)
+        state = {kind: dict(zip(delta, row, strict=True)) for kind, row in moments.new.items()}
+        return {**params, **dict(zip(delta, new, strict=True))}, {"step": moments.step, **state}
+
+    def _move(self, old: Row, grads: Row, moments: Moments, lr: float) -> Row:
+        """The new parameters; moments that are used are stored in `moments.new`."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Sgd:
+class Sgd(_Optimizer):
     """torch.optim.SGD. `Sgd()` is FedAvg's server: the new model is the mean of the clients'.
 
     With momentum it is BMUF's block momentum (Chen & Huo 2016): `lr` is the block learning rate ζ
@@ -50,28 +132,19 @@ class Sgd:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        _check(self)
+        super().__post_init__()
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0")
 
-    def __call__(
-        self, params: Tensors, delta: Tensors, opt: Opt | None, scale: float = 1.0
-    ) -> tuple[Tensors, Opt]:
-        old, grads = _pair(params, delta)
-        state: Opt = {"step": _step(opt)}
-        direction = grads
-        if self.momentum:
-            velocity = _velocity(grads, delta, opt, self.momentum)
-            state["first"] = dict(zip(delta, velocity, strict=True))
-            direction = velocity
-            if self.nesterov:
-                direction = torch._foreach_add(grads, velocity, alpha=self.momentum)
-        new = torch._foreach_add(old, direction, alpha=-self.lr * scale)
-        return _merge(params, delta, new), state
+    def _move(self, old: Row, grads: Row, moments: Moments, lr: float) -> Row:
+        direction = moments.velocity(grads, self.momentum) if self.momentum else grads
+        if self.nesterov:
+            direction = torch._foreach_add(grads, direction, alpha=self.momentum)
+        return torch._foreach_add(old, direction, alpha=-lr)
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(_Optimizer):
     """torch.optim.Adam, with defaults for few, noisy steps instead of many small ones.
 
     `beta2` and `epsilon` are those of Reddi et al. (2021), `lr` that of Flower's FedYogi. A run has
@@ -89,22 +162,14 @@ class Adam:
     beta2: float = 0.99
     epsilon: float = 1e-3
 
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def __call__(
-        self, params: Tensors, delta: Tensors, opt: Opt | None, scale: float = 1.0
-    ) -> tuple[Tensors, Opt]:
-        old, grads = _pair(params, delta)
-        step, first, second = _adam_moments(grads, delta, opt, self.beta1, self.beta2)
-        spread = _debiased_root(second, step, self.beta2, self.epsilon)
-        size = self.lr * scale / (1 - self.beta1**step)
-        new = torch._foreach_addcdiv(old, first, spread, value=-size)
-        return _merge(params, delta, new), _state(step, delta, first, second)
+    def _move(self, old: Row, grads: Row, moments: Moments, lr: float) -> Row:
+        first = moments.first(grads, self.beta1)
+        spread = moments.debiased_root(grads, self.beta2, self.epsilon)
+        return torch._foreach_addcdiv(old, first, spread, value=-lr / (1 - self.beta1**moments.step))
 
 
 @dataclass(frozen=True)
-class Yogi:
+class Yogi(_Optimizer):
     """FedYogi (Reddi et al. 2021, Algorithm 2): Adam whose second moment moves by at most (1−β2)Δ².
 
     No bias correction, as printed there. The second moment starts at 0, as in Flower's FedYogi; the
@@ -117,52 +182,29 @@ class Yogi:
     beta2: float = 0.99
     epsilon: float = 1e-3
 
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def __call__(
-        self, params: Tensors, delta: Tensors, opt: Opt | None, scale: float = 1.0
-    ) -> tuple[Tensors, Opt]:
-        old, grads = _pair(params, delta)
-        step = _step(opt)
-        first = torch._foreach_lerp(_moment("first", grads, delta, opt), grads, 1 - self.beta1)
-        before = _moment("second", grads, delta, opt)
+    def _move(self, old: Row, grads: Row, moments: Moments, lr: float) -> Row:
+        first, before = moments.first(grads, self.beta1), moments.old("second")
         squares = torch._foreach_mul(grads, grads)
         sign = torch._foreach_sub(before, squares)
         torch._foreach_sign_(sign)
         second = torch._foreach_addcmul(before, squares, sign, value=-(1 - self.beta2))
-        spread = torch._foreach_sqrt(second)
-        torch._foreach_add_(spread, self.epsilon)
-        new = torch._foreach_addcdiv(old, first, spread, value=-self.lr * scale)
-        return _merge(params, delta, new), _state(step, delta, first, second)
+        return torch._foreach_addcdiv(old, first, moments.root(second, self.epsilon), value=-lr)
 
 
 @dataclass(frozen=True)
-class Adagrad:
+class Adagrad(_Optimizer):
     """torch.optim.Adagrad, with the epsilon of Reddi et al. (2021); see `Adam` for why."""
 
     lr: float = 0.01
     epsilon: float = 1e-3
 
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def __call__(
-        self, params: Tensors, delta: Tensors, opt: Opt | None, scale: float = 1.0
-    ) -> tuple[Tensors, Opt]:
-        old, grads = _pair(params, delta)
-        second = torch._foreach_addcmul(_moment("second", grads, delta, opt), grads, grads)
-        spread = torch._foreach_sqrt(second)
-        torch._foreach_add_(spread, self.epsilon)
-        new = torch._foreach_addcdiv(old, grads, spread, value=-self.lr * scale)
-        return _merge(params, delta, new), {
-            "step": _step(opt),
-            "second": dict(zip(delta, second, strict=True)),
-        }
+    def _move(self, old: Row, grads: Row, moments: Moments, lr: float) -> Row:
+        second = torch._foreach_addcmul(moments.old("second"), grads, grads)
+        return torch._foreach_addcdiv(old, grads, moments.root(second, self.epsilon), value=-lr)
 
 
 @dataclass(frozen=True)
-class Lamb:
+class Lamb(_Optimizer):
     """LAMB (You et al. 2020, arXiv:1904.00962, Algorithm 2): Adam's direction, scaled to each tensor's norm.
 
     Both moments are debiased, φ is the identity, and every tensor is one layer; a tensor whose norm
@@ -177,26 +219,20 @@ class Lamb:
     epsilon: float = 1e-6
     weight_decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def __call__(
-        self, params: Tensors, delta: Tensors, opt: Opt | None, scale: float = 1.0
-    ) -> tuple[Tensors, Opt]:
-        old, grads = _pair(params, delta)
-        step, first, second = _adam_moments(grads, delta, opt, self.beta1, self.beta2)
-        direction = torch._foreach_div(first, _debiased_root(second, step, self.beta2, self.epsilon))
-        torch._foreach_div_(direction, 1 - self.beta1**step)
+    def _move(self, old: Row, grads: Row, moments: Moments, lr: float) -> Row:
+        first = moments.first(grads, self.beta1)
+        direction = torch._foreach_div(first, moments.debiased_root(grads, self.beta2, self.epsilon))
+        torch._foreach_div_(direction, 1 - self.beta1**moments.step)
         if self.weight_decay:
             torch._foreach_add_(direction, old, alpha=self.weight_decay)
         ratios = [w / u if w and u else 1.0 for w, u in zip(norms_of(old), norms_of(direction), strict=True)]
-        torch._foreach_mul_(direction, [-self.lr * scale * ratio for ratio in ratios])
+        torch._foreach_mul_(direction, [-lr * ratio for ratio in ratios])
         torch._foreach_add_(direction, old)
-        return _merge(params, delta, direction), _state(step, delta, first, second)
+        return direction
 
 
 @dataclass(frozen=True)
-class Lars:
+class Lars(_Optimizer):
     """LARS (You et al. 2017, arXiv:1708.03888, Algorithm 1): momentum SGD with a rate for each tensor.
 
     The local rate is trust · ‖w‖ / (‖Δ‖ + weight_decay · ‖w‖), and 1 when either norm is zero, which
@@ -209,42 +245,21 @@ class Lars:
     trust: float = 0.001
     weight_decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def __call__(
-        self, params: Tensors, delta: Tensors, opt: Opt | None, scale: float = 1.0
-    ) -> tuple[Tensors, Opt]:
-        old, grads = _pair(params, delta)
+    def _move(self, old: Row, grads: Row, moments: Moments, lr: float) -> Row:
         rates = [
             self.trust * w / (g + self.weight_decay * w) if w and g else 1.0
             for w, g in zip(norms_of(old), norms_of(grads), strict=True)
         ]
         if self.weight_decay:
             grads = torch._foreach_add(grads, old, alpha=self.weight_decay)
-        velocity = _velocity(torch._foreach_mul(grads, rates), delta, opt, self.momentum)
-        new = torch._foreach_add(old, velocity, alpha=-self.lr * scale)
-        return _merge(params, delta, new), {
-            "step": _step(opt),
-            "first": dict(zip(delta, velocity, strict=True)),
-        }
+        velocity = moments.velocity(torch._foreach_mul(grads, rates), self.momentum)
+        return torch._foreach_add(old, velocity, alpha=-lr)
 
 
 ServerOptimizer = Sgd | Adam | Yogi | Adagrad | Lamb | Lars
 
 
-def _check(optimizer: ServerOptimizer) -> None:
-    for name, value in vars(optimizer).items():
-        if name == "lr" and not value > 0:
-            raise ValueError(f"lr must be above 0, not {value}")
-        if name in ("momentum", "beta1", "beta2") and not 0 <= value < 1:
-            raise ValueError(f"{name} must be at least 0 and below 1, not {value}")
-        if not value >= 0:
-            raise ValueError(f"{name} must be 0 or more, not {value}")
-
-
-def _pair(params: Tensors, delta: Tensors) -> tuple[Row, Row]:
-    """The trained parameters and their delta, as two rows in the order of `delta`."""
+def _check_delta(params: Tensors, delta: Tensors) -> None:
     if not delta:
         raise ValueError("the delta is empty: no client's update arrived, so there is no step to take")
     for name, change in delta.items():
@@ -255,59 +270,3 @@ def _pair(params: Tensors, delta: Tensors) -> tuple[Row, Row]:
                 f"the delta of {name!r} has shape {tuple(change.shape)},"
                 f" but the parameter has shape {tuple(params[name].shape)}"
             )
-    return tuple(params[name] for name in delta), tuple(delta.values())
-
-
-def _merge(params: Tensors, delta: Tensors, new: Row) -> Tensors:
-    return {**params, **dict(zip(delta, new, strict=True))}
-
-
-def _state(step: int, delta: Tensors, first: Row, second: Row) -> Opt:
-    return {
-        "step": step,
-        "first": dict(zip(delta, first, strict=True)),
-        "second": dict(zip(delta, second, strict=True)),
-    }
-
-
-def _step(opt: Opt | None) -> int:
-    return 1 if opt is None else int(opt["step"]) + 1
-
-
-def _stored(kind: str, delta: Tensors, opt: Opt) -> Row:
-    # One step count serves all tensors, so the set of trained parameters may not change in a run.
-    held: Mapping[str, Tensor] = opt.get(kind, {})
-    if held.keys() != delta.keys():
-        raise ValueError(
-            "the server optimiser's state is not for these parameters or not for this optimiser"
-            f" ({kind!r} differs in {sorted(held.keys() ^ delta.keys())[:3]}): start with a new state"
-        )
-    return tuple(held[name] for name in delta)
-
-
-def _moment(kind: str, grads: Row, delta: Tensors, opt: Opt | None) -> Row:
-    return tuple(torch.zeros_like(grad) for grad in grads) if opt is None else _stored(kind, delta, opt)
-
-
-def _velocity(grads: Row, delta: Tensors, opt: Opt | None, momentum: float) -> Row:
-    if opt is None:
-        return tuple(grad.clone() for grad in grads)
-    velocity = torch._foreach_mul(_stored("first", delta, opt), momentum)
-    torch._foreach_add_(velocity, grads)
-    return velocity
-
-
-def _adam_moments(
-    grads: Row, delta: Tensors, opt: Opt | None, beta1: float, beta2: float
-) -> tuple[int, Row, Row]:
-    first = torch._foreach_lerp(_moment("first", grads, delta, opt), grads, 1 - beta1)
-    second = torch._foreach_mul(_moment("second", grads, delta, opt), beta2)
-    torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
-    return _step(opt), first, second
-
-
-def _debiased_root(second: Row, step: int, beta2: float, epsilon: float) -> Row:
-    root = torch._foreach_sqrt(second)
-    torch._foreach_div_(root, (1 - beta2**step) ** 0.5)
-    torch._foreach_add_(root, epsilon)
-    return root
