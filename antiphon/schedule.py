@@ -21,38 +21,38 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Cosine:
-    """Rises linearly for `warmup` rounds, then half a cosine from 1 to `final`, reached after `rounds`."""
+class _Falling:
+    """Rises linearly for `warmup` rounds, then goes from 1 to `final`, reached after `rounds`."""
 
     rounds: int
     final: float = 0.0
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        _check_span(self.rounds, self.warmup)
+        if not 0 <= self.warmup < self.rounds:
+            raise ValueError(f"warmup must be at least 0 and below rounds ({self.rounds}), not {self.warmup}")
 
     def __call__(self, round: int) -> float:
         if round < self.warmup:
-            return _rise(round, self.warmup)
-        progress = _progress(round, self.rounds, self.warmup)
+            return (round + 1) / (self.warmup + 1)
+        return self._after(min(1.0, (round - self.warmup) / (self.rounds - self.warmup)))
+
+    def _after(self, progress: float) -> float:
+        raise NotImplementedError
+
+
+class Cosine(_Falling):
+    """Rises linearly for `warmup` rounds, then half a cosine from 1 to `final`, reached after `rounds`."""
+
+    def _after(self, progress: float) -> float:
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(_Falling):
     """Rises linearly for `warmup` rounds, then a straight line from 1 to `final`, reached after `rounds`."""
 
-    rounds: int
-    final: float = 0.0
-    warmup: int = 0
-
-    def __post_init__(self) -> None:
-        _check_span(self.rounds, self.warmup)
-
-    def __call__(self, round: int) -> float:
-        if round < self.warmup:
-            return _rise(round, self.warmup)
-        return 1 + (self.final - 1) * _progress(round, self.rounds, self.warmup)
+    def _after(self, progress: float) -> float:
+        return 1 + (self.final - 1) * progress
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,3 @@ class InverseSqrt:
 
 
 Schedule = Constant | Cosine | Linear | Step | InverseSqrt
-
-
-def _check_span(rounds: int, warmup: int) -> None:
-    if not 0 <= warmup < rounds:
-        raise ValueError(f"warmup must be at least 0 and below rounds ({rounds}), not {warmup}")
-
-
-def _rise(round: int, warmup: int) -> float:
-    return (round + 1) / (warmup + 1)
-
-
-def _progress(round: int, rounds: int, warmup: int) -> float:
-    return min(1.0, (round - warmup) / (rounds - warmup))
