@@ -1,4 +1,4 @@
-"""Beam search for attention models, all hypotheses of all utterances in one step.
+"""Beam search for models that spell token after token (LAS, Whisper, Moonshine), all hypotheses in one step.
 
 Length normalisation and coverage penalty: Y. Wu et al., "Google's Neural Machine Translation System",
 2016, eq. 14:
@@ -9,18 +9,23 @@ Length normalisation and coverage penalty: Y. Wu et al., "Google's Neural Machin
 with length the number of tokens, the end among them. Attention that stops early leaves frames unheard (cp far
 below 0); one that loops adds tokens. A language model adds what `fusion` says, which is not normalised.
 
-A hypothesis that has ended keeps its place in the beam and competes with those that go on. At one token a
-frame of the encoder it is cut off without an end, as in `Las.greedy`. All tokens that may follow a hypothesis
-have the same length and coverage, so that with a width of 1 the likeliest is taken: without a language model
-a beam of 1 is greedy, whatever the penalties are.
+A hypothesis that has ended keeps its place in the beam and competes with those that go on. One that has
+spelled as many tokens as it may is cut off without an end, as in greedy search: at one token a frame of the
+encoder, or where a decoder's positions end. All tokens that may follow a hypothesis have the same length and
+coverage, so that with a width of 1 the likeliest is taken: without a language model a beam of 1 is greedy,
+whatever the penalties are.
 
 With a language model the list is made of the best sentences that have ended anywhere on the way, as in
 `sentences`; without one, of what the beam holds when all have ended.
+
+Decoders from Hugging Face folders do not show their attention, so their hypotheses have no coverage. Their
+probabilities are those of all tokens: one that is suppressed takes its share with it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,7 +35,8 @@ from antiphon.data.tokens import BOUNDARY, Tokens
 from antiphon.decoding.fusion import Fusion, Speller, surfaces
 from antiphon.decoding.hypothesis import ACOUSTIC, COVERAGE, LENGTH, LM, WORDS, Hypothesis, best_first
 from antiphon.decoding.sentences import Sentences
-from antiphon.models.las import Decoder, Las, Memory
+from antiphon.models.huggingface import HuggingFaceSeq2Seq
+from antiphon.models.las import Decoder, Las
 from antiphon.models.layers import at_least_float32
 
 UNHEARD = 1e-4  # a frame is never less covered than this: its logarithm stays finite
@@ -64,14 +70,20 @@ class AttentionBeam:
             raise ValueError(f"a beam needs a width of at least 1: {self}")
 
     @torch.inference_mode()
-    def nbest(self, model: Las, tokens: Tokens, batch: Batch) -> list[tuple[Hypothesis, ...]]:
+    def nbest(
+        self, model: Las | HuggingFaceSeq2Seq, tokens: Tokens, batch: Batch
+    ) -> list[tuple[Hypothesis, ...]]:
         """Hypotheses of each utterance of the batch. Call `model.eval()` first."""
-        memory = model.listen(batch.features, batch.feature_lengths)
-        beam = Beam.first(model.start(memory, self.width), memory, self.width)
+        steps: Steps
+        if isinstance(model, HuggingFaceSeq2Seq):
+            steps = HiddenSteps(model, batch, self.width)
+        else:
+            steps = LasSteps(model, batch, self.width)
+        beam = Beam.first(steps, self.width)
         if self.fusion is not None:
-            return self._nbest_with_words(self.fusion, model, tokens, beam, memory)
+            return self._nbest_with_words(self.fusion, steps, tokens, beam)
         while beam.running.any():
-            offers = _offers(model, beam, memory, self.penalties)
+            offers = _offers(steps, beam, self.penalties)
             beam = offers.kept(offers.scores.flatten(1).topk(self.width, dim=1).indices)
         scores = self.penalties.scores(beam.acoustic, beam.lengths, beam.coverage)
         return [
@@ -80,12 +92,12 @@ class AttentionBeam:
         ]
 
     def _nbest_with_words(
-        self, fusion: Fusion, model: Las, tokens: Tokens, beam: Beam, memory: Memory
+        self, fusion: Fusion, steps: Steps, tokens: Tokens, beam: Beam
     ) -> list[tuple[Hypothesis, ...]]:
         sentences = Sentences(Speller(fusion, surfaces(tokens)), len(beam.running), self.width)
         ended: list[dict[int, Hypothesis]] = [{} for _ in sentences.tries]
         while beam.running.any():
-            offers = _offers(model, beam, memory, self.penalties)
+            offers = _offers(steps, beam, self.penalties)
             choice = sentences.choose(offers.scores, offers.room)
             for row, offer, place in choice.ended:
                 if place not in ended[row]:  # it stays in the beam, and ends again at every step
@@ -94,74 +106,112 @@ class AttentionBeam:
         return [best_first(list(own.values()))[: self.width] for own in ended]
 
 
-def _offers(model: Las, beam: Beam, memory: Memory, penalties: Penalties) -> Offers:
+class Steps(Protocol):
+    """A decoder at `width` hypotheses of each utterance, which all take a step at once.
+
+    limits [B]: tokens that may be spelled, the end among them; mask [B, T]: frames that attention may go to.
+    """
+
+    limits: Tensor
+    mask: Tensor
+
+    def take(self, last: Tensor) -> tuple[Tensor, Tensor]:
+        """After the last tokens [B, K]: ln p of the next [B, K, num_tokens], and attention [B, K, T]."""
+        ...
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row n of the decoder's state is the one at rows[n] now: [B · K]."""
+        ...
+
+
+class LasSteps:
+    """Steps of a decoder whose attention is known."""
+
+    def __init__(self, model: Las, batch: Batch, width: int) -> None:
+        self.model, self.memory = model, model.listen(batch.features, batch.feature_lengths)
+        self.mask, self.limits = self.memory.mask, self.memory.mask.sum(dim=-1)
+        self.decoder = model.start(self.memory, width)
+
+    def take(self, last: Tensor) -> tuple[Tensor, Tensor]:
+        self.decoder = self.model.step(self.model.embedding(last.flatten()), self.decoder, self.memory)
+        log_probs = at_least_float32(self.model.classify(self.decoder.seen)).log_softmax(dim=-1)
+        return log_probs.unflatten(0, last.shape), self.decoder.weights.unflatten(0, last.shape)
+
+    def reorder(self, rows: Tensor) -> None:
+        decoder = self.decoder
+        states = tuple((values[rows], carry[rows]) for values, carry in decoder.states)
+        self.decoder = Decoder(states, decoder.context[rows], decoder.weights[rows], decoder.seen[rows])
+
+
+class HiddenSteps:
+    """Steps of a decoder that does not show its attention."""
+
+    def __init__(self, model: HuggingFaceSeq2Seq, batch: Batch, width: int) -> None:
+        heard = model.listen(batch)
+        self.model, self.heard, self.limits = model, heard.repeated(width), heard.limits
+        self.mask = torch.zeros(len(batch), 0, dtype=torch.bool, device=heard.limits.device)
+        self.cache: Any = None
+
+    def take(self, last: Tensor) -> tuple[Tensor, Tensor]:
+        given = None if self.cache is None else last.flatten()
+        log_probs, self.cache = self.model.spell(self.heard, given, self.cache)
+        return log_probs.unflatten(0, last.shape), log_probs.new_zeros(*last.shape, 0)
+
+    def reorder(self, rows: Tensor) -> None:
+        self.cache.reorder_cache(rows)
+
+
+def _offers(steps: Steps, beam: Beam, penalties: Penalties) -> Offers:
     """All that hypotheses may become with one token more."""
-    decoder = model.step(model.embedding(beam.last.flatten()), beam.decoder, memory)
-    log_probs = (
-        at_least_float32(model.classify(decoder.seen)).log_softmax(dim=-1).unflatten(0, beam.last.shape)
-    )
-    attention = beam.attention + decoder.weights.unflatten(0, beam.last.shape)
+    log_probs, weights = steps.take(beam.spelled[:, :, -1])
+    attention = beam.attention + weights
     running = beam.running
-    coverage = torch.where(running, _coverage(attention, beam.mask), beam.coverage)
+    coverage = torch.where(running, _coverage(attention, steps.mask), beam.coverage)
     lengths = beam.lengths + running
     ended = torch.full_like(log_probs, -torch.inf)
     ended[:, :, BOUNDARY] = 0.0  # what has ended goes on as it is
     acoustic = beam.acoustic[:, :, None] + torch.where(running[:, :, None], log_probs, ended)
     scores = penalties.scores(acoustic, lengths[:, :, None], coverage[:, :, None])
-    return Offers(beam, decoder, acoustic, lengths, coverage, attention, scores)
+    return Offers(beam, steps, acoustic, lengths, coverage, attention, scores)
 
 
 @dataclass(frozen=True)
 class Beam:
-    """K hypotheses of each of B utterances; the decoder's state has B · K rows.
+    """K hypotheses of each of B utterances.
 
     spelled [B, K, U]: tokens, zeros after the end; acoustic, lengths, coverage, running [B, K]; attention
-    [B, K, T]: what each frame has had; mask [B, T]: the real frames.
+    [B, K, T]: what each frame has had.
     """
 
-    decoder: Decoder
     spelled: Tensor
     acoustic: Tensor
     lengths: Tensor
     coverage: Tensor
     attention: Tensor
     running: Tensor
-    mask: Tensor
-
-    @property
-    def last(self) -> Tensor:
-        return self.spelled[:, :, -1]
 
     @classmethod
-    def first(cls, decoder: Decoder, memory: Memory, width: int) -> Beam:
+    def first(cls, steps: Steps, width: int) -> Beam:
         """One hypothesis with nothing spelled; the others cannot be."""
-        mask = memory.mask
-        shape = len(mask), width
-        acoustic = at_least_float32(memory.frames.new_zeros(shape))
+        limits = steps.limits[:, None].expand(-1, width)
+        lengths = torch.zeros_like(limits)
+        acoustic = torch.zeros(limits.shape, device=limits.device)
         acoustic[:, 1:] = -torch.inf
-        nothing = torch.zeros_like(acoustic)
-        return cls(
-            decoder,
-            torch.full((*shape, 1), BOUNDARY, device=mask.device),
-            acoustic,
-            torch.zeros(shape, dtype=torch.int64, device=mask.device),
-            nothing,
-            acoustic.new_zeros(*shape, mask.shape[1]),
-            torch.ones(shape, dtype=torch.bool, device=mask.device),
-            mask,
-        )
+        attention = acoustic.new_zeros(*limits.shape, steps.mask.shape[1])
+        spelled = torch.full_like(lengths[:, :, None], BOUNDARY)
+        return cls(spelled, acoustic, lengths, torch.zeros_like(acoustic), attention, limits > 0)
 
 
 @dataclass(frozen=True)
 class Offers:
     """Every hypothesis of a beam with every token after it: acoustic and scores [B, K, num_tokens].
 
-    Of the token's choice only they depend: decoder, lengths, coverage and attention are those of the `Beam`
-    one step further.
+    Of the token's choice only they depend: lengths, coverage and attention are those of the `Beam` one step
+    further.
     """
 
     beam: Beam
-    decoder: Decoder
+    steps: Steps
     acoustic: Tensor
     lengths: Tensor
     coverage: Tensor
@@ -171,22 +221,22 @@ class Offers:
     @property
     def room(self) -> Tensor:
         """Whether another token may follow this one: [B, K]."""
-        return self.lengths < self.beam.mask.sum(dim=-1, keepdim=True)
+        return self.lengths < self.steps.limits[:, None]
 
     def kept(self, best: Tensor) -> Beam:
         """The beam of those at [B, K] places among the K · num_tokens of an utterance."""
         num_tokens = self.scores.shape[-1]
         parents, last = best // num_tokens, best % num_tokens
+        first = torch.arange(len(parents), device=parents.device)[:, None] * parents.shape[1]
+        self.steps.reorder((first + parents).flatten())
         goes_on = self.beam.running & self.room
         return Beam(
-            _reordered(self.decoder, parents),
             torch.cat((_of(self.beam.spelled, parents), last[:, :, None]), dim=2),
             self.acoustic.flatten(1).gather(1, best),
             self.lengths.gather(1, parents),
             self.coverage.gather(1, parents),
             _of(self.attention, parents),
             goes_on.gather(1, parents) & (last != BOUNDARY),
-            self.beam.mask,
         )
 
 
@@ -200,25 +250,14 @@ def _of(values: Tensor, parents: Tensor) -> Tensor:
     return values.gather(1, parents[:, :, None].expand(-1, -1, values.shape[2]))
 
 
-def _reordered(decoder: Decoder, parents: Tensor) -> Decoder:
-    """Its rows, those of the parents [B, K]."""
-    first = torch.arange(len(parents), device=parents.device)[:, None] * parents.shape[1]
-    rows = (first + parents).flatten()
-    states = tuple((values[rows], carry[rows]) for values, carry in decoder.states)
-    return Decoder(states, decoder.context[rows], decoder.weights[rows], decoder.seen[rows])
-
-
 def _hypothesis(beam: Beam, row: int, number: int, score: float, tokens: Tokens) -> Hypothesis:
     """One of a beam."""
     spelled = tuple(token for token in beam.spelled[row, number].tolist() if token != BOUNDARY)
     text = " ".join(tokens.decode(spelled).split())
-    parts = {
-        ACOUSTIC: beam.acoustic[row, number].item(),
-        LENGTH: float(beam.lengths[row, number]),
-        COVERAGE: beam.coverage[row, number].item(),
-        WORDS: float(len(text.split())),
-    }
-    return Hypothesis(text, spelled, score, parts)
+    parts = {ACOUSTIC: beam.acoustic[row, number].item(), LENGTH: float(beam.lengths[row, number])}
+    if beam.attention.shape[2]:
+        parts[COVERAGE] = beam.coverage[row, number].item()
+    return Hypothesis(text, spelled, score, parts | {WORDS: float(len(text.split()))})
 
 
 def _ended(

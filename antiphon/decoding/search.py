@@ -13,7 +13,6 @@ from antiphon.data.store import FeatureStore
 from antiphon.data.tokens import Tokens
 from antiphon.decoding.attention_beam import AttentionBeam, Penalties
 from antiphon.decoding.ctc_beam import CtcBeam
-from antiphon.decoding.decoder_beam import DecoderBeam
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import Hypothesis, NBest
 from antiphon.decoding.transducer_beam import TransducerBeam
@@ -53,7 +52,7 @@ def beam_for(
                 "the tokens of a Hugging Face decoder are not parted into words: rank its lists with "
                 "`antiphon rescore` instead of giving a language model to the search"
             )
-        return DecoderBeam(width)
+        return AttentionBeam(width)
     raise ValueError(f"there is no beam search for a {type(model).__name__}")
 
 
