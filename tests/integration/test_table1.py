@@ -16,7 +16,7 @@ from world import FRONTEND, MASKS, MODELS, World
 from antiphon import config
 from antiphon.algorithms.central import Central
 from antiphon.recipes import launch, recipe
-from antiphon.recipes.table1 import TRIALS, choice
+from antiphon.recipes.table1 import TRIALS
 from antiphon.report.journal import read
 
 ROOT = Path(__file__).parents[2]
@@ -295,7 +295,10 @@ def test_rows_of_any_experiment_are_compared_over_seeds(
     assert "'hard' has not been scored" in capsys.readouterr().err
 
 
-def test_the_settings_of_every_choice_are_taken_by_the_recipe() -> None:
+def test_the_settings_of_every_choice_are_taken_by_the_recipe(table1: Any) -> None:
+    choice = table1.choice
+    assert choice("fedavg", 0.2) == ["runs.fedavg.algorithm.local.lr=0.2"]
+    assert len(choice("hierarchical", 5e-3)) == 11
     table = recipe("table1")
     for row, tried in TRIALS.items():
         for value, run in tried.runs.items():
