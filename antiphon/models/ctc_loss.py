@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from antiphon.models.layers import frame_mask, reversal
 from antiphon.models.noise import FUSED
 
 
@@ -69,16 +70,17 @@ def _recursions(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Losses [B], log α with and log β without the emission at t [B, T, 2U + 1]; −∞ outside."""
     num_frames, num_states = log_probs.shape[1], labels.shape[1]
-    frames, states = _reversal(lengths, num_frames), _reversal(2 * token_lengths + 1, num_states)
+    frames, states = reversal(lengths, num_frames), reversal(2 * token_lengths + 1, num_states)
     losses, alpha = _forward_variables(log_probs, lengths, tokens, token_lengths)
     flipped = log_probs.gather(1, frames[..., None].expand_as(log_probs))
-    flipped_tokens = tokens.gather(1, _reversal(token_lengths, tokens.shape[1]))
+    flipped_tokens = tokens.gather(1, reversal(token_lengths, tokens.shape[1]))
     _, beta = _forward_variables(flipped, lengths, flipped_tokens, token_lengths)
     # States are those of the longest text, however it is padded.
     alpha, beta = (F.pad(each, (0, num_states - each.shape[2])) for each in (alpha, beta))
     beta = beta.gather(1, frames[..., None].expand_as(beta)).gather(2, states[:, None].expand_as(beta))
     emitted = log_probs.gather(2, labels[:, None].expand(-1, num_frames, -1))
-    inside = _mask(lengths, num_frames)[:, :, None] & _mask(2 * token_lengths + 1, num_states)[:, None]
+    real_states = frame_mask(2 * token_lengths + 1, num_states)
+    inside = frame_mask(lengths, num_frames)[:, :, None] & real_states[:, None]
     return losses, torch.where(inside, alpha, -torch.inf), torch.where(inside, beta - emitted, -torch.inf)
 
 
@@ -88,13 +90,3 @@ def _forward_variables(
     """Losses [B] and log α [B, T, 2U + 1], the emission at t included."""
     losses, alpha = torch._ctc_loss(log_probs.transpose(0, 1), tokens, lengths, token_lengths, 0, False)
     return losses, alpha
-
-
-def _mask(lengths: Tensor, size: int) -> Tensor:
-    return torch.arange(size, device=lengths.device) < lengths[:, None]
-
-
-def _reversal(lengths: Tensor, size: int) -> Tensor:
-    """Places [B, size] that turn each row around within its own length and leave the rest."""
-    place = torch.arange(size, device=lengths.device)[None]
-    return torch.where(place < lengths[:, None], lengths[:, None] - 1 - place, place)

@@ -24,7 +24,7 @@ from antiphon.models.ctc import Framewise
 from antiphon.models.ctc_loss import ctc_fits
 from antiphon.models.huggingface_inputs import Inputs, LogMel, Waveform
 from antiphon.models.huggingface_network import Lengths, open_network, padded, tame, train_dropout
-from antiphon.models.layers import at_least_float32, next_token_losses, next_tokens
+from antiphon.models.layers import at_least_float32, next_token_losses, next_tokens, spell_greedily
 from antiphon.models.lora import LoraAdapter
 
 # Types of models whose padding is tested here; others are tried out when they are built.
@@ -209,9 +209,7 @@ class HuggingFaceSeq2Seq(nn.Module):
         """Logits [B · N, U + 1, num_tokens] of every next token, the folder's order, given the true ones."""
         tokens = next_tokens(batch.tokens, batch.token_lengths)[:, :-1]
         before = torch.cat((self._prompts(tokens), self._exchanged(tokens)), dim=1)
-        values, lengths = self.inputs(batch)
-        with padded(lengths):
-            memory = self.network.get_encoder()(values)
+        memory, lengths = self._encode(batch)
         memory = _repeated_memory(memory, batch.num_texts)
         with padded(lengths.repeated(batch.num_texts)):
             logits = self.network(encoder_outputs=memory, decoder_input_ids=before, use_cache=False).logits
@@ -229,26 +227,21 @@ class HuggingFaceSeq2Seq(nn.Module):
     def greedy(self, batch: Batch) -> list[list[int]]:
         """The best token after the best tokens so far; at most one a frame, and what the decoder holds."""
         heard, cache = self.listen(batch), None
-        given, running = None, heard.limits > 0
-        spelled = [torch.zeros_like(heard.limits)]
-        while running.any():
-            log_probs, cache = self.spell(heard, given, cache)
-            # A finished utterance goes on with the end, which is left out below.
-            best = log_probs.argmax(dim=-1).masked_fill(~running, 0)
-            spelled.append(best)
-            running = running & (best != 0) & (len(spelled) - 1 < heard.limits)
-            given = best
-        rows: list[list[int]] = torch.stack(spelled, dim=1).tolist()
-        return [[token for token in row if token != 0] for row in rows]
+
+        def take_step(last: Tensor) -> Tensor:
+            nonlocal cache
+            log_probs, cache = self.spell(heard, None if cache is None else last, cache)
+            return log_probs
+
+        return spell_greedily(heard.limits, take_step)
 
     # What greedy decoding and beams are made of; tokens are ours.
 
     def listen(self, batch: Batch) -> Heard:
-        values, lengths = self.inputs(batch)
-        limits = [self.inputs.num_output_frames(int(n)) for n in batch.feature_lengths]
-        with padded(lengths):
-            memory = self.network.get_encoder()(values)
-        return Heard(memory, lengths, torch.tensor(limits, device=values.device).clamp(max=self.most_tokens))
+        memory, lengths = self._encode(batch)
+        frames = [self.inputs.num_output_frames(int(n)) for n in batch.feature_lengths]
+        limits = torch.tensor(frames, device=batch.features.device).clamp(max=self.most_tokens)
+        return Heard(memory, lengths, limits)
 
     def spell(self, heard: Heard, given: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
         """ln p of the next token [B, num_tokens] after the last, [B] (None: after the prompt), and a cache.
@@ -275,6 +268,11 @@ class HuggingFaceSeq2Seq(nn.Module):
         self.training = mode
         train_dropout(self.network, mode)
         return self
+
+    def _encode(self, batch: Batch) -> tuple[Any, Lengths]:
+        values, lengths = self.inputs(batch)
+        with padded(lengths):
+            return self.network.get_encoder()(values), lengths
 
     def _prompts(self, tokens: Tensor) -> Tensor:
         """The prompt for every row of the batch: [B, prompt]; nothing is copied to a GPU for it."""

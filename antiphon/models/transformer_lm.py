@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from antiphon.data.batches import Batch
+from antiphon.data.batches import Batch, padded_tokens
+from antiphon.models.conformer import feed_forward
 from antiphon.models.layers import (
     at_least_float32,
     frame_mask,
@@ -111,14 +112,7 @@ class Block(nn.Module):
         self.query_key_value = nn.Linear(config.dim, 3 * config.dim)
         self.output = nn.Linear(config.dim, config.dim)
         self.attention_dropout = Dropout(config.dropout)
-        self.feed_forward = nn.Sequential(
-            nn.LayerNorm(config.dim),
-            nn.Linear(config.dim, config.feed_forward_dim),
-            nn.GELU(),
-            Dropout(config.dropout),
-            nn.Linear(config.feed_forward_dim, config.dim),
-            Dropout(config.dropout),
-        )
+        self.feed_forward = feed_forward(config.dim, config.feed_forward_dim, nn.GELU(), config.dropout)
 
     def forward(self, values: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         split = self.query_key_value(self.attention_norm(values)).unflatten(-1, (3, self.num_heads, -1))
@@ -132,9 +126,6 @@ class Block(nn.Module):
 
 def text_batch(texts: Sequence[Sequence[int]]) -> Batch:
     """Token ids of texts as a batch without speech: features [B, 1, 0]."""
-    lengths = torch.tensor([len(text) for text in texts])
-    tokens = torch.zeros(len(texts), int(lengths.max()), dtype=torch.int64)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)] = torch.tensor(text, dtype=torch.int64)
+    tokens, lengths = padded_tokens(texts)
     ones = torch.ones(len(texts), dtype=torch.int64)
     return Batch(torch.zeros(len(texts), 1, 0), ones, tokens, lengths, tuple(range(len(texts))))
