@@ -10,13 +10,11 @@ from dataclasses import replace
 
 from antiphon.algorithms.fedavg import FedAvg, dga, fedavg, hierarchical
 from antiphon.algorithms.rehearsal import Rehearsed
-from antiphon.data.frontends import OnnxEncoder
 from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
 from antiphon.local import LocalTraining
-from antiphon.models.ctc import CtcConfig
 from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.single import ENCODER_MASKS, central
+from antiphon.recipes.single import central, encoder_experiment
 from antiphon.schedule import Cosine
 from antiphon.server_opt import Adam
 
@@ -39,12 +37,9 @@ def librispeech() -> Experiment:
     averaged = replace(fedavg(LOCAL), client_schedule=Cosine(ROUNDS, final=0.05))
     softmax = annealed(dga(LOCAL, 1.0, SERVER))
     rehearsed = Rehearsed(softmax, REHEARSAL, schedule=REHEARSAL_SCHEDULE)
-    return Experiment(
-        recipe="librispeech",
-        frontend=OnnxEncoder("encoder_model.onnx"),
-        model=CtcConfig(),
-        augment=ENCODER_MASKS,
-        runs={
+    return encoder_experiment(
+        "librispeech",
+        {
             "seed": central("seed", rounds=40),
             "central": central("both", rounds=80),
             "central-from-seed": central("both", rounds=60, start="seed"),

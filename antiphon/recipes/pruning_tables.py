@@ -17,12 +17,11 @@ from antiphon.algorithms.fedavg import hierarchical
 from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.scores import Adaptive, AdaptiveGrowth, ByMomentum, ByProduct
 from antiphon.algorithms.slices import HalfColumn, HalfRow, WholeRow
-from antiphon.data.frontends import OnnxEncoder
 from antiphon.engine import Rounds
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.single import ENCODER_LOCAL, ENCODER_MASKS, central
+from antiphon.recipes.single import ENCODER_LOCAL, central, encoder_experiment
 from antiphon.schedule import Cosine
 from antiphon.server_opt import Adam
 
@@ -56,12 +55,9 @@ def pruning_librispeech() -> Experiment:
         for way, pruning in ways.items()
         for sparsity in SPARSITIES
     }
-    return Experiment(
-        recipe="pruning-librispeech",
-        frontend=OnnxEncoder("encoder_model.onnx"),
-        model=CtcConfig(),
-        augment=ENCODER_MASKS,
-        runs={
+    return encoder_experiment(
+        "pruning-librispeech",
+        {
             "pretrained": central("both", rounds=80),
             "dense": Run(inner, "both", start="pretrained", rounds=rounds),
             "small-pretrained": replace(central("both", rounds=80), model=SMALL),

@@ -9,9 +9,11 @@ from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.algorithms.robust import GeometricMedian
 from antiphon.clipping import ClipLayersRelative
+from antiphon.data.frontends import OnnxEncoder
 from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
 from antiphon.local import LocalTraining
+from antiphon.models.ctc import CtcConfig
 from antiphon.models.specaugment import SpecAugment
 from antiphon.recipes.experiment import Experiment, Run
 from antiphon.schedule import Cosine
@@ -31,6 +33,12 @@ def central(data: str, rounds: int = 40, steps: int = 50, lr: float = 1e-3, star
     """Central training on some of the speakers: seed models and reference rows."""
     algorithm = Central(LocalTraining(lr=lr, steps=steps), schedule=Cosine(rounds, final=0.02, warmup=2))
     return Run(algorithm, data, Iid(1), start, Rounds(total=rounds, cohort=1, valid_every=5))
+
+
+def encoder_experiment(name: str, runs: dict[str, Run]) -> Experiment:
+    """Runs of a small Conformer with CTC on a frozen encoder (an ONNX file)."""
+    frontend = OnnxEncoder("encoder_model.onnx")
+    return Experiment(name, frontend=frontend, model=CtcConfig(), augment=ENCODER_MASKS, runs=runs)
 
 
 def _after_seed(name: str, run: Run) -> Experiment:

@@ -44,13 +44,11 @@ from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg, bmuf, fedavg, hierarchical
 from antiphon.algorithms.robust import GeometricMedian
 from antiphon.clipping import ClipLayersRelative
-from antiphon.data.frontends import OnnxEncoder
 from antiphon.data.partition import BySession, BySpeaker, Iid
 from antiphon.engine import Rounds
 from antiphon.local import LocalTraining
-from antiphon.models.ctc import CtcConfig
 from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.single import ENCODER_LOCAL, ENCODER_MASKS, central
+from antiphon.recipes.single import ENCODER_LOCAL, central, encoder_experiment
 from antiphon.schedule import Linear
 from antiphon.server_opt import Adam
 from antiphon.weighting import ByNorm, SoftmaxLoss
@@ -151,13 +149,7 @@ TRIALS = {
 
 
 def _experiment(name: str, runs: dict[str, Run]) -> Experiment:
-    return Experiment(
-        recipe=name,
-        frontend=OnnxEncoder("encoder_model.onnx"),
-        model=CtcConfig(),
-        augment=ENCODER_MASKS,
-        runs={"seed": central("seed", rounds=40), **runs},
-    )
+    return encoder_experiment(name, {"seed": central("seed", rounds=40), **runs})
 
 
 def trial_name(row: str, value: float) -> str:
