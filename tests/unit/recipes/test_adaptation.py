@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from antiphon.recipes.adaptation import (
     parts,
     scored_speech,
 )
+from antiphon.recipes.adaptation_tables import NewWords, new_words, session_sentences
 from antiphon.recipes.experiment import Experiment, Run, Speakers
 from antiphon.recipes.preparation import prepare
 
@@ -161,17 +161,7 @@ def test_the_table_s_rows_start_from_what_they_continue() -> None:
     }
 
 
-@pytest.fixture
-def adaptation_texts(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    import adaptation_texts as module  # type: ignore[import-not-found]
-
-    return module
-
-
-def test_a_session_s_text_is_the_rest_of_its_book_and_never_what_is_tested(
-    world: World, adaptation_texts: Any
-) -> None:
+def test_a_session_s_text_is_the_rest_of_its_book_and_never_what_is_tested(world: World) -> None:
     corpus = Corpus.open(world.corpus)
     tested = [u for u in corpus.utterances() if u.split == "test"]
     own = [{"id": u.id, "session": u.session, "book": "b", "text": u.text} for u in tested]
@@ -181,14 +171,14 @@ def test_a_session_s_text_is_the_rest_of_its_book_and_never_what_is_tested(
         {"id": "x3", "session": "s99", "book": "another", "text": "another book"},
     ]
     longest = max(("s10", "s11"), key=lambda name: sum(u.session == name for u in tested))
-    found = adaptation_texts.session_sentences([*own, *more], corpus)
+    found = session_sentences([*own, *more], corpus)
     assert list(found) == [longest]
     rest = [u.text for u in tested if u.session != longest]
     assert sorted(found[longest]) == sorted([*rest, "same chapter", "other chapter"])
     assert not {u.id for u in tested if u.session == longest} & {"x1", "x2"}
 
 
-def test_new_words_are_counted_where_they_stand(adaptation_texts: Any) -> None:
+def test_new_words_are_counted_where_they_stand() -> None:
     def text(name: str, *sentences: str) -> SessionText:
         return SessionText(name, tuple(Sentence(one, one) for one in sentences))
 
@@ -202,5 +192,4 @@ def test_new_words_are_counted_where_they_stand(adaptation_texts: Any) -> None:
     )
     tested = [said("a", "the whale the whale a mast"), said("b", "the whale"), said("c", "a harpoon")]
     # New: whale, whale, mast; whale; harpoon. Of those, a's text has the two whales, b's and c's have none.
-    expected = adaptation_texts.NewWords(said=10, new=5, in_session=2, in_organisation=4)
-    assert adaptation_texts.new_words(tested, texts) == expected
+    assert new_words(tested, texts) == NewWords(said=10, new=5, in_session=2, in_organisation=4)
