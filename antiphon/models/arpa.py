@@ -20,7 +20,7 @@ from typing import TextIO
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from antiphon.models.ngram import NEVER, NONE, SPECIAL, START_ID, UNKNOWN, Level, NgramModel, backed_off
+from antiphon.models.ngram import NEVER, NONE, SPECIAL, START_ID, UNKNOWN, Level, NgramModel, backed_off, walk
 
 FORMAT = "antiphon-ngram/1"
 LN10 = math.log(10)
@@ -202,11 +202,7 @@ def _level(
 
 def _check_contexts(model: NgramModel, rows: np.ndarray, name: str) -> None:
     """A context that is missing would be forgotten on the way to its n-gram."""
-    places = rows[:, -2]
-    for order in range(2, rows.shape[1]):
-        level = model.levels[order - 1]
-        found = level.find(places * len(model.words) + rows[:, -1 - order])
-        places = np.where(places == NONE, NONE, found)
+    *_, (_, places) = walk(model.levels, len(model.words), rows[:, -2], rows[:, -3::-1])
     if (places == NONE).any():
         ngram = " ".join(model.words[id] for id in rows[np.argmax(places == NONE)])
         raise ValueError(f"{name}: the n-gram {ngram!r} is there, and its first words are not")

@@ -44,13 +44,12 @@ class Counted:
     """Different n-grams of one order, sorted by key.
 
     keys [m] as in `Level`; counts [m]; contexts [m]: the place of the first n − 1 words among the n-grams of
-    the order below; starts [m]: whether the first word is <s>.
+    the order below.
     """
 
     keys: np.ndarray
     counts: np.ndarray
     contexts: np.ndarray
-    starts: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -110,15 +109,8 @@ def discounts(adjusted: np.ndarray) -> tuple[float, float, float]:
 
 def count(stream: np.ndarray, num_words: int, order: int) -> list[Counted]:
     """N-grams of every order in a stream of sentences, each from <s> to </s>."""
-    everything = np.arange(num_words)
-    counted = [
-        Counted(
-            everything,
-            np.bincount(stream, minlength=num_words),
-            np.zeros(num_words, dtype=np.int64),
-            everything == START_ID,
-        )
-    ]
+    occurrences = np.bincount(stream, minlength=num_words)
+    counted = [Counted(np.arange(num_words), occurrences, np.zeros(num_words, dtype=np.int64))]
     place = places_in_sentence(stream)
     ids = stream  # of the n-gram that ends at each word; right only where the sentence reaches so far back
     for n in range(2, order + 1):
@@ -129,7 +121,7 @@ def count(stream: np.ndarray, num_words: int, order: int) -> list[Counted]:
             return_inverse=True,
             return_counts=True,
         )
-        counted.append(Counted(keys, counts, ids[ends[example] - 1], keys % num_words == START_ID))
+        counted.append(Counted(keys, counts, ids[ends[example] - 1]))
         ids = np.zeros_like(stream)
         ids[ends] = inverse
     return counted
@@ -139,7 +131,8 @@ def _adjusted(own: Counted, above: Counted | None, num_words: int) -> np.ndarray
     if above is None:
         return own.counts.copy()
     different = np.bincount(above.keys // num_words, minlength=len(own.keys))
-    return np.where(own.starts, own.counts, different)
+    starts = own.keys % num_words == START_ID  # their first word is <s>
+    return np.where(starts, own.counts, different)
 
 
 def _taken(adjusted: np.ndarray) -> np.ndarray:

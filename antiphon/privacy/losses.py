@@ -37,15 +37,23 @@ MISSING = "Rényi accounting needs dp-accounting: pip install 'antiphon[privacy]
 
 
 @dataclass(frozen=True)
-class LaplaceLoss:
-    """One release of integers under discrete Laplace noise; l1 sensitivity and scale in steps."""
+class _Loss:
+    """One release of integers under noise; sensitivity and scale in steps."""
 
-    sensitivity: int
+    sensitivity: float
     scale: int
     rate: float = 1.0
 
     def __post_init__(self) -> None:
-        _check(self.sensitivity, self.scale, self.rate)
+        if not self.sensitivity > 0 or not self.scale > 0 or not 0 < self.rate <= 1:
+            raise ValueError(
+                "a loss needs sensitivity and scale above 0 and a rate in (0, 1], "
+                f"not {self.sensitivity}, {self.scale} and {self.rate}"
+            )
+
+
+class LaplaceLoss(_Loss):
+    """One release of integers under discrete Laplace noise; l1 sensitivity and scale in steps."""
 
     @property
     def pure(self) -> float:
@@ -66,16 +74,8 @@ class LaplaceLoss:
         return np.logaddexp(first, rest) / (orders - 1)
 
 
-@dataclass(frozen=True)
-class GaussianLoss:
+class GaussianLoss(_Loss):
     """One release of integers under discrete Gaussian noise; l2 sensitivity and scale in steps."""
-
-    sensitivity: float
-    scale: int
-    rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check(self.sensitivity, self.scale, self.rate)
 
     @property
     def rho(self) -> float:
@@ -203,11 +203,3 @@ def dp_accounting() -> Any:
 
 def _num_gaussian(losses: Sequence[tuple[Loss, int]]) -> int:
     return sum(times for loss, times in losses if isinstance(loss, GaussianLoss))
-
-
-def _check(sensitivity: float, scale: float, rate: float) -> None:
-    if not sensitivity > 0 or not scale > 0 or not 0 < rate <= 1:
-        raise ValueError(
-            "a loss needs sensitivity and scale above 0 and a rate in (0, 1], "
-            f"not {sensitivity}, {scale} and {rate}"
-        )
