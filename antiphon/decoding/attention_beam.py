@@ -24,7 +24,7 @@ probabilities are those of all tokens: one that is suppressed takes its share wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -167,12 +167,12 @@ def _offers(steps: Steps, beam: Beam, penalties: Penalties) -> Offers:
     attention = beam.attention + weights
     running = beam.running
     coverage = torch.where(running, _coverage(attention, steps.mask), beam.coverage)
-    lengths = beam.lengths + running
+    longer = replace(beam, lengths=beam.lengths + running, coverage=coverage, attention=attention)
     ended = torch.full_like(log_probs, -torch.inf)
     ended[:, :, BOUNDARY] = 0.0  # what has ended goes on as it is
     acoustic = beam.acoustic[:, :, None] + torch.where(running[:, :, None], log_probs, ended)
-    scores = penalties.scores(acoustic, lengths[:, :, None], coverage[:, :, None])
-    return Offers(beam, steps, acoustic, lengths, coverage, attention, scores)
+    scores = penalties.scores(acoustic, longer.lengths[:, :, None], coverage[:, :, None])
+    return Offers(longer, steps, acoustic, scores)
 
 
 @dataclass(frozen=True)
@@ -206,22 +206,19 @@ class Beam:
 class Offers:
     """Every hypothesis of a beam with every token after it: acoustic and scores [B, K, num_tokens].
 
-    Of the token's choice only they depend: lengths, coverage and attention are those of the `Beam` one step
-    further.
+    Of the token's choice only they depend: lengths, coverage and attention of the `beam` are those of the
+    hypotheses with one token more, whichever it is.
     """
 
     beam: Beam
     steps: Steps
     acoustic: Tensor
-    lengths: Tensor
-    coverage: Tensor
-    attention: Tensor
     scores: Tensor
 
     @property
     def room(self) -> Tensor:
         """Whether another token may follow this one: [B, K]."""
-        return self.lengths < self.steps.limits[:, None]
+        return self.beam.lengths < self.steps.limits[:, None]
 
     def kept(self, best: Tensor) -> Beam:
         """The beam of those at [B, K] places among the K · num_tokens of an utterance."""
@@ -233,9 +230,9 @@ class Offers:
         return Beam(
             torch.cat((_of(self.beam.spelled, parents), last[:, :, None]), dim=2),
             self.acoustic.flatten(1).gather(1, best),
-            self.lengths.gather(1, parents),
-            self.coverage.gather(1, parents),
-            _of(self.attention, parents),
+            self.beam.lengths.gather(1, parents),
+            self.beam.coverage.gather(1, parents),
+            _of(self.beam.attention, parents),
             goes_on.gather(1, parents) & (last != BOUNDARY),
         )
 
@@ -270,8 +267,8 @@ def _ended(
         ACOUSTIC: offers.acoustic[row, number, token].item(),
         LM: words.lm,
         WORDS: float(words.num_words),
-        LENGTH: float(offers.lengths[row, number]),
-        COVERAGE: offers.coverage[row, number].item(),
+        LENGTH: float(offers.beam.lengths[row, number]),
+        COVERAGE: offers.beam.coverage[row, number].item(),
     }
     score = offers.scores[row, number, token].item() + sentences.speller.bonus(words)
     return Hypothesis(" ".join(tokens.decode(spelled).split()), spelled, score, parts)
