@@ -35,7 +35,8 @@ def bidirectional(forwards: nn.LSTM, backwards: nn.LSTM, frames: Tensor, lengths
 
 def _both_ways(forwards: nn.LSTM, backwards: nn.LSTM, frames: Tensor, turned: Tensor) -> tuple[Tensor, ...]:
     """Both recurrences of stacked clients: at once, unless one was made narrower than the other."""
-    weights, gates = [], []
+    weights: list[Tensor] = []
+    gates: list[Tensor] = []
     for lstm, given in ((forwards, frames), (backwards, turned)):
         from_input, from_hidden, *biases = lstm.all_weights[0]
         gates.append(F.linear(given, from_input, biases[0] + biases[1]))
