@@ -47,6 +47,7 @@ def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 def unpack(tree: Any, tensors: Mapping[str, Tensor], like: Any = None) -> Any:
     """What `pack` packed; `like` is a value whose dataclasses are built anew."""
     if is_dataclass(like) and not isinstance(like, type):
+        tree = _by_present_names(tree, like)
         return type(like)(**{k: unpack(v, tensors, getattr(like, k, None)) for k, v in tree.items()})
     if isinstance(tree, dict):
         if "__tensor__" in tree:
@@ -55,6 +56,27 @@ def unpack(tree: Any, tensors: Mapping[str, Tensor], like: Any = None) -> Any:
             return tuple(unpack(item, tensors) for item in tree["__tuple__"])
         return {key: unpack(item, tensors) for key, item in tree.items()}
     return tree
+
+
+def _by_present_names(tree: Mapping[str, Any], like: Any) -> Mapping[str, Any]:
+    """The fields of a state as it is today.
+
+    Fields may have had other names. Wrappers once kept the fields of the inner state among their own.
+    """
+    names = {field.name for field in fields(like)}
+    tree = {like.renamed.get(key, key): value for key, value in tree.items()} if tree.keys() - names else tree
+    if "inner" in names and "inner" not in tree:
+        inner = {key: value for key, value in tree.items() if key not in names}
+        fitting = {f.name for part in _states_in(like.inner) for f in fields(part)}
+        own = {key: value for key, value in tree.items() if key in names}
+        return {"inner": {key: value for key, value in inner.items() if key in fitting}, **own}
+    return tree
+
+
+def _states_in(state: Any) -> list[Any]:
+    """A state and those inside it."""
+    inner = getattr(state, "inner", None)
+    return [state, *(_states_in(inner) if is_dataclass(inner) else [])]
 
 
 def save(folder: Path, state: Any, notes: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """Configurations: frozen dataclasses to and from plain dicts (YAML, JSON), and `key=value` overrides.
 
-A field may be an int, float, bool, str, None, a tuple, a dict with str keys, a dataclass, or one of
-several dataclasses. The last is written with its choice, the class name in snake case without a
-closing "Config": a field `server: Sgd | Adam` holds {"adam": {"lr": 0.01, ...}}.
+A field may be an int, float, bool, str, None, a tuple, a dict with str keys, a dataclass, one of several
+dataclasses, or any dataclass of an open kind (`antiphon.registry`). A choice is written with its name: a
+field `server: ServerOptimizer` holds {"adam": {"lr": 0.01, ...}}.
 
 >>> from antiphon.schedule import Cosine
 >>> to_dict(override(Cosine(rounds=10), ["final=0.1"]))
@@ -12,7 +12,6 @@ closing "Config": a field `server: Sgd | Adam` holds {"adam": {"lr": 0.01, ...}}
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import types
 import typing
@@ -20,6 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import yaml
+
+from antiphon.registry import REGISTRIES, Registry, choice_name, unknown_name
 
 Config = TypeVar("Config")
 Kind = Any  # a type as it stands in an annotation: `int`, `tuple[str, ...]`, `Sgd | Adam`
@@ -60,27 +61,51 @@ def overlay(config: Config, data: Mapping[str, Any]) -> Config:
     return from_dict(type(config), _overlay(type(config), to_dict(config), data))
 
 
-def choice_name(cls: type) -> str:
-    """What a class is called where one of several is chosen.
-
-    >>> class UnigramConfig: ...
-    >>> choice_name(UnigramConfig)
-    'unigram'
-    """
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__.removesuffix("Config")).lower()
-
-
 def _members(kind: Kind) -> tuple[Kind, ...]:
     """The types a value of this kind may have: those of a union, or the one itself."""
     return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
 
 
-def _choices(kind: Kind) -> dict[str, type]:
-    """The dataclasses among the members, by choice name."""
-    classes = [member for member in _members(kind) if dataclasses.is_dataclass(member)]
-    choices = {choice_name(cls): cls for cls in classes if isinstance(cls, type)}
-    assert len(choices) == len(classes), f"two choices of {kind} have one name"
-    return choices
+class Choices(Mapping[str, type]):
+    """The dataclasses that a field takes, by name: those of its union, or all of an open kind."""
+
+    def __init__(self, kind: Kind) -> None:
+        members = _members(kind)
+        classes = [member for member in members if dataclasses.is_dataclass(member)]
+        self.closed = {choice_name(cls): cls for cls in classes if isinstance(cls, type)}
+        assert len(self.closed) == len(classes), f"two choices of {kind} have one name"
+        self.open: Registry | None = next(
+            (REGISTRIES[k] for m in members if (k := _plain(m)) in REGISTRIES), None
+        )
+
+    @property
+    def are_named(self) -> bool:
+        """Whether a value is written with its name: not where there is only one choice."""
+        return self.open is not None or len(self.closed) > 1
+
+    def __getitem__(self, name: str) -> type:
+        cls: type = self.closed[name] if name in self.closed or self.open is None else self.open[name]
+        return cls
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.closed or (self.open is not None and name in self.open)
+
+    def __iter__(self) -> typing.Iterator[str]:
+        return iter([*(self.open or ()), *self.closed])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def name_of(self, cls: type) -> str:
+        if self.open is None or cls in self.closed.values():
+            return choice_name(cls)
+        return self.open.name_of(cls)
+
+
+def _plain(member: Kind) -> Kind:
+    """`Algorithm[Any]` as `Algorithm`; None for what cannot be a key."""
+    kind = typing.get_origin(member) or member
+    return kind if isinstance(kind, typing.Hashable) else None
 
 
 def _fields(cls: type) -> dict[str, Kind]:
@@ -91,11 +116,14 @@ def _fields(cls: type) -> dict[str, Kind]:
 def _write(kind: Kind, value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {name: _write(inner, getattr(value, name)) for name, inner in _fields(type(value)).items()}
-        return {choice_name(type(value)): fields} if len(_choices(kind)) > 1 else fields
+        choices = Choices(kind)
+        return {choices.name_of(type(value)): fields} if choices.are_named else fields
     if isinstance(value, tuple):
         return [_write(inner, item) for inner, item in zip(_items(kind, len(value)), value, strict=True)]
     if isinstance(value, Mapping):
         return {key: _write(_container(kind, dict)[1], item) for key, item in value.items()}
+    if (registry := Choices(kind).open) is not None and value is not None:
+        raise ValueError(f"{value!r} cannot be stored: one of {registry.group} must be a dataclass")
     return value
 
 
@@ -111,14 +139,14 @@ def _items(kind: Kind, length: int) -> Sequence[Kind]:
 
 
 def _read(kind: Kind, value: Any, path: str) -> Any:
-    members, choices = _members(kind), _choices(kind)
+    members, choices = _members(kind), Choices(kind)
     if value is None and types.NoneType in members:
         return None
-    if len(choices) > 1 and isinstance(value, str | Mapping):
-        name, fields = _chosen(choices, value, path)
-        return _read_dataclass(choices[name], fields, path)
-    if len(choices) == 1 and isinstance(value, Mapping):
-        return _read_dataclass(next(iter(choices.values())), value, path)
+    if choices.are_named and isinstance(value, str | Mapping):
+        cls, fields = _chosen(choices, value, path)
+        return _read_dataclass(cls, fields, path)
+    if choices.closed and isinstance(value, Mapping):
+        return _read_dataclass(next(iter(choices.closed.values())), value, path)
     if isinstance(value, Mapping) and (args := _container(kind, dict)):
         if wrong := [key for key in value if not isinstance(key, str)]:
             raise ValueError(f"{_at(path)}: names must be text, not {wrong[0]!r}")
@@ -136,29 +164,36 @@ def _read(kind: Kind, value: Any, path: str) -> Any:
     raise ValueError(f"{_at(path)}: expected {_describe(kind)}, not {value!r} ({type(value).__name__})")
 
 
-def _chosen(choices: Mapping[str, type], value: str | Mapping[str, Any], path: str) -> tuple[str, Any]:
-    """Which class a value chooses, and the fields given for it: "adam" or {"adam": {"lr": 0.1}}.
+def _chosen(choices: Choices, value: str | Mapping[str, Any], path: str) -> tuple[type, Any]:
+    """Return the class that a value chooses, and its fields: "adam" or {"adam": {"lr": 0.1}}.
 
-    Fields without a name are those of the first, which was the only one when they were written.
+    Fields without a name are those of the first choice, which was the only one when they were written.
     """
-    first, cls = next(iter(choices.items()))
-    if isinstance(value, Mapping) and value and value.keys() <= _fields(cls).keys():
+    first = _first(choices)
+    if isinstance(value, Mapping) and value and _renamed(first, value, path).keys() <= _fields(first).keys():
         return first, value
-    given = {value: {}} if isinstance(value, str) else value
-    if len(given) != 1:
-        raise ValueError(
-            f"{_at(path)}: expected one of {', '.join(choices)}, not {len(given)} names: {given!r}"
-        )
-    name, fields = next(iter(given.items()))
+    named = {value: {}} if isinstance(value, str) else value
+    if len(named) != 1:
+        names = ", ".join(choices)
+        raise ValueError(f"{_at(path)}: expected one of {names}, not {len(named)} names: {named!r}")
+    name, fields = next(iter(named.items()))
     if name not in choices:
         raise unknown(name, choices, path, "choice")
-    return name, {} if fields is None else fields
+    try:
+        return choices[name], {} if fields is None else fields
+    except ValueError as error:
+        raise ValueError(f"{_at(path)}: {error}") from error
+
+
+def _first(choices: Choices) -> type:
+    return choices[next(iter(choices))]
 
 
 def _read_dataclass(cls: type, data: Any, path: str) -> Any:
     fields = _fields(cls)
     if not isinstance(data, Mapping):
         raise ValueError(f"{_at(path)}: expected the fields of {choice_name(cls)}, not {data!r}")
+    data = _renamed(cls, data, path)
     for key in data:
         if key not in fields:
             raise unknown(key, fields, path, "key")
@@ -170,6 +205,15 @@ def _read_dataclass(cls: type, data: Any, path: str) -> Any:
         return cls(**values)
     except ValueError as error:
         raise ValueError(f"{_at(path)}: {error}") from error
+
+
+def _renamed(cls: type, data: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The fields by their present names: a class may list those that had another one in `renamed`."""
+    names: Mapping[str, str] = getattr(cls, "renamed", {})
+    for old, new in names.items():
+        if old in data and new in data:
+            raise ValueError(f"{_at(path)}: {old!r} is the old name of {new!r}: set one of them")
+    return {names.get(key, key): value for key, value in data.items()}
 
 
 def _defaults(cls: type) -> dict[str, Any]:
@@ -189,27 +233,30 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 def _assign(kind: Kind, tree: Any, keys: Sequence[str], text: str, path: str) -> Any:
     """The tree (as `to_dict` wrote it) with the value at `keys` replaced."""
-    choices = _choices(kind)
+    choices = Choices(kind)
     if not keys:
         value = _parse(kind, text, path)
-        if len(choices) > 1 and isinstance(value, str) and value in choices:
-            return {value: _defaults(choices[value])}  # whole: the next assignment may reach into it
+        if choices.are_named and isinstance(value, str) and value in choices:
+            # Whole: the next assignment may change one of its fields.
+            return {value: _defaults(_chosen(choices, value, path)[0])}
         return value
     if tree is None and choices:
         raise ValueError(
             f"{_at(path)} is null, so it has no {keys[0]!r}: first set {path}={next(iter(choices))}"
         )
-    if len(choices) > 1:
-        name, fields = _chosen(choices, tree, path)
+    if choices.are_named:
+        cls, fields = _chosen(choices, tree, path)
+        name = choices.name_of(cls)
         rest = keys[1:] if keys[0] == name else keys  # server.adam.lr is as good as server.lr
-        return {name: _assign(choices[name], fields, rest, text, path)}
+        return {name: _assign(cls, fields, rest, text, path)}
     if choices:
-        kinds = _fields(next(iter(choices.values())))
+        kinds = _fields(_first(choices))
     elif args := _container(kind, dict):
         kinds = dict.fromkeys(tree, args[1])
     else:
         raise ValueError(f"{_at(path)} is {_describe(kind)}: it has no part {keys[0]!r}")
     key, *rest = keys
+    key = _renamed(_first(choices), {key: None}, path).popitem()[0] if choices else key
     if key == "*" and not choices:  # every entry of a dict: runs.*.rounds.total=5
         return {k: _assign(kinds[k], tree[k], rest, text, _join(path, k)) for k in tree}
     if key not in kinds:  # names of a dict may have points in them: runs.softmax-0.3.rounds.total=5
@@ -230,15 +277,16 @@ def _overlay(kind: Kind, tree: Any, data: Any) -> Any:
     """What `data` says, completed by the tree; another choice than the tree's begins from its defaults."""
     if not isinstance(tree, Mapping) or not isinstance(data, Mapping):
         return data
-    choices = _choices(kind)
-    if len(choices) > 1:
+    choices = Choices(kind)
+    if choices.are_named:
         (name,) = tree
         if data.keys() == {name}:
             return {name: _overlay(choices[name], tree[name], data[name])}
-        if not data or data.keys() & choices.keys():
+        if not data or any(key in choices for key in data):
             return data
         return {name: _overlay(choices[name], tree[name], data)}  # as server.lr is as good as server.adam.lr
-    kinds = _fields(next(iter(choices.values()))) if choices else {}
+    kinds = _fields(_first(choices)) if choices else {}
+    data = _renamed(_first(choices), data, "") if choices else data
     inner = next(iter(_container(kind, dict)[1:]), Any)
     return {**tree, **{k: _overlay(kinds.get(k, inner), tree.get(k), item) for k, item in data.items()}}
 
@@ -261,11 +309,12 @@ def _parse(kind: Kind, text: str, path: str) -> Any:
 
 def _describe(kind: Kind) -> str:
     names = {types.NoneType: "null", str: "text", bool: "true or false"}
-    choices = _choices(kind)
+    choices = Choices(kind)
     described = (
-        [f"one of {', '.join(choices)}"] if len(choices) > 1 else [f"the fields of {c}" for c in choices]
+        [f"one of {', '.join(choices)}"] if choices.are_named else [f"the fields of {c}" for c in choices]
     )
-    others = [member for member in _members(kind) if member not in choices.values()]
+    closed = choices.closed.values()
+    others = [m for m in _members(kind) if m not in closed and _plain(m) not in REGISTRIES]
     described += [
         names.get(m, m.__name__ if isinstance(m, type) and not typing.get_args(m) else str(m)) for m in others
     ]
@@ -273,11 +322,8 @@ def _describe(kind: Kind) -> str:
 
 
 def unknown(name: Any, valid: Iterable[str], path: str, what: str) -> ValueError:
-    """The error for a name that is not among the valid ones, with the nearest of them."""
-    valid = list(valid)
-    near = difflib.get_close_matches(str(name), valid, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return ValueError(f"{_at(path)}: unknown {what} {name!r}; {hint}valid: {', '.join(valid) or 'none'}")
+    """Return the error for a name that is not among the valid ones, with the nearest of them."""
+    return unknown_name(name, valid, what, _at(path))
 
 
 def _join(path: str, key: str) -> str:

@@ -1,7 +1,7 @@
 """The vocabulary: everything else in the package is written in these names.
 
 An algorithm makes a `Task`, a pool carries it to clients, their `Update`s are added up as they
-arrive, and the algorithm turns the sum into the next state. A whole toy algorithm:
+arrive, and the algorithm turns the sum into the next state. A complete toy algorithm:
 
 >>> class Average:
 ...     def init(self, params):
@@ -14,21 +14,50 @@ arrive, and the algorithm turns the sum into the next state. A whole toy algorit
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-Tensors = dict[str, Tensor]
+from antiphon.registry import Registry, choice_name, open_kind
+
+Tensors = dict[str, Tensor]  # "part/name", such as "control/encoder.weight", is shaped like parameter "name"
 Scalar = float | int | str | bool | None
 Metrics = Mapping[str, float]
 
 
 class Stopped(Exception):
     """The run stops here, cleanly; the message says why."""
+
+
+def parameters_in(tensors: Tensors) -> Tensors:
+    """Return the tensors that are parameters: those whose names have no "part/" before them."""
+    return {name: tensor for name, tensor in tensors.items() if "/" not in name}
+
+
+def part_of(tensors: Mapping[str, Tensor], part: str) -> Tensors:
+    """Return the tensors called "part/name", as "name".
+
+    >>> part_of({"control/w": torch.ones(1), "w": torch.zeros(1)}, "control")
+    {'w': tensor([1.])}
+    """
+    prefix = f"{part}/"
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def as_part(tensors: Mapping[str, Tensor], part: str) -> Tensors:
+    """Return the tensors with "part/" before their names: the inverse of `part_of`."""
+    return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def lives_with_server(client: str) -> bool:
+    """Whether a client is the server's own data: nothing travels to it, and it never drops out."""
+    return client.startswith(("server/", "valid/"))
 
 
 def size_in_bytes(tensors: Tensors) -> int:
@@ -59,19 +88,40 @@ def distances_of(point: Tensors, others: Sequence[Tensors]) -> list[float]:
 
 @dataclass(frozen=True)
 class Task:
-    """What the server sends to a client. Data only: no code crosses the wire."""
+    """What the server sends to a client. Data only: no code crosses the wire.
 
-    kind: str
+    A client trains what travelled: the parameters named in `tensors`. Three keys of `config` are reserved:
+    "round" and "call" number the tasks of a run (the engine writes them), "views" names views
+    (`antiphon.views`).
+    """
+
+    kind: str  # the name of a client's work
     tensors: Tensors = field(default_factory=dict)
     config: Mapping[str, Scalar] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that travel: tensors, and the configuration as JSON."""
+        return size_in_bytes(self.tensors) + len(json.dumps(dict(self.config)).encode())
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """When the task was sent: round and call within the round. Orders all tasks of a run."""
+        return int(self.config.get("round") or 0), int(self.config.get("call") or 0)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a client tells about its work: numbers only, nothing that was said."""
+    """What a client reports about its work: numbers only, nothing that was said.
+
+    `bytes_up` is the size of its answer as it arrived, and `state_bytes` of the state it keeps for later
+    rounds (0: none); pools and workers write them.
+    """
 
     client: str
     stats: Mapping[str, float]
+    bytes_up: int = 0
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,23 +160,23 @@ class Update:
         return self.log_weight == -math.inf
 
     def __add__(self, other: Update) -> Update:
-        return Sum().add(self).add(other).total()
+        return RunningMean().add(self).add(other).total()
 
-    def weighted(self, log_weight: float) -> Update:
+    def with_log_weight(self, log_weight: float) -> Update:
         return Update(self.mean, log_weight, self.reports, self.failures)
 
-    def weighed(self, weigh: Weigh) -> Update:
-        """This one client's update with the weight it deserves; a failure if that is not a number."""
+    def weighted_by(self, weigh: Weigh) -> Update:
+        """Return one client's update with its log-weight; a failure if that is not finite."""
         if self.is_empty:
             return self
         (report,) = self.reports
         log_weight = weigh(report)
         if math.isfinite(log_weight):
-            return self.weighted(log_weight)
+            return self.with_log_weight(log_weight)
         return Update.nothing(Failure(report.client, f"its weight is not finite (log-weight {log_weight})"))
 
 
-class Sum:
+class RunningMean:
     """Adds updates in place: two sets of tensors in memory, whatever the number of clients.
 
     The first update's tensors are copied before anything is added to them, so no update that was
@@ -140,7 +190,7 @@ class Sum:
         self.failures: list[Failure] = []
         self._owned = False
 
-    def add(self, update: Update) -> Sum:
+    def add(self, update: Update) -> RunningMean:
         self.reports.extend(update.reports)
         self.failures.extend(update.failures)
         if update.is_empty:
@@ -179,7 +229,7 @@ class Sum:
 
 def add_up(updates: Iterable[Update]) -> Update:
     """The sum of many updates, in the order given."""
-    total = Sum()
+    total = RunningMean()
     for update in updates:
         total.add(update)
     return total.total()
@@ -215,7 +265,7 @@ class Worker(Protocol):
 
 @dataclass(frozen=True)
 class ServerState:
-    """What a run is, between two rounds: algorithms extend it with fields of their own.
+    """What a run is between two rounds: algorithms extend it with fields of their own.
 
     Fields hold numbers, strings, None, tensors, and dicts or tuples of these; nothing else can be saved.
     """
@@ -224,6 +274,15 @@ class ServerState:
     params: Tensors
     opt: Any = None
     seed: int = 0
+    renamed: ClassVar[Mapping[str, str]] = {}  # fields by the names they had in older checkpoints
+
+    def with_params(self, params: Tensors) -> Any:
+        """Return the state with other parameters."""
+        return replace(self, params=params)
+
+    def with_seed(self, seed: int) -> Any:
+        """Return the state of a run with this seed."""
+        return replace(self, seed=seed)
 
     @property
     def model(self) -> Tensors:
@@ -231,8 +290,8 @@ class ServerState:
         return self.params
 
     @property
-    def shape(self) -> str:
-        """What that model is of the one the run began with, as `antiphon.kept` writes it; "": all of it."""
+    def submodel(self) -> str:
+        """Which units of the starting model that model still has (`Submodel.write`); "": all of them."""
         return ""
 
     @property
@@ -241,33 +300,169 @@ class ServerState:
         return True
 
 
-State = TypeVar("State", bound=ServerState)
-AnyAlgorithm = TypeVar("AnyAlgorithm")
+@dataclass(frozen=True)
+class WrapperState:
+    """The state of an algorithm that wraps another: the inner state whole, and fields of its own.
+
+    It has no parameters of its own: it reads those of the inner state and writes through to them.
+    """
+
+    inner: Any
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def round(self) -> int:
+        return int(self.inner.round)
+
+    @property
+    def seed(self) -> int:
+        return int(self.inner.seed)
+
+    @property
+    def params(self) -> Tensors:
+        params: Tensors = self.inner.params
+        return params
+
+    @property
+    def model(self) -> Tensors:
+        model: Tensors = self.inner.model
+        return model
+
+    @property
+    def submodel(self) -> str:
+        return str(self.inner.submodel)
+
+    @property
+    def is_result(self) -> bool:
+        return bool(self.inner.is_result)
+
+    def with_params(self, params: Tensors) -> Any:
+        return replace(self, inner=self.inner.with_params(params))
+
+    def with_seed(self, seed: int) -> Any:
+        return replace(self, inner=self.inner.with_seed(seed))
+
+
+State = TypeVar("State", bound=ServerState | WrapperState)
+Part = TypeVar("Part")
 
 
 class Algorithm(Protocol[State]):
-    """State in, state out: a round changes nothing it was given, so resuming is free."""
+    """State in, state out: a round changes nothing it was given, so resuming is free.
+
+    An algorithm is a frozen dataclass of settings. A wrapper has a field `inner: Algorithm`. It may also
+    have:
+
+    - `prepare(context: RunContext) -> Algorithm`: what it must know before a run begins;
+    - `check_run(run)`: refuses settings of a run that do not fit it, when an experiment is read;
+    - `personal(pool) -> Pool`: a pool through which each client evaluates a model of its own;
+    - `effect` and `refuses`: which wrappers it cannot enclose (see `prepare`).
+    """
 
     def init(self, params: Tensors) -> State: ...
     def round(self, state: State, cohort: Sequence[str], pool: Pool) -> tuple[State, Metrics]: ...
 
 
-@runtime_checkable
-class Validating(Protocol):
-    """An algorithm that measures models in its rounds: it is told on which clients before a run begins."""
-
-    def with_validation(self, clients: Sequence[str]) -> Algorithm[Any]: ...
-
-
-def with_validation(algorithm: AnyAlgorithm, clients: Sequence[str]) -> AnyAlgorithm:
-    """The algorithm, told on which clients to measure models if it does so."""
-    if not isinstance(algorithm, Validating):
-        return algorithm
-    return cast(AnyAlgorithm, algorithm.with_validation(clients))
+ALGORITHMS = open_kind(
+    Algorithm,
+    Registry("antiphon.algorithms", ("init", "round"), homes=["antiphon.algorithms"], default="fed_avg"),
+)
 
 
-@runtime_checkable
-class Structured(Protocol):
-    """An algorithm that takes models apart: before a run begins it is told their layers (`prunable`)."""
+def _no_structure() -> Sequence[Any]:
+    raise ValueError("the layers of this model are not known")
 
-    def with_structure(self, structure: Sequence[Any]) -> Algorithm[Any]: ...
+
+def _same_labels(labels: Any, teacher: str) -> tuple[Any, str]:
+    return labels, teacher
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What is known before the first round."""
+
+    clients: tuple[str, ...] = ()  # all clients that may be drawn for training
+    valid: tuple[str, ...] = ()  # validation clients; they live with the server
+    seed: int = 0
+    num_rounds: int = 0
+    folder: Path | None = None  # of the run; None while settings are only checked
+    structure: Callable[[], Sequence[Any]] = _no_structure  # layers that can lose units (`tasks.layers`)
+    # Settings of labels and the name of a teacher -> the same with paths that every process can open.
+    resolve_labels: Callable[[Any, str], tuple[Any, str]] = _same_labels
+
+
+def prepare(part: Part, context: RunContext) -> Part:
+    """Return an algorithm that is ready for a run, after the parts in its fields.
+
+    A wrapper with `refuses = {effect: advice}` raises ValueError around a part with that `effect`.
+    """
+    inner = {f.name: getattr(part, f.name) for f in fields(part) if f.init}  # type: ignore[arg-type]
+    ready = {n: prepare(v, context) for n, v in inner.items() if is_dataclass(v) and not isinstance(v, type)}
+    changed = {name: value for name, value in ready.items() if value is not inner[name]}
+    part = replace(part, **changed) if changed else part  # type: ignore[type-var]
+    refuses = getattr(part, "refuses", {})
+    for inside in parts_of(getattr(part, "inner", None)):
+        if advice := refuses.get(getattr(inside, "effect", "")):
+            raise ValueError(f"{choice_name(type(part))} around {choice_name(type(inside))}: {advice}")
+    method = getattr(part, "prepare", None)
+    prepared: Part = method(context) if method else part
+    return prepared
+
+
+def parts_of(algorithm: Any) -> Iterator[Any]:
+    """Yield an algorithm and those it wraps, the outermost first."""
+    while algorithm is not None:
+        yield algorithm
+        algorithm = getattr(algorithm, "inner", None)
+
+
+def personal_pool(algorithm: Any, pool: Pool) -> Pool:
+    """Return a pool through which each client evaluates its own model; `pool` itself if all share one."""
+    for part in parts_of(algorithm):
+        if hasattr(part, "personal"):
+            pool = part.personal(pool)
+    return pool
+
+
+# --- Work on clients ------------------------------------------------------------------------------
+
+
+class Client(Protocol):
+    """One client, as its work sees it. What is here never leaves the client."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def state(self) -> Mapping[str, Tensor]:
+        """What the client kept from earlier rounds; empty for a client that took part in none."""
+
+    @property
+    def base(self) -> Tensors:
+        """The parameters that the run began with."""
+
+
+Answer = tuple[Update, Tensors]  # what leaves the client; changes to its state, which stay there
+ClientWork = Callable[[Task, Any], "Update | Answer"]
+
+# Work by the kind of its task. Kinds come over the wire, so only registered names and entry points count.
+CLIENT_WORK = Registry(
+    "antiphon.client_work",
+    ("__call__",),
+    homes=["antiphon.clients", "antiphon.algorithms"],
+    is_config=False,
+    takes_paths=False,
+)
+
+
+def client_work(kind: str, answers: str = "") -> Callable[[Any], Any]:
+    """Register work for tasks of a kind; `answers` declares its tensors, so that pools can check replies.
+
+    "parameters": those of the task without a part; "everything": all of the task's; "nothing": a report only;
+    "": anything.
+    """
+
+    def register(work: Any) -> Any:
+        work.answers = answers
+        return CLIENT_WORK.register(work, kind)
+
+    return register

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 import torch
 
-from antiphon.core import Algorithm, Pool, ServerState, Stopped, Tensors
-from antiphon.kept import Shaped
-from antiphon.observed import Observed
-from antiphon.record import Record
+from antiphon.core import Algorithm, Pool, RunContext, Stopped, Tensors, personal_pool, prepare
+from antiphon.kept import SubmodelPool
+from antiphon.observed import Faults, RecordingPool, no_faults
+from antiphon.record import KeptStates, Record, expected_states
 from antiphon.seeding import derive
 from antiphon.team import Alone, Team
 
@@ -38,10 +38,11 @@ class Rounds:
     valid_every: int = 1  # rounds between validations; 0: never
     save_every: int = 1
     keep_last: int = 2
+    renew_lost_states: bool = False  # a client whose state is missing or damaged starts anew, not refused
 
     def __post_init__(self) -> None:
-        if self.total < 1 or self.cohort < 1 or self.min_clients < 1:
-            raise ValueError("rounds: total, cohort and min_clients must be at least 1")
+        if self.total < 1 or self.cohort < 1 or self.min_clients < 0:
+            raise ValueError("rounds: total and cohort must be at least 1, min_clients at least 0")
         if self.min_clients > self.cohort:
             raise ValueError(f"rounds: min_clients {self.min_clients} is above cohort {self.cohort}")
         if self.save_every < 1 or self.keep_last < 1 or self.valid_every < 0:
@@ -73,13 +74,13 @@ class Silent:
 class Outcome:
     """A run that ended: the last state, the best model by validation WER, and the round it is from.
 
-    `shape` says what that model is of the one the run began with: see `ServerState.shape`.
+    `submodel` says which units it has of the model that the run began with: see `ServerState.submodel`.
     """
 
-    state: ServerState
+    state: Any
     best: Tensors
     best_round: int
-    shape: str = ""
+    submodel: str = ""
 
 
 def sample_cohort(clients: Sequence[str], size: int, seed: int, round: int) -> list[str]:
@@ -106,15 +107,27 @@ class Engine:
         listener: Listener | None = None,
         team: Team | None = None,
         expect: Expect = lambda cohort: None,
+        context: RunContext | None = None,
+        states: KeptStates | None = None,
+        faults: Faults = no_faults,
     ) -> None:
         rounds.check(len(clients))
-        self.algorithm, self.pool, self.rounds, self.seed = algorithm, pool, rounds, seed
+        self.pool, self.rounds, self.seed = pool, rounds, seed
         self.clients = sorted(clients)
+        known = replace(
+            context or RunContext(),
+            clients=tuple(self.clients),
+            seed=seed,
+            num_rounds=rounds.total,
+            folder=folder,
+        )
+        self.algorithm = prepare(algorithm, known)
+        self.states, self.faults = states, faults
         self.validate = validate if rounds.valid_every else None
         self.listener: Listener = listener or Silent()
         self.team: Team = team or Alone()
         self.expect = expect
-        self.record = Record(folder, rounds.keep_last)
+        self.record = Record(folder, rounds.keep_last, states)
 
     def run(self, params: Tensors, resume: bool = False, skip_corrupt: bool = False) -> Outcome:
         """Trains from `params`, or goes on from the newest checkpoint.
@@ -122,7 +135,7 @@ class Engine:
         Raises `Stopped` when interrupted or when too few clients answer; what was done is saved.
         """
         team, record = self.team, self.record
-        fresh = replace(self.algorithm.init(params), seed=self.seed)
+        fresh = self.algorithm.init(params).with_seed(self.seed)
         with interruptible(team.is_first) as interrupted, closing(record):
             state, resumed = self._begin(fresh, resume, skip_corrupt)
             try:
@@ -135,30 +148,45 @@ class Engine:
                 team.first(lambda: record.catch_up(state))
                 raise
             best = team.first(lambda: record.best_model(state))
-        return Outcome(state, best["params"], best["round"], best["shape"])
+        return Outcome(state, best["params"], best["round"], best["submodel"])
 
-    def _begin(self, fresh: ServerState, resume: bool, skip_corrupt: bool) -> tuple[ServerState, bool]:
+    def _begin(self, fresh: Any, resume: bool, skip_corrupt: bool) -> tuple[Any, bool]:
         record = self.record
         if self.team.first(lambda: resume and record.has_checkpoint):
             state = self.team.first(lambda: record.restore(fresh, skip_corrupt), like=fresh)
+            self._find_states()
             self.listener.resumed(state.round)
             return state, True
         return self.team.first(lambda: record.begin(fresh), like=fresh), False
 
-    def _start(self, state: ServerState, interrupted: threading.Event) -> None:
+    def _find_states(self) -> None:
+        """Every process learns from the journal which clients have kept something."""
+        if self.states is not None:
+            expected = self.team.first(lambda: expected_states(self.record.entries()))
+            self.states.expected = {client: (round, call) for client, (round, call) in expected.items()}
+
+    def _start(self, state: Any, interrupted: threading.Event) -> None:
         """The starting model is validated and saved like a round's."""
         if self.validate:
             self._record({"round": 0}, state, time.perf_counter(), interrupted)
         else:
             self.team.first(lambda: self.record.save(state))
 
-    def _round(self, state: ServerState, interrupted: threading.Event) -> ServerState:
+    def _round(self, state: Any, interrupted: threading.Event) -> Any:
         began = time.perf_counter()
         cohort = self._cohort(state.round)
         if state.round + 1 < self.rounds.total:
             self.expect(self._cohort(state.round + 1))
-        pool = self._watch(cohort, self.rounds.min_clients, interrupted)
-        after, metrics = self.algorithm.round(state, cohort, pool)
+        pool = self._recording(cohort, self.rounds.min_clients, interrupted, state.round, self.faults)
+        try:
+            after, metrics = self.algorithm.round(state, cohort, pool)
+        except Stopped:
+            raise
+        except Exception:
+            pool.check_enough()  # what the algorithm made of too few answers explains nothing
+            raise
+        pool.check_enough()
+        self._sync_states(pool)
         entry = {"round": after.round, "cohort": cohort, **pool.entry(), "metrics": dict(metrics)}
         self._record(entry, after, began, interrupted, pool.seconds)
         return after
@@ -166,13 +194,30 @@ class Engine:
     def _cohort(self, round: int) -> list[str]:
         return sample_cohort(self.clients, self.rounds.cohort, self.seed, round)
 
-    def _watch(self, cohort: Sequence[str], min_clients: int, interrupted: threading.Event) -> Observed:
-        return Observed(self.pool, cohort, min_clients, self.listener.replied, interrupted, self.team)
+    def _recording(
+        self,
+        cohort: Sequence[str],
+        min_clients: int,
+        interrupted: threading.Event,
+        round: int,
+        faults: Faults,
+    ) -> RecordingPool:
+        replied = self.listener.replied
+        return RecordingPool(self.pool, cohort, min_clients, replied, interrupted, self.team, round, faults)
+
+    def _sync_states(self, pool: RecordingPool) -> None:
+        """Put what clients kept in this round on the disk, before the checkpoint that relies on it."""
+        kept = [row for row in pool.rows if row.report is not None and row.report.state_bytes]
+        if self.states is None or not kept:
+            return
+        self.team.everyone(self.states.sync)
+        for row in kept:
+            self.states.wrote(row.client, (pool.round, row.call))
 
     def _record(
         self,
         entry: dict[str, Any],
-        state: ServerState,
+        state: Any,
         began: float,
         interrupted: threading.Event,
         task_seconds: Mapping[str, float] = {},
@@ -181,8 +226,9 @@ class Engine:
         trained = time.perf_counter()
         last = state.round == self.rounds.total
         if self.validate and (state.round % self.rounds.valid_every == 0 or last):
-            pool = self._watch((), 1, interrupted)
-            entry["valid"] = dict(self.validate(Shaped(pool, state.shape), state.model))
+            pool = self._recording((), 1, interrupted, state.round, no_faults)
+            through = personal_pool(self.algorithm, SubmodelPool(pool, state.submodel))
+            entry["valid"] = dict(self.validate(through, state.model))
             if pool.failures:
                 entry["failures"] = {**entry.get("failures", {}), **pool.failures}
         done = time.perf_counter()

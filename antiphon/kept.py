@@ -11,15 +11,17 @@ Units are written as text, their number and a bit for each in hexadecimal: "6:b4
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from antiphon import config
-from antiphon.core import Collected, Pool, Task, Tensors, Update, Weigh
+from antiphon.core import Answer, Collected, Failure, Pool, Report, Task, Tensors, Update, Weigh
+from antiphon.views import CLIENT_VIEWS, View, through
 
 NUM_GATES = 4  # of an LSTM, one below the other in its weights
 Index = Tensor | None  # of the rows or columns that are left; None: all
@@ -159,9 +161,11 @@ class Kept:
         """Of every parameter of a layer that is named, the small tensors it becomes."""
         found = {}
         for name, full in params.items():
-            layer, _, parameter = name.rpartition(".")
+            part, slash, parameter_name = name.rpartition("/")
+            layer, _, parameter = parameter_name.rpartition(".")
             if layer in self.layers:
-                found[name] = list(self.layers[layer].pieces(layer, parameter, full))
+                pieces = self.layers[layer].pieces(layer, parameter, full)
+                found[name] = [replace(piece, name=f"{part}{slash}{piece.name}") for piece in pieces]
         return found
 
     def check(self, layers: set[str]) -> None:
@@ -192,10 +196,31 @@ def expand(small: Tensors, kept: Kept, onto: Tensors) -> Tensors:
     return large
 
 
-def small_names(params: Tensors, kept: Kept, small: Tensors) -> list[str]:
+def small_names(params: Tensors, kept: Kept, small: Mapping[str, Tensor]) -> list[str]:
     """The large tensors of which there is anything among the small ones."""
     pieces = kept.pieces(params)
     return [n for n in params if any(p.name in small for p in pieces.get(n, [Piece(n, None)]))]
+
+
+def expand_parts(
+    small: Mapping[str, Tensor], kept: Kept, model: Tensors, before: Mapping[str, Tensor]
+) -> Tensors:
+    """The large tensors of small ones that are shaped like a model's parameters ("name" or "part/name").
+
+    Entries that were removed are as they are in `before`, or 0 where that does not have them. Tensors of
+    other names stay as they are.
+    """
+    onto: Tensors = {}
+    taken: set[str] = set()
+    for part in dict.fromkeys(name.rpartition("/")[0] for name in small):
+        prefix = f"{part}/" if part else ""
+        full = {f"{prefix}{name}": parameter for name, parameter in model.items()}
+        pieces = kept.pieces(full)
+        for name in small_names(full, kept, small):
+            onto[name] = before.get(name, torch.zeros_like(full[name]))
+            taken |= {piece.name for piece in pieces.get(name, [Piece(name, None)])}
+    others = {name: tensor for name, tensor in small.items() if name not in taken}
+    return {**expand(dict(small), kept, onto), **others}
 
 
 def masked(params: Tensors, kept: Kept) -> Tensors:
@@ -206,26 +231,60 @@ def masked(params: Tensors, kept: Kept) -> Tensors:
 # --- What is handed to clients --------------------------------------------------------------------
 
 
+@CLIENT_VIEWS.register
 @dataclass(frozen=True)
-class Shaped:
-    """A pool whose clients work on a small model: every task says what is kept of the large one."""
+class SubmodelView(View):
+    """The client works on a smaller model. What it keeps for later rounds is kept in full size."""
 
-    pool: Pool
-    kept: str
-    answered: Callable[[Update], None] = lambda update: None  # told what was added up
+    submodel: str  # as `Kept.write` writes it
+    effect: ClassVar[str] = "reshapes"
+
+    def before(self, task: Task, client: Any) -> tuple[Task, Any]:
+        return task, client.reduced_to(self.submodel)
+
+    def after(self, task: Task, client: Any, answer: Answer) -> Answer:
+        update, changes = answer
+        return update, expand_parts(changes, Kept.read(self.submodel), client.base, client.state)
+
+
+class SubmodelPool:
+    """A pool whose clients work on a smaller model; remembers the aggregate that a round began with."""
+
+    def __init__(self, pool: Pool, submodel: str) -> None:
+        self.pool, self.submodel = pool, submodel
+        self.aggregate: Update | None = None  # what was added up first, or combined last
 
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
-        update = self.pool.reduce(self._told(task), cohort, weigh)
-        self.answered(update)
+        update = self.pool.reduce(self._reduced(task), cohort, weigh)
+        if self.aggregate is None and update.mean:
+            self.aggregate = update
         return update
 
     def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
-        return self.pool.collect(self._told(task), cohort)
+        return CombinedUpdates(self, self.pool.collect(self._reduced(task), cohort))
 
-    def _told(self, task: Task) -> Task:
-        return replace(task, config={**task.config, "kept": self.kept}) if self.kept else task
+    def _reduced(self, task: Task) -> Task:
+        return through(task, SubmodelView(self.submodel)) if self.submodel else task
 
 
-def kept_in(task_config: Mapping[str, object]) -> str:
-    """What a task says is kept."""
-    return str(task_config.get("kept", ""))
+@dataclass(frozen=True)
+class CombinedUpdates:
+    """Collected updates; a pool remembers what they were combined to."""
+
+    pool: SubmodelPool
+    collected: Collected
+
+    @property
+    def reports(self) -> Sequence[Report]:
+        return self.collected.reports
+
+    @property
+    def failures(self) -> Sequence[Failure]:
+        return self.collected.failures
+
+    def combine(self, log_weights: Sequence[float]) -> Update:
+        self.pool.aggregate = self.collected.combine(log_weights)
+        return self.pool.aggregate
+
+    def distances(self, point: Tensors) -> Sequence[float]:
+        return self.collected.distances(point)

@@ -7,7 +7,6 @@ the client's speech and these settings, so nothing has to be kept from round to 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,9 +15,11 @@ from typing import Protocol
 import torch
 
 from antiphon import config
-from antiphon.core import Collected, Pool, Report, Task, Tensors, Update, Weigh
+from antiphon.core import Collected, Pool, Report, Task, Tensors, Update, Weigh, as_part, lives_with_server
+from antiphon.views import through_named
 
-TEACHER = "teacher/"  # the names of its tensors in a task begin so
+TEACHER = "teacher"  # the part of a task that holds the teacher's parameters
+VIEW = "pseudo_labels"  # the view that labels a client's speech: only clients have its code
 COUNTS = ("num_labelled", "num_filtered")
 
 
@@ -195,13 +196,13 @@ class Lesson:
     model: str = ""
     teacher: Tensors = field(default_factory=dict)
 
-    def told(self, task: Task) -> Task:
-        """The task, with the lesson in it."""
+    def with_instruction(self, task: Task) -> Task:
+        """The task, done through the view that labels speech."""
         # Only what is trained can differ from what a client has already.
-        teacher = {f"{TEACHER}{n}": t for n, t in self.teacher.items() if n in task.tensors}
-        about = json.dumps(config.to_dict(self.labelling))
-        words = {"labels": about, "teacher": self.model}
-        return replace(task, tensors={**task.tensors, **teacher}, config={**task.config, **words})
+        teacher = {name: tensor for name, tensor in self.teacher.items() if name in task.tensors}
+        values = {"labelling": config.to_dict(self.labelling), "model": self.model}
+        task = replace(task, tensors={**task.tensors, **as_part(teacher, TEACHER)})
+        return through_named(task, VIEW, values)
 
     def has_words_of(self, other: Lesson) -> bool:
         """Whether settings and folder are the same."""
@@ -212,47 +213,42 @@ class Lesson:
         mine, others = self.teacher, other.teacher
         return mine.keys() == others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
 
-    @classmethod
-    def read(cls, task: Task) -> tuple[Task, Lesson | None]:
-        """What `told` made, taken apart; None where the task says nothing of labels."""
-        if "labels" not in task.config:
-            return task, None
-        own = {n: t for n, t in task.tensors.items() if not n.startswith(TEACHER)}
-        teacher = {n.removeprefix(TEACHER): t for n, t in task.tensors.items() if n.startswith(TEACHER)}
-        rest = dict(task.config)
-        labelling = config.from_dict(Labelling, json.loads(str(rest.pop("labels"))))
-        lesson = cls(labelling, str(rest.pop("teacher")), teacher)
-        return replace(task, tensors=own, config=rest), lesson
 
+class TeachingPool:
+    """A pool whose clients label their speech; those that live with the server, and evaluations, do not."""
 
-class Taught:
-    """A pool whose cohort is told how to label: everybody else, such as the server's own client, is not."""
-
-    def __init__(self, pool: Pool, cohort: Sequence[str], lesson: Lesson) -> None:
-        self.pool, self.cohort, self.lesson = pool, list(cohort), lesson
-        self.reports: Sequence[Report] = ()
+    def __init__(self, pool: Pool, lesson: Lesson) -> None:
+        self.pool, self.lesson = pool, lesson
+        self.reports: dict[str, Report] = {}  # the last one of each client
 
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
-        if list(cohort) != self.cohort:
+        if not self._is_taught(task, cohort):
             return self.pool.reduce(task, cohort, weigh)
-        update = self.pool.reduce(self.lesson.told(task), cohort, weigh)
-        self.reports = update.reports
+        update = self.pool.reduce(self.lesson.with_instruction(task), cohort, weigh)
+        self._note(update.reports)
         return update
 
     def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
-        if list(cohort) != self.cohort:
+        if not self._is_taught(task, cohort):
             return self.pool.collect(task, cohort)
-        held = self.pool.collect(self.lesson.told(task), cohort)
-        self.reports = held.reports
-        return held
+        collected = self.pool.collect(self.lesson.with_instruction(task), cohort)
+        self._note(collected.reports)
+        return collected
+
+    def _is_taught(self, task: Task, cohort: Sequence[str]) -> bool:
+        return task.kind != "evaluate" and not all(map(lives_with_server, cohort))
+
+    def _note(self, reports: Sequence[Report]) -> None:
+        self.reports |= {report.client: report for report in reports}
 
     @property
     def metrics(self) -> dict[str, float]:
         """Utterances that were labelled and filtered out in the cohort, and the mean confidence of both."""
-        found = {key: sum(report.stats.get(key, 0.0) for report in self.reports) for key in COUNTS}
+        reports = self.reports.values()
+        found = {key: sum(report.stats.get(key, 0.0) for report in reports) for key in COUNTS}
         judged = sum(found.values())
         total = math.fsum(
             report.stats.get("confidence", 0.0) * sum(report.stats.get(key, 0.0) for key in COUNTS)
-            for report in self.reports
+            for report in reports
         )
         return {**found, "confidence": total / judged if judged else 0.0}

@@ -25,12 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from antiphon.core import Tensors, norms_of
+from antiphon.registry import Registry, open_kind
 
 Opt = dict[str, Any]
 Row = tuple[Tensor, ...]  # one tensor for each trained parameter, in the order of the delta
@@ -256,7 +257,22 @@ class Lars(_Optimizer):
         return torch._foreach_add(old, velocity, alpha=-lr)
 
 
-ServerOptimizer = Sgd | Adam | Yogi | Adagrad | Lamb | Lars
+class ServerOptimizer(Protocol):
+    """A frozen dataclass: (params, delta, opt, scale) -> (params, opt). Nothing it is given changes."""
+
+    @property
+    def lr(self) -> float: ...
+    def __call__(
+        self, params: Tensors, delta: Tensors, opt: Opt | None, scale: float = 1.0
+    ) -> tuple[Tensors, Opt]: ...
+
+
+SERVER_OPTIMIZERS = open_kind(
+    ServerOptimizer,
+    Registry("antiphon.server_optimizers", ("lr", "__call__"), homes=["antiphon.server_opt"], default="sgd"),
+)
+for optimizer in (Sgd, Adam, Yogi, Adagrad, Lamb, Lars):
+    SERVER_OPTIMIZERS.register(optimizer)
 
 
 def _check_delta(params: Tensors, delta: Tensors) -> None:

@@ -13,13 +13,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from antiphon.core import Report
+from antiphon.registry import Registry, open_kind
 
 # exp(this) is 0 beside any real weight, yet it is finite: clients that all have it still average.
 NEGLIGIBLE = -1e30
 
 
+class Weighting(Protocol):
+    """A frozen dataclass that turns a client's report into a log-weight."""
+
+    def __call__(self, report: Report) -> float: ...
+
+
+WEIGHTINGS = open_kind(
+    Weighting, Registry("antiphon.weightings", ("__call__",), homes=["antiphon.weighting"], default="uniform")
+)
+
+
+@WEIGHTINGS.register
 @dataclass(frozen=True)
 class Uniform:
     """Every client counts the same: α_k = 1/N."""
@@ -28,6 +42,7 @@ class Uniform:
         return 0.0
 
 
+@WEIGHTINGS.register
 @dataclass(frozen=True)
 class ByExamples:
     """FedAvg (McMahan et al. 2017): α_k = n_k / n, with n_k the client's utterances."""
@@ -39,6 +54,7 @@ class ByExamples:
         return math.log(num_utterances)
 
 
+@WEIGHTINGS.register
 @dataclass(frozen=True)
 class SoftmaxLoss:
     """DGA's softmax flavour (Dimitriadis et al. 2021, arXiv:2106.07578, eq. 6).
@@ -56,6 +72,7 @@ class SoftmaxLoss:
         return -self.beta * _stat(report, "loss")
 
 
+@WEIGHTINGS.register
 @dataclass(frozen=True)
 class ByNorm:
     """Weighting by update norm, from the variance argument of DGA (2021), Appendix A.
@@ -76,9 +93,6 @@ class ByNorm:
         if norm < 0:
             raise ValueError(f"client {report.client!r} reports a negative norm: {norm:g}")
         return -self.power * math.log(norm) if norm > 0 else NEGLIGIBLE
-
-
-Weighting = Uniform | ByExamples | SoftmaxLoss | ByNorm
 
 
 def _stat(report: Report, key: str) -> float:

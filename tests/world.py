@@ -308,7 +308,7 @@ def run_rounds(case: Case, state: ServerState, clients: Sequence[str], pool: Poo
 
 
 def start(case: Case, params: Tensors, seed: int = SEED) -> ServerState:
-    return replace(case.algorithm.init(params), seed=derive(seed, "run"))
+    return case.algorithm.init(params).with_seed(derive(seed, "run"))
 
 
 def assert_same(left: Any, right: Any, path: str = "state", tolerance: float = 0.0) -> None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from antiphon.algorithms.fedavg import select
-from antiphon.core import Metrics, Pool, ServerState, Task, Tensors
+from antiphon.core import ALGORITHMS, Metrics, Pool, ServerState, Task, Tensors, as_part, part_of
 from antiphon.local import LocalTraining
 from antiphon.schedule import Constant, Schedule
 from antiphon.weighting import Uniform
 
 
+@ALGORITHMS.register
 @dataclass(frozen=True)
 class Central:
     """AdamW (Loshchilov and Hutter 2019) on the one client of the cohort, moments kept between rounds."""
@@ -27,6 +29,11 @@ class Central:
     schedule: Schedule = Constant()
     weight_decay: float = 0.01
     trainable: tuple[str, ...] = ("*",)  # patterns of parameter names; the others stay
+
+    def check_run(self, run: Any) -> None:
+        """Refuse a run whose data are spread over several clients."""
+        if getattr(run.clients, "parts", 0) != 1:
+            raise ValueError("central training has one client, clients must be iid, parts 1")
 
     def init(self, params: Tensors) -> ServerState:
         trained = select(params, self.trainable)
@@ -45,15 +52,12 @@ class Central:
             "weight_decay": self.weight_decay,
             "step": state.opt["step"],
         }
-        update = pool.reduce(Task("central", _join(groups), config), cohort, Uniform())
-        back = {group: {n: update.mean[f"{group}/{n}"] for n in trained} for group in groups}
+        tensors = {n: t for group, part in groups.items() for n, t in as_part(part, group).items()}
+        update = pool.reduce(Task("central", tensors, config), cohort, Uniform())
+        back = {group: part_of(update.mean, group) for group in groups}
         steps = int(update.reports[0].stats["num_steps"])
         opt = {"step": state.opt["step"] + steps, "first": back["first"], "second": back["second"]}
         params = {**state.params, **back["params"]}
         return replace(state, round=state.round + 1, params=params, opt=opt), {
             "client_lr": self.local.lr * scale
         }
-
-
-def _join(groups: dict[str, Tensors]) -> Tensors:
-    return {f"{group}/{name}": t for group, tensors in groups.items() for name, t in tensors.items()}

@@ -50,7 +50,7 @@ from torch import Tensor
 
 from antiphon.algorithms.fedavg import FedAvg, dga
 from antiphon.algorithms.policy import Duel, Learnt, Policy, standardise
-from antiphon.core import Metrics, Pool, Report, ServerState, Tensors
+from antiphon.core import ALGORITHMS, Metrics, Pool, Report, RunContext, ServerState, Tensors
 from antiphon.measure import measure
 from antiphon.seeding import derive
 
@@ -91,6 +91,7 @@ class DgaRlState(ServerState):
     learnt: Learnt = field(default_factory=dict)
 
 
+@ALGORITHMS.register
 @dataclass(frozen=True)
 class DgaRl:
     """Federated averaging that learns its weights from duels with those it is given."""
@@ -112,8 +113,9 @@ class DgaRl:
         if self.num_validation < 0:
             raise ValueError(f"num_validation must not be negative, not {self.num_validation}")
 
-    def with_validation(self, clients: Sequence[str]) -> DgaRl:
-        """Measures on these clients, or on `num_validation` of them: always the same ones."""
+    def prepare(self, context: RunContext) -> DgaRl:
+        """Measure on the run's validation clients, or on `num_validation` of them: always the same ones."""
+        clients = context.valid
         if unknown := sorted(set(self.validation) - set(clients)):
             raise ValueError(f"validation: no client {unknown[0]!r}; there are {', '.join(sorted(clients))}")
         if self.num_validation > len(clients):
@@ -122,17 +124,15 @@ class DgaRl:
         drawn = draw.sample(sorted(clients), self.num_validation or len(clients))
         return self if self.validation else replace(self, validation=tuple(sorted(drawn)))
 
-    @property
-    def trainable(self) -> tuple[str, ...]:
-        return self.inner.trainable
-
     def init(self, params: Tensors) -> DgaRlState:
         start = self.inner.init(params)
         return DgaRlState(start.round, start.params, start.opt, start.seed)
 
     def round(self, state: DgaRlState, cohort: Sequence[str], pool: Pool) -> tuple[DgaRlState, Metrics]:
         if not self.validation:
-            raise ValueError("DGA-RL has nobody to measure its models on: name clients with with_validation")
+            raise ValueError(
+                "DGA-RL has no validation clients to measure its models on: call antiphon.core.prepare first"
+            )
         held = pool.collect(self.inner.task(state), cohort)
 
         def candidate(log_weights: Tensor) -> Tensors:

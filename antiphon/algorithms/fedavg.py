@@ -26,15 +26,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 from antiphon.clipping import Clipping, Unclipped
-from antiphon.core import Metrics, Pool, ServerState, State, Task, Tensors
+from antiphon.core import ALGORITHMS, Metrics, Pool, ServerState, Task, Tensors
 from antiphon.local import LocalTraining
 from antiphon.schedule import Constant, Schedule
 from antiphon.server_opt import Adam, ServerOptimizer, Sgd
 from antiphon.weighting import ByExamples, SoftmaxLoss, Uniform, Weighting
 
+AnyServerState = TypeVar("AnyServerState", bound=ServerState)
 
+
+@ALGORITHMS.register
 @dataclass(frozen=True)
 class FedAvg:
     """Clients train from w; the weighted mean of their Δ is a gradient to the server's optimiser."""
@@ -60,7 +64,7 @@ class FedAvg:
         scale = self.client_schedule(state.round)
         return Task("train", select(state.params, self.trainable), self.local.task_config(state, scale))
 
-    def step(self, state: State, delta: Tensors) -> tuple[State, Metrics]:
+    def step(self, state: AnyServerState, delta: Tensors) -> tuple[AnyServerState, Metrics]:
         """The state after a round whose aggregate is `delta` (DGA eq. 4)."""
         scale = self.server_schedule(state.round)
         clipped = self.clipping(state.params, delta)

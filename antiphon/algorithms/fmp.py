@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphon.core import Metrics, Pool, Report, ServerState, Task, Tensors, Update
+from antiphon.core import ALGORITHMS, Metrics, Pool, Report, ServerState, Task, Tensors, Update
 from antiphon.privacy.release import Release
 
 MARGINAL = "marginal"  # the kind of task, and the name of its tensor
@@ -44,6 +44,7 @@ class FmpState(ServerState):
     released: Any = None
 
 
+@ALGORITHMS.register
 @dataclass(frozen=True)
 class Fmp:
     """q̄ is the pooled unigram of the clients of the round.

@@ -29,20 +29,36 @@ Deviations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
+from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.algorithms.robust import GeometricMedian
 from antiphon.algorithms.scores import Allocation, ByWeight, Score, Unified, choose, num_kept
 from antiphon.algorithms.slices import Pattern, Slices, WholeColumn, cut, left, moving
-from antiphon.core import Metrics, Pool, ServerState, Tensors, Update
-from antiphon.kept import Kept, Shaped, expand, masked, shrink, small_names
-from antiphon.prunable import EmbeddingLayer, Layer, LinearLayer, RecurrentLayer, check_structure
+from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, RunContext, Tensors, Update, WrapperState
+from antiphon.kept import Kept, SubmodelPool, expand, expand_parts, masked, shrink
+from antiphon.prunable import EmbeddingLayer, LinearLayer, RecurrentLayer, check_structure
+
+
+def prunable_algorithm(algorithm: Any) -> Algorithm | None:
+    """How clients train when the model of a finished run is pruned: as in that run; None: not federated.
+
+    Rules that compare or combine whole updates (DGA-RL, the geometric median) are left out.
+    """
+    if isinstance(algorithm, Rehearsed):
+        inner = prunable_algorithm(algorithm.inner)
+        return inner and replace(algorithm, inner=inner)
+    if isinstance(algorithm, DgaRl | GeometricMedian):
+        return algorithm.inner
+    return algorithm if isinstance(algorithm, FedAvg) else None
 
 
 @dataclass(frozen=True)
@@ -74,11 +90,11 @@ class StepSparsity:
 
 
 @dataclass(frozen=True)
-class PrunedState(ServerState):
-    """A server's state, and what clients get of its model."""
+class PrunedState(WrapperState):
+    """The inner algorithm's state, in full size until the last phase, and what clients get of its model."""
 
     kept: str = ""  # as `Kept.write` writes it
-    is_small: bool = False  # the last phase: params are what is kept and nothing else
+    is_small: bool = False  # the last phase: the inner state is of what is kept and nothing else
     sparsity: float = 0.0
     momentum: Tensors = field(default_factory=dict)  # of Δ, for the weights that are scored by it
 
@@ -87,7 +103,7 @@ class PrunedState(ServerState):
         return self.params if self.is_small else shrink(self.params, Kept.read(self.kept))
 
     @property
-    def shape(self) -> str:
+    def submodel(self) -> str:
         return self.kept
 
     @property
@@ -95,11 +111,12 @@ class PrunedState(ServerState):
         return self.is_small
 
 
+@ALGORITHMS.register
 @dataclass(frozen=True)
 class FederatedPruning:
     """An algorithm whose clients train a model that gets smaller, and in the end is."""
 
-    inner: FedAvg | Rehearsed = FedAvg()
+    inner: Algorithm = FedAvg()
     sparsity: float = 0.5
     pattern: Pattern = WholeColumn()
     score: Score = ByWeight()
@@ -112,11 +129,11 @@ class FederatedPruning:
     momentum: float = 0.9  # of the moving average of Δ
     layers: tuple[str, ...] = ("encoder.layers.*",)  # patterns of names of layers that may lose units …
     spared: tuple[str, ...] = ("*.convolution.*",)  # … and of those among them that may not
-    structure: tuple[LinearLayer | RecurrentLayer | EmbeddingLayer, ...] = ()  # told when the run begins
+    structure: tuple[LinearLayer | RecurrentLayer | EmbeddingLayer, ...] = ()  # known when the run begins
+    effect: ClassVar[str] = "reshapes"
+    refuses: ClassVar = {"reshapes": "a model is pruned once"}
 
     def __post_init__(self) -> None:
-        if isinstance(self.inner, Rehearsed) and not isinstance(self.inner.inner, FedAvg):
-            raise ValueError("what is rehearsed must be fed_avg here: pruning does not go with others")
         if not 0 <= self.sparsity < 1:
             raise ValueError(f"sparsity is a share of at least 0 and below 1, not {self.sparsity}")
         if not 0 <= self.momentum < 1:
@@ -131,9 +148,17 @@ class FederatedPruning:
                 f"fine_tune_from must be above that, not {self.fine_tune_from}"
             )
 
-    def with_structure(self, structure: Sequence[Layer]) -> FederatedPruning:
-        """Knows the layers of the model now."""
-        return replace(self, structure=tuple(structure))
+    def check_run(self, run: Any) -> None:
+        """Refuse a run that ends before its model is made small."""
+        if run.rounds.total < self.fine_tune_from:
+            raise ValueError(
+                f"rounds.total is {run.rounds.total}, so the model would never be made small: "
+                f"fine_tune_from is {self.fine_tune_from}"
+            )
+
+    def prepare(self, context: RunContext) -> FederatedPruning:
+        """Learn the layers of the model."""
+        return replace(self, structure=tuple(context.structure()))
 
     @property
     def slices(self) -> list[Slices]:
@@ -158,8 +183,7 @@ class FederatedPruning:
         densities = self.allocation.densities(slices, params, self.sparsity)
         for own, density in zip(slices, densities, strict=True):
             num_kept(own, density)  # refuses to leave nothing
-        start = self.inner.init(params)
-        return PrunedState(start.round, start.params, start.opt, start.seed)
+        return PrunedState(self.inner.init(params))
 
     def keep(self, params: Tensors, sparsity: float, momentum: Tensors | None = None) -> Kept:
         """What is kept of a model at a sparsity; before there is a momentum, by the weights."""
@@ -170,15 +194,17 @@ class FederatedPruning:
 
     def round(self, state: PrunedState, cohort: Sequence[str], pool: Pool) -> tuple[PrunedState, Metrics]:
         if not self.structure:
-            raise ValueError("pruning does not know the model's layers: tell them with with_structure")
+            raise ValueError("pruning does not know the model's layers: call antiphon.core.prepare first")
         state, revived = self._with_mask(state)
-        heard: list[Update] = []
-        small = ServerState(state.round, state.model, _each(state.opt, self._shrinking(state)), state.seed)
-        after, metrics = self.inner.round(small, cohort, Shaped(pool, state.kept, heard.append))
+        submodels = SubmodelPool(pool, state.kept)
+        small = (
+            state.inner if state.is_small else shrink_state(state.inner, state.params, Kept.read(state.kept))
+        )
+        after, metrics = self.inner.round(small, cohort, submodels)
         notes = {"sparsity": state.sparsity, "revived_weights": float(revived)}
         if state.is_small:
-            return replace(state, round=after.round, params=after.params, opt=after.opt), {**metrics, **notes}
-        grown = self._grown(state, after, heard[0].mean)
+            return replace(state, inner=after), {**metrics, **notes}
+        grown = self._grown(state, after, submodels.aggregate)
         ready = grown.round == self.fine_tune_from
         return self._shrunk(grown) if ready else grown, {**metrics, **notes}
 
@@ -193,30 +219,16 @@ class FederatedPruning:
         after = replace(state, kept=kept.write(), sparsity=sparsity)
         if not self.refine:
             momentum = masked(state.momentum, kept)
-            after = replace(after, params=masked(state.params, kept), momentum=momentum)
+            after = replace(after.with_params(masked(state.params, kept)), momentum=momentum)
         return after, revived
 
-    def _shrinking(self, state: PrunedState) -> Callable[[Tensors], Tensors]:
-        kept = Kept.read("" if state.is_small else state.kept)
-        return lambda tensors: shrink(tensors, kept)
-
-    def _grown(self, state: PrunedState, after: ServerState, delta: Tensors) -> PrunedState:
+    def _grown(self, state: PrunedState, after: Any, aggregate: Update | None) -> PrunedState:
         """The large model with the small one's new values in it; all else as it was."""
         kept = Kept.read(state.kept)
-
-        def slots(kind: str) -> Tensors:
-            """Of the server's optimiser, before the round."""
-            held: Tensors = (state.opt or {}).get(kind, {})
-            names = small_names(state.params, kept, after.opt[kind])
-            return {name: held.get(name, torch.zeros_like(state.params[name])) for name in names}
-
-        opt = {
-            kind: expand(value, kept, slots(kind)) if isinstance(value, dict) else value
-            for kind, value in after.opt.items()
-        }
-        params = expand(after.params, kept, state.params)
+        inner = expand_state(after, state.inner, state.params, kept)
+        delta = aggregate.mean if aggregate is not None else {}
         momentum = self._momentum(state, kept, delta) if self.score.needs_momentum else {}
-        return replace(state, round=after.round, params=params, opt=opt, momentum=momentum)
+        return replace(state, inner=inner, momentum=momentum)
 
     def _momentum(self, state: PrunedState, kept: Kept, delta: Tensors) -> Tensors:
         """The moving average of Δ; of what is removed, the one it had."""
@@ -228,8 +240,8 @@ class FederatedPruning:
 
     def _shrunk(self, state: PrunedState) -> PrunedState:
         """The last phase: nothing is left of what was removed."""
-        opt = _each(state.opt, self._shrinking(state))
-        return replace(state, params=state.model, opt=opt, is_small=True, momentum={})
+        inner = shrink_state(state.inner, state.params, Kept.read(state.kept))
+        return replace(state, inner=inner, is_small=True, momentum={})
 
 
 def num_revived(params: Tensors, slices: Sequence[Slices], before: Kept, now: Kept) -> int:
@@ -239,8 +251,46 @@ def num_revived(params: Tensors, slices: Sequence[Slices], before: Kept, now: Ke
     return sum(int((new[name] > old[name]).sum()) for name in ones)
 
 
-def _each(opt: Any, action: Callable[[Tensors], Tensors]) -> Any:
-    """A state of a server's optimiser with its tensors changed."""
-    if opt is None:
-        return None
-    return {kind: action(value) if isinstance(value, dict) else value for kind, value in opt.items()}
+def shrink_state(state: Any, model: Tensors, kept: Kept) -> Any:
+    """A state of any algorithm, with every group of tensors that is shaped like the model made small."""
+    if is_dataclass(state) and not isinstance(state, type):
+        parts = {f.name: shrink_state(getattr(state, f.name), model, kept) for f in fields(state)}
+        return replace(state, **parts)
+    if isinstance(state, dict):
+        if _is_like(state, model):
+            return shrink(state, kept)
+        return {key: shrink_state(value, model, kept) for key, value in state.items()}
+    return tuple(shrink_state(v, model, kept) for v in state) if isinstance(state, tuple) else state
+
+
+def expand_state(state: Any, before: Any, model: Tensors, kept: Kept) -> Any:
+    """The inverse of `shrink_state`: what was removed is as it was before, or 0 where there was nothing."""
+    return _expand_state(state, before, model, shrink(model, kept), kept)
+
+
+def _expand_state(state: Any, before: Any, model: Tensors, small: Tensors, kept: Kept) -> Any:
+    def expanded(value: Any, old: Any) -> Any:
+        return _expand_state(value, old, model, small, kept)
+
+    if is_dataclass(state) and not isinstance(state, type):
+        values = {f.name: getattr(state, f.name) for f in fields(state)}
+        return replace(state, **{n: expanded(v, getattr(before, n, None)) for n, v in values.items()})
+    if isinstance(state, dict):
+        old = before if isinstance(before, dict) else {}
+        if _is_like(state, small):
+            return expand_parts(state, kept, model, old)
+        return {key: expanded(value, old.get(key)) for key, value in state.items()}
+    if isinstance(state, tuple):
+        olds = before if isinstance(before, tuple) else ()
+        return tuple(expanded(v, olds[i] if i < len(olds) else None) for i, v in enumerate(state))
+    return state
+
+
+def _is_like(tensors: dict[Any, Any], model: Tensors) -> bool:
+    """Whether all are tensors of a model's parameters, by name and shape ("part/name" counts as "name")."""
+
+    def fits(name: Any, value: Any) -> bool:
+        parameter = model.get(str(name).rpartition("/")[2])
+        return isinstance(value, Tensor) and parameter is not None and parameter.shape == value.shape
+
+    return bool(tensors) and all(fits(name, value) for name, value in tensors.items())

@@ -10,13 +10,23 @@ The server's data are one more client, so this wraps any algorithm and runs in a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from antiphon.algorithms.dga_rl import DgaRl
-from antiphon.algorithms.fedavg import FedAvg, select
-from antiphon.algorithms.robust import GeometricMedian
-from antiphon.core import Metrics, Pool, ServerState, Task, Tensors, with_validation
+from antiphon.algorithms.fedavg import FedAvg
+from antiphon.core import (
+    ALGORITHMS,
+    Algorithm,
+    Collected,
+    Metrics,
+    Pool,
+    Task,
+    Tensors,
+    Update,
+    Weigh,
+    lives_with_server,
+    parameters_in,
+)
 from antiphon.local import LocalTraining
 from antiphon.schedule import Constant, Schedule
 from antiphon.weighting import Uniform
@@ -24,26 +34,47 @@ from antiphon.weighting import Uniform
 SERVER_CLIENT = "server/rehearsal"
 
 
+@ALGORITHMS.register
 @dataclass(frozen=True)
 class Rehearsed:
     """An algorithm whose every round ends with training steps on the server's own utterances."""
 
-    inner: FedAvg | DgaRl | GeometricMedian = FedAvg()
+    inner: Algorithm = FedAvg()
     local: LocalTraining = LocalTraining(steps=5)
     schedule: Schedule = Constant()
     client: str = SERVER_CLIENT
+    refuses: ClassVar = {
+        "reshapes": "the server would train removed weights; write federated_pruning around rehearsed"
+    }
 
-    def with_validation(self, clients: Sequence[str]) -> Rehearsed:
-        return replace(self, inner=with_validation(self.inner, clients))
-
-    def init(self, params: Tensors) -> ServerState:
-        return self.inner.init(params)
+    def init(self, params: Tensors) -> Any:
+        return self.inner.init(params)  # it has no state of its own
 
     def round(self, state: Any, cohort: Sequence[str], pool: Pool) -> tuple[Any, Metrics]:
-        after, metrics = self.inner.round(state, cohort, pool)
+        travelled = TravelledNames(pool)
+        after, metrics = self.inner.round(state, cohort, travelled)
         config = self.local.task_config(state, self.schedule(state.round), purpose="rehearse")
-        trained = select(after.params, self.inner.trainable)
+        trained = {name: p for name, p in after.params.items() if name in travelled.names}
         update = pool.reduce(Task("train", trained, config), [self.client], Uniform())
         moved = {name: after.params[name] - step for name, step in update.mean.items()}  # DGA eq. 5
         loss = update.reports[0].stats["loss"]
-        return replace(after, params={**after.params, **moved}), {**metrics, "rehearsal_loss": loss}
+        return after.with_params({**after.params, **moved}), {**metrics, "rehearsal_loss": loss}
+
+
+class TravelledNames:
+    """A pool that notes which parameters travel to clients: what travels is what is trained."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.names = pool, set[str]()
+
+    def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
+        self._note(task, cohort)
+        return self.pool.reduce(task, cohort, weigh)
+
+    def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
+        self._note(task, cohort)
+        return self.pool.collect(task, cohort)
+
+    def _note(self, task: Task, cohort: Sequence[str]) -> None:
+        if not all(map(lives_with_server, cohort)):
+            self.names |= parameters_in(task.tensors).keys()

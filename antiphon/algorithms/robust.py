@@ -36,9 +36,10 @@ from statistics import median
 import torch
 
 from antiphon.algorithms.fedavg import FedAvg, hierarchical
-from antiphon.core import Collected, Metrics, Pool, ServerState, Tensors, Update
+from antiphon.core import ALGORITHMS, Collected, Metrics, Pool, ServerState, Tensors, Update
 
 
+@ALGORITHMS.register
 @dataclass(frozen=True)
 class GeometricMedian:
     """Federated averaging whose aggregate is the smoothed geometric median of the clients' updates."""
@@ -52,10 +53,6 @@ class GeometricMedian:
             raise ValueError(f"iterations must be at least 1, not {self.iterations}")
         if not self.smoothing > 0:
             raise ValueError(f"smoothing must be above 0, not {self.smoothing}")
-
-    @property
-    def trainable(self) -> tuple[str, ...]:
-        return self.inner.trainable
 
     def init(self, params: Tensors) -> ServerState:
         return self.inner.init(params)

@@ -26,21 +26,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
-from antiphon.algorithms.dga_rl import DgaRl, DgaRlState
 from antiphon.algorithms.fedavg import FedAvg
-from antiphon.algorithms.rehearsal import Rehearsed
-from antiphon.algorithms.robust import GeometricMedian
-from antiphon.core import Metrics, Pool, Tensors, with_validation
-from antiphon.labelling import Labelling, Lesson, Taught
+from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, RunContext, Tensors, WrapperState
+from antiphon.labelling import Labelling, Lesson, TeachingPool
 
 
 @dataclass(frozen=True)
-class SelfTrainedState(DgaRlState):
-    """A server's state, and the teacher's parameters: none where they are those the run began with.
-
-    What DGA-RL has learnt is in it too, for runs that learn their weights as well.
-    """
+class SelfTrainedState(WrapperState):
+    """The inner algorithm's state, and the teacher's parameters: none where they are those of the start."""
 
     teacher: Tensors = field(default_factory=dict)
 
@@ -101,27 +96,37 @@ def _check_every(every: int) -> None:
         raise ValueError(f"a teacher changes every 1 or more rounds, not {every}")
 
 
+@ALGORITHMS.register
 @dataclass(frozen=True)
 class SelfTrained:
-    """An algorithm whose clients label their speech themselves where it has no text."""
+    """An algorithm whose clients label their own speech where it has no text."""
 
-    inner: FedAvg | DgaRl | GeometricMedian | Rehearsed = FedAvg()
+    inner: Algorithm = FedAvg()
     labels: Labelling = Labelling()
     teacher: FrozenSeed | CurrentModel | MovingAverage | OtherModel = FrozenSeed()
+    labels_speech: ClassVar[bool] = True  # its clients need no texts
+    refuses: ClassVar = {
+        "reshapes": "the teacher would not fit the smaller model; write federated_pruning around self_trained"
+    }
 
-    def with_validation(self, clients: Sequence[str]) -> SelfTrained:
-        return replace(self, inner=with_validation(self.inner, clients))
+    @property
+    def teacher_model(self) -> str:
+        """The run or folder whose model labels the speech; empty: the run's own model."""
+        return self.teacher.model if isinstance(self.teacher, OtherModel) else ""
+
+    def prepare(self, context: RunContext) -> SelfTrained:
+        """Check that the teacher can label, and find its files."""
+        labels, model = context.resolve_labels(self.labels, self.teacher_model)
+        teacher = OtherModel(model) if isinstance(self.teacher, OtherModel) else self.teacher
+        return replace(self, labels=labels, teacher=teacher)
 
     def init(self, params: Tensors) -> SelfTrainedState:
-        start = self.inner.init(params)
-        return SelfTrainedState(start.round, start.params, start.opt, start.seed)
+        return SelfTrainedState(self.inner.init(params))
 
     def round(
         self, state: SelfTrainedState, cohort: Sequence[str], pool: Pool
     ) -> tuple[SelfTrainedState, Metrics]:
         teacher = self.teacher.next(state)
-        model = self.teacher.model if isinstance(self.teacher, OtherModel) else ""
-        taught = Taught(pool, cohort, Lesson(self.labels, model, teacher))
-        after, metrics = self.inner.round(replace(state, teacher=teacher), cohort, taught)
-        assert isinstance(after, SelfTrainedState)  # inner algorithms replace fields, never the state
-        return after, {**metrics, **taught.metrics}
+        teaching = TeachingPool(pool, Lesson(self.labels, self.teacher_model, teacher))
+        inner, metrics = self.inner.round(state.inner, cohort, teaching)
+        return SelfTrainedState(inner, teacher), {**metrics, **teaching.metrics}

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from antiphon.clients.sgd import local_sgd, mean_loss
 from antiphon.core import Tensors
 from antiphon.data.batches import Batch, Utterances, padded_tokens, plan_batches
 from antiphon.data.feeding import Feeder, feeder, sent
 from antiphon.data.tokens import Tokens
 from antiphon.kept import Kept, shrink
-from antiphon.local import LocalTraining
+from antiphon.local import LocalSteps, LocalTraining, Trained
 from antiphon.models.model import Model
 from antiphon.models.noise import utterance_keys
 from antiphon.models.reduced import reduced
@@ -80,6 +82,9 @@ class Bench:
         self.parameters = {name: p for name, p in self.model.named_parameters() if name in base}
         self.base = base
         self.shape = ""
+        self.memory: dict[
+            str, Any
+        ] = {}  # what views of tasks keep in this process; never needed for a result
         self._small: Bench | None = None
         self.load(base)
 
@@ -91,7 +96,7 @@ class Bench:
             kept = Kept.read(shape)
             self._small = None  # its memory first
             small = copy.copy(self)
-            small.shape, small.base = shape, shrink(self.base, kept)
+            small.shape, small.base, small.memory = shape, shrink(self.base, kept), {}
             small.model = reduced(self.model, kept)
             small.parameters = {n: p for n, p in small.model.named_parameters() if n in small.base}
             self._small = small
@@ -169,12 +174,42 @@ class Step:
 
 @dataclass(frozen=True)
 class Client:
-    """One client's utterances (indices into the store), seen through the bench of its process."""
+    """One client's utterances (indices into the store), seen through the bench of its process.
+
+    `held_out` are utterances of its own that it never trains on: they score a model made for this client.
+    """
 
     id: str
     indices: np.ndarray
     bench: Bench
     labels: Labels = Labels()
+    held_out: np.ndarray | None = None
+    read_state: Callable[[], Mapping[str, Tensor]] = dict
+
+    @cached_property
+    def state(self) -> Mapping[str, Tensor]:
+        """What the client kept from earlier rounds; read when it is first asked for."""
+        return self.read_state()
+
+    @property
+    def base(self) -> Tensors:
+        """The parameters that the run began with."""
+        return self.bench.base
+
+    def reduced_to(self, submodel: str) -> Client:
+        """Return the client with a smaller model, and with its state as far as that model has it."""
+        kept = Kept.read(submodel)
+        return replace(
+            self, bench=self.bench.shaped(submodel), read_state=lambda: shrink(dict(self.state), kept)
+        )
+
+    def train(self, steps: LocalSteps) -> Trained:
+        """Take steps of SGD on this client's utterances."""
+        return local_sgd(self, steps)
+
+    def mean_loss(self, params: Tensors) -> float:
+        """Return the mean loss per token of these parameters on the client's utterances."""
+        return mean_loss(self, params)
 
     @property
     def seconds(self) -> float:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from antiphon.clients.client import Client
-from antiphon.core import Report, Task, Update
+from antiphon.clients.client import Client, Unusable
+from antiphon.core import Report, Task, Update, client_work
 from antiphon.decoding.error_rate import Errors, character_errors, word_errors
 from antiphon.decoding.greedy import recognise
 
 
+@client_work("evaluate", answers="nothing")
 def evaluate(task: Task, client: Client) -> Update:
-    """Greedy decoding; word and character errors over all the client's utterances."""
+    """Greedy decoding; word and character errors over all the client's utterances, or those it held out."""
     bench = client.bench
     bench.load(task.tensors)
     words = characters = Errors(0, 0, 0, 0)
+    indices = client.held_out if task.config.get("held_out") else client.indices
+    if indices is None:
+        raise Unusable("it has held out no utterance to be evaluated on")
     for index, hypothesis in recognise(
-        bench.model, bench.tokens, bench.store, client.indices, feed=bench.feed
+        bench.model, bench.tokens, bench.store, indices, feed=bench.feed
     ).items():
         reference = bench.store.text(index)
         words += word_errors(reference, hypothesis)

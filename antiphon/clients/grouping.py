@@ -10,6 +10,7 @@ import numpy as np
 
 from antiphon.clients.client import Client, Step
 from antiphon.clients.footprint import Footprint
+from antiphon.local import LocalSteps
 
 # What one more launch costs, as frames that could have been computed meanwhile: on an H200 a model of
 # 3 M parameters takes about 1 µs a frame, and the kernels of a step take about 15 ms to launch.
@@ -18,10 +19,11 @@ LAUNCH = 15_000
 
 @dataclass(frozen=True)
 class Plan:
-    """A client and the steps it will take in this round."""
+    """A client and the steps it will take in this round, from the parameters that `wanted` names."""
 
     client: Client
     steps: Sequence[Step]
+    wanted: LocalSteps
 
     @cached_property
     def shapes(self) -> np.ndarray:

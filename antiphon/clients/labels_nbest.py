@@ -13,21 +13,41 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
 from antiphon.clients.client import Bench, Client, Guess, Labels, Unusable
+from antiphon.core import Task, part_of
 from antiphon.data.batches import Batch, unlabelled_batches
 from antiphon.data.tokens import Tokens
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import ACOUSTIC, LM, Hypothesis
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.decoding.search import Beam, beam_for
-from antiphon.labelling import Evidence, Labelling, Lesson
+from antiphon.labelling import TEACHER, VIEW, Evidence, Labelling, Lesson
 from antiphon.models.arpa import load_ngram
 from antiphon.models.model import Model
 from antiphon.models.neural_lm import load_sentence_model
 from antiphon.models.ngram import SentenceModel
+from antiphon.views import CLIENT_VIEWS, View
+
+
+@CLIENT_VIEWS.named(VIEW)
+@dataclass(frozen=True)
+class PseudoLabels(View):
+    """The client trains on what a teacher recognises in its speech, wherever that has no text."""
+
+    labelling: Labelling = Labelling()
+    model: str = ""  # the folder of a teacher; empty: a model built like the one that is trained
+    consumes: ClassVar[tuple[str, ...]] = (TEACHER,)
+
+    def before(self, task: Task, client: Client) -> tuple[Task, Client]:
+        teacher = part_of(task.tensors, TEACHER)
+        student = {name: t for name, t in task.tensors.items() if name.removeprefix(f"{TEACHER}/") == name}
+        labeller = client.bench.memory.setdefault(VIEW, Labeller(client.bench))
+        lesson = Lesson(self.labelling, self.model, teacher)
+        return replace(task, tensors=student), labeller.labelled(client, lesson)
 
 
 @dataclass(frozen=True)

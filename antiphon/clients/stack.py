@@ -25,7 +25,7 @@ from antiphon.clients.client import Bench
 from antiphon.clients.layout import Layout
 from antiphon.core import Tensors
 from antiphon.data.batches import Batch
-from antiphon.local import LocalTraining
+from antiphon.local import LocalSteps, LocalTraining
 from antiphon.models.noise import drawing
 
 CAPTURED_AFTER = 2  # steps of a shape before its graph is captured: capturing costs about as much as three
@@ -57,14 +57,19 @@ class StackedBatch:
 
 
 class Stack:
-    """`size` clients that start from the same parameters; any of them take a step together."""
+    """`size` clients, each with parameters of its own; any of them take a step together.
+
+    `start`, `anchor` and `correction` have a row for each client, or one row for all of them.
+    """
 
     def __init__(self, bench: Bench, start: Tensors, size: int, graphs: bool = True) -> None:
         self.bench, self.model, self.size = bench, bench.model, size
         self.graphs = graphs and bench.device.type == "cuda"
         self.shared = {name: base for name, base in bench.base.items() if name not in start}
         self.layout = Layout.of(start)
-        self.start = self._row(start)
+        self.start = self.anchor = self._row(start)
+        self.correction: Tensor | None = None
+        self._tables = {"start": self.start}
         self.rows = self.start.repeat(size, 1)
         self._seen: Counter[tuple[object, ...]] = Counter()
         self._graphs: dict[tuple[object, ...], Captured] = {}
@@ -73,10 +78,36 @@ class Stack:
         """Whether it holds these parameters of so many clients."""
         return size == self.size and Layout.of(start) == self.layout
 
-    def restart(self, start: Tensors) -> None:
-        """All clients back to these parameters."""
-        self.start.copy_(self._row(start))
+    def restart(self, wanted: Sequence[LocalSteps]) -> None:
+        """Put every client to where its steps start."""
+        self.start = self._keep("start", [steps.start for steps in wanted])
         self.rows.copy_(self.start.expand_as(self.rows))
+        self.anchor, self.correction = self.start, None
+        if any(steps.anchor for steps in wanted):
+            self.anchor = self._keep("anchor", [{**steps.start, **steps.anchor} for steps in wanted])
+        if any(steps.correction for steps in wanted):
+            self.correction = self._keep("correction", [_completed(steps) for steps in wanted])
+
+    def _table(self, tensors: Sequence[Tensors]) -> Tensor:
+        """Rows of all clients [size, width]; a single one where they all have the same tensors."""
+        first = tensors[0]
+        if all(own[name] is first[name] for own in tensors for name in first):
+            return self._row(first)
+        return torch.cat([self._row(own) for own in tensors])
+
+    def _keep(self, name: str, tensors: Sequence[Tensors]) -> Tensor:
+        """Their table in the memory of the one before, which captured graphs read; new memory ends them."""
+        table, before = self._table(tensors), self._tables.get(name)
+        if before is not None and before.shape == table.shape:
+            return before.copy_(table)
+        self._graphs.clear()
+        self._tables[name] = table
+        return table
+
+    def _rows_of(self, table: Tensor, members: Tensor) -> Tensor:
+        """A table's rows of some clients, or its single row."""
+        whole = len(table) == 1 or len(members) == self.size
+        return table if whole else table.index_select(0, members)
 
     def deltas(self) -> Tensor:
         """Δ = w − w_k of every client: [size, width], to be parted by the layout."""
@@ -92,7 +123,8 @@ class Stack:
         if not self.graphs:
             return self._step(given, rate, local)
         shapes = tuple(tensor.shape for tensor in given.tensors)
-        key = (shapes, local.clip_norm, local.proximal)
+        corrected, anchored = self.correction is not None, self.anchor is not self.start
+        key = (shapes, local.clip_norm, local.proximal, corrected, anchored)
         self._seen[key] += 1
         if key not in self._graphs:
             if not self._pays(key):
@@ -116,7 +148,7 @@ class Stack:
         trained = self.leaves(rows)
         outputs = self.forward(trained, given)
         losses, upstream = self.score(outputs, given)
-        self.descend(rows, trained, outputs, upstream, rate, local)
+        self.descend(rows, trained, outputs, upstream, rate, local, given.members)
         self.put_back(rows, given.members)
         return losses
 
@@ -166,19 +198,30 @@ class Stack:
         upstream: Sequence[Tensor],
         rate: Tensor,
         local: LocalTraining,
+        members: Tensor,
     ) -> None:
-        """Each client's gradient, its proximal term and clipping, and the step itself."""
+        """Each client's gradient, its correction, its proximal term and clipping, and the step itself."""
         real = [tensor for tensor in outputs if tensor.is_floating_point()]
         # In subspace training an output may depend on nothing that is trained.
         pairs = [(own, above) for own, above in zip(real, upstream, strict=True) if own.requires_grad]
         reached, gradients = zip(*pairs, strict=True)
         grads = self.layout.joined(torch.autograd.grad(reached, list(trained.values()), gradients))
+        if self.correction is not None:
+            grads.add_(self._rows_of(self.correction, members))
         if local.proximal > 0:
-            grads.add_(rows - self.start, alpha=local.proximal)
+            grads.add_(rows - self._rows_of(self.anchor, members), alpha=local.proximal)
         if local.clip_norm > 0:
             length = torch.linalg.vector_norm(grads, dim=1, keepdim=True)
             rate = rate * (local.clip_norm / (length + 1e-12)).clamp(max=1.0)
         rows.addcmul_(grads, rate, value=-1)
+
+
+def _completed(steps: LocalSteps) -> Tensors:
+    """The correction of every parameter: 0 where none is given."""
+    return {
+        n: steps.correction[n] if n in steps.correction else torch.zeros_like(p)
+        for n, p in steps.start.items()
+    }
 
 
 @contextmanager
@@ -207,7 +250,7 @@ class Captured:
         with torch.cuda.stream(side):
             outputs = stack.forward(trained, self.given)
             _, self.upstream = stack.score(outputs, self.given)
-            stack.descend(rows, trained, outputs, self.upstream, self.rate, local)
+            stack.descend(rows, trained, outputs, self.upstream, self.rate, local, members)
             del outputs
         torch.cuda.current_stream().wait_stream(side)
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
@@ -216,7 +259,7 @@ class Captured:
             trained = stack.leaves(rows)
             outputs = stack.forward(trained, self.given)
         with torch.cuda.graph(self.backward, pool=self.forward.pool()):
-            stack.descend(rows, trained, outputs, self.upstream, self.rate, local)
+            stack.descend(rows, trained, outputs, self.upstream, self.rate, local, members)
             stack.put_back(rows, members)
         self.outputs = [tensor.detach() for tensor in outputs]
 

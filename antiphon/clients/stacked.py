@@ -15,16 +15,16 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from antiphon.clients.client import Bench, Unusable
+from antiphon.clients.client import Bench
 from antiphon.clients.footprint import Footprint, measure_footprint
 from antiphon.clients.grouping import Launch, Plan, launches
+from antiphon.clients.sgd import delta_stats, report
 from antiphon.clients.stack import Stack, StackedBatch
-from antiphon.clients.train import delta_stats, report, seed_of
-from antiphon.clients.worker import SpeechWorker, refuse_nonfinite
-from antiphon.core import Failure, Task, Update
-from antiphon.kept import kept_in
-from antiphon.labelling import Lesson
-from antiphon.local import LocalTraining
+from antiphon.clients.states import ClientStates
+from antiphon.clients.worker import SpeechWorker, named_failure
+from antiphon.core import CLIENT_WORK, Task, Tensors, Update
+from antiphon.local import LocalTraining, Trained, TrainingWork
+from antiphon.views import Entered
 
 log = logging.getLogger("antiphon")
 
@@ -35,80 +35,136 @@ class StackedWorker:
 
     bench: Bench
     clients: Mapping[str, np.ndarray]  # client -> its utterances in the store
+    states: ClientStates | None = None
+    held_out: Mapping[str, np.ndarray] = field(default_factory=dict)
     most: int = 256  # clients under way at once, however much memory there is
     graphs: bool = True  # CUDA graphs where shapes repeat
-    _stack: Stack | None = field(default=None, init=False)
-    _footprint: Footprint | None = field(default=None, init=False)
-    _why_not: str = field(default="", init=False)
-    _small: StackedWorker | None = field(default=None, init=False)
+    _trainer: StackedTrainer | None = field(default=None, init=False)
 
     def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
-        bench = self.bench.shaped(kept_in(task.config))
-        if bench is not self.bench:
-            yield from self._with(bench).run(task, clients)
-            return
-        own, _ = Lesson.read(task)
-        footprint = self._measured(own) if task.kind == "train" and len(clients) > 1 else None
-        if footprint is None:
+        work = CLIENT_WORK[task.kind] if task.kind in CLIENT_WORK else None  # noqa: SIM401
+        if not isinstance(work, TrainingWork) or len(clients) < 2:
             yield from self.alone.run(task, clients)
             return
-        window = footprint.held(self.most)
-        for first in range(0, len(clients), window):
-            names = clients[first : first + window]
-            answers = self._train(task, names, footprint)
-            yield from (answers.pop(name) for name in names)
+        window = Window(self, task, work)
+        for name in clients:
+            window.add(name)
+            if window.is_full:
+                yield from window.answers()
+                window = Window(self, task, work)
+        yield from window.answers()
 
     @cached_property
     def alone(self) -> SpeechWorker:
         """Takes one client after another."""
-        return SpeechWorker(self.bench, self.clients)
+        return SpeechWorker(self.bench, self.clients, self.states, self.held_out)
 
-    def _with(self, bench: Bench) -> StackedWorker:
-        """The same worker for a smaller model: more clients fit the memory, and it has its own graphs."""
-        self._stack = None
-        if self._small is None or self._small.bench is not bench:
-            self._small = None
-            self._small = StackedWorker(bench, self.clients, self.most, self.graphs)
-        return self._small
+    def trainer(self, bench: Bench) -> StackedTrainer:
+        """Return the trainer for a bench. A smaller model has its own, and only the last one is kept."""
+        if self._trainer is None or self._trainer.bench is not bench:
+            self._trainer = None  # its memory first
+            self._trainer = StackedTrainer(bench, self.most, self.graphs)
+        return self._trainer
 
-    def _measured(self, task: Task) -> Footprint | None:
+
+class Window:
+    """Clients that are under way at once: those that can train are planned, those that cannot have failed."""
+
+    def __init__(self, worker: StackedWorker, task: Task, work: TrainingWork) -> None:
+        self.worker, self.task, self.work = worker, task, work
+        self.names: list[str] = []
+        self.failed: dict[str, Update] = {}
+        self.entered: dict[str, Entered] = {}
+        self.plans: dict[str, Plan] = {}
+
+    def add(self, name: str) -> None:
+        self.worker.alone.utterances(name)  # one that is not here is no client's fault
+        self.names.append(name)
+
+        def plan() -> Update:
+            entered = self.worker.alone.enter(self.task, name)
+            wanted = self.work.plan(entered.task, entered.client)
+            steps = list(entered.client.steps(wanted.local, wanted.seed))
+            self.entered[name], self.plans[name] = entered, Plan(entered.client, steps, wanted)
+            return Update.nothing()
+
+        planned = named_failure(name, plan)
+        if planned.failures:
+            self.failed[name] = planned
+
+    @property
+    def is_full(self) -> bool:
+        footprint = self.footprint
+        return footprint is not None and len(self.names) >= footprint.held(self.worker.most)
+
+    @cached_property
+    def trainer(self) -> StackedTrainer:
+        return self.worker.trainer(next(iter(self.plans.values())).client.bench)
+
+    @property
+    def footprint(self) -> Footprint | None:
+        """The memory that a client takes; None while no client is planned, or where none can be stacked."""
+        if not self.plans:
+            return None
+        return self.trainer.footprint(next(iter(self.plans.values())).wanted.start)
+
+    def answers(self) -> Iterator[Update]:
+        """Train the clients and yield every client's update, in order."""
+        trained = self._trained()
+        for name in self.names:
+            yield self.failed[name] if name in self.failed else self._finished(name, trained)
+
+    def _trained(self) -> dict[str, Trained]:
+        """Train at once; empty where that cannot be done."""
+        footprint, plans = self.footprint, list(self.plans.values())
+        if footprint is None or any(plan.wanted.local != plans[0].wanted.local for plan in plans):
+            return {}
+        return dict(zip(self.plans, self.trainer.train(plans, footprint), strict=False))
+
+    def _finished(self, name: str, trained: Mapping[str, Trained]) -> Update:
+        if name not in trained:
+            (update,) = self.worker.alone.run(self.task, [name])
+            return update
+        entered = self.entered[name]
+
+        def answer() -> Update:
+            reply = self.work.answer(entered.task, entered.client, trained[name])
+            return self.worker.alone.finish(self.task, name, entered, reply)
+
+        return named_failure(name, answer)
+
+
+@dataclass
+class StackedTrainer:
+    """Trains the clients of one bench at once; it has memory and graphs for its model."""
+
+    bench: Bench
+    most: int
+    graphs: bool
+    _stack: Stack | None = field(default=None, init=False)
+    _footprint: Footprint | None = field(default=None, init=False)
+    _why_not: str = field(default="", init=False)
+
+    def footprint(self, start: Tensors) -> Footprint | None:
         """Measured once, on a batch that is always the same: who is trained with whom must not vary.
 
         None where this model cannot be stacked.
         """
         if self._footprint is None and not self._why_not:
             try:
-                self._footprint = measure_footprint(self.bench, task.tensors)
+                self._footprint = measure_footprint(self.bench, start)
             except Exception as error:  # any model may come: what vmap cannot do, it says in many ways
                 self._why_not = f"{type(error).__name__}: {error}"
                 log.warning("clients are trained one after another, not stacked: %s", self._why_not)
         return self._footprint
 
-    def _train(self, task: Task, names: Sequence[str], footprint: Footprint) -> dict[str, Update]:
-        own, lesson = Lesson.read(task)
-        local = LocalTraining.from_task(task.config)
-        answers, plans = {}, []
-        for name in names:
-            self.alone.utterances(name)  # one that is not here is no client's fault
-            try:
-                client = self.alone.client(name, lesson)
-                plans.append(Plan(client, list(client.steps(local, seed_of(task)))))
-            except Unusable as error:
-                answers[name] = Update.nothing(Failure(name, str(error)))
-            except Exception as error:  # as when it is trained alone
-                answers[name] = Update.nothing(Failure(name, f"{type(error).__name__}: {error}"))
-        ids = [plan.client.id for plan in plans]
-        return answers | dict(zip(ids, self._together(task, own, local, plans, footprint), strict=True))
-
-    def _together(
-        self, task: Task, own: Task, local: LocalTraining, plans: Sequence[Plan], footprint: Footprint
-    ) -> list[Update]:
-        """The clients' updates; those of fewer at once, or of one after another, where this fails."""
-        most = self.most if plans else 0
+    def train(self, plans: Sequence[Plan], footprint: Footprint) -> list[Trained]:
+        """What came of the plans' steps; fewer clients at once where memory is short, [] where it fails."""
+        most = self.most
         while most > 0:
             together = list(launches(plans, footprint, most))
             try:
-                return self._launch(own, local, plans, together)
+                return self._launch(plans, together)
             except torch.OutOfMemoryError:
                 largest = max(len(launch.members) for launch in together)
                 log.warning("%d clients at once do not fit the GPU's memory: half of them", largest)
@@ -117,33 +173,39 @@ class StackedWorker:
                 log.warning("%d clients are trained one after another: %s", len(plans), error)
                 most = 0
             self._stack = None
-        return list(self.alone.run(task, [plan.client.id for plan in plans]))
+        return []
 
-    def _launch(
-        self, task: Task, local: LocalTraining, plans: Sequence[Plan], together: Sequence[Launch]
-    ) -> list[Update]:
-        if self._stack is None or not self._stack.serves(task.tensors, len(plans)):
+    def _launch(self, plans: Sequence[Plan], together: Sequence[Launch]) -> list[Trained]:
+        start, local = plans[0].wanted.start, plans[0].wanted.local
+        if self._stack is None or not self._stack.serves(start, len(plans)):
             self._stack = None  # its memory first
-            self._stack = Stack(self.bench, task.tensors, len(plans), self.graphs)
+            self._stack = Stack(self.bench, start, len(plans), self.graphs)
         stack = self._stack
-        stack.restart(task.tensors)
+        stack.restart([plan.wanted for plan in plans])
         self.bench.model.train()
-        totals = torch.zeros(len(plans), device=self.bench.device, dtype=torch.float64)
-        for batch in stacked_batches(self.bench, plans, together):
-            losses = stack.step(batch, local).masked_fill(batch.share == 0, 0.0)
-            totals[batch.members] += losses.sum(dim=1)
+        totals = self._totals(stack, plans, together, local)
         rows = stack.deltas()
         deltas = stack.layout.parted(rows)
         num_entries = sum(delta[0].numel() for delta in deltas.values())
         sums = torch.stack([torch.linalg.vector_norm(rows, ord=order, dim=1) for order in (2, 1)]).tolist()
-        updates = []
-        for place, (plan, total) in enumerate(zip(plans, totals.tolist(), strict=True)):
+        trained = []
+        for place, (plan, total) in enumerate(zip(plans, totals, strict=True)):
             loss = total / sum(len(step.indices) for step in plan.steps)
             stats = delta_stats(sums[0][place], sums[1][place], num_entries)
-            told = report(plan.client, loss, len(plan.steps), **stats)
-            mean = {name: delta[place] for name, delta in deltas.items()}
-            updates.append(refuse_nonfinite(Update(mean, reports=(told,))))
-        return updates
+            delta = {name: values[place] for name, values in deltas.items()}
+            trained.append(Trained(delta, report(plan.client, loss, len(plan.steps), **stats)))
+        return trained
+
+    def _totals(
+        self, stack: Stack, plans: Sequence[Plan], together: Sequence[Launch], local: LocalTraining
+    ) -> list[float]:
+        """Take all steps; the sum of the losses of each client's utterances."""
+        totals = torch.zeros(len(plans), device=self.bench.device, dtype=torch.float64)
+        for batch in stacked_batches(self.bench, plans, together):
+            losses = stack.step(batch, local).masked_fill(batch.share == 0, 0.0)
+            totals[batch.members] += losses.sum(dim=1)
+        sums: list[float] = totals.tolist()
+        return sums
 
 
 def stacked_batches(

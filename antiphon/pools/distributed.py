@@ -19,7 +19,7 @@ from torch import Tensor
 from antiphon.core import (
     Failure,
     Report,
-    Sum,
+    RunningMean,
     Task,
     Tensors,
     Update,
@@ -28,6 +28,7 @@ from antiphon.core import (
     add_up,
     distances_of,
 )
+from antiphon.views import arrived
 
 Layout = list[list[Any]]  # [name, shape, dtype, kind of device] of every tensor of an update
 
@@ -99,23 +100,23 @@ class DistributedPool:
 
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
         held: dict[int, Update] = {}
-        share = Sum()
+        share = RunningMean()
 
         def train() -> dict[str, Any]:
             notes = []
             for position, update in self._train(task, cohort):
-                weighed = update.weighed(weigh)
-                notes.append(_noted(position, weighed))
+                weighted = update.weighted_by(weigh)
+                notes.append(_noted(position, weighted))
                 if self.ordered:
-                    held[position] = weighed
+                    held[position] = weighted
                 else:
-                    share.add(weighed)
+                    share.add(weighted)
             return {"notes": notes, "layout": _layout_of([share.total(), *held.values()])}
 
         answers = self._gather(train, len(cohort))
         return self.fold(answers, held) if self.ordered else self.merge(answers, share.mean)
 
-    def collect(self, task: Task, cohort: Sequence[str]) -> Spread:
+    def collect(self, task: Task, cohort: Sequence[str]) -> DistributedUpdates:
         held: dict[int, Update] = {}
 
         def train() -> dict[str, Any]:
@@ -123,13 +124,14 @@ class DistributedPool:
             notes = [_noted(position, update) for position, update in held.items()]
             return {"notes": notes, "layout": _layout_of(held.values())}
 
-        return Spread(self, self._gather(train, len(cohort)), held)
+        return DistributedUpdates(self, self._gather(train, len(cohort)), held)
 
     def _train(self, task: Task, cohort: Sequence[str]) -> zip[tuple[int, Update]]:
         """The answers of this process's share, with their places in the cohort."""
         seconds = [self.seconds(client) for client in cohort]
         mine = share_out(seconds, self.processes.size)[self.processes.rank]
-        return zip(mine, self.worker.run(task, [cohort[p] for p in mine]), strict=True)
+        updates = map(arrived(task), self.worker.run(task, [cohort[p] for p in mine]))
+        return zip(mine, updates, strict=True)
 
     def _gather(self, train: Callable[[], dict[str, Any]], num_clients: int) -> Answers:
         """Trains everywhere, and tells everyone what came of it."""
@@ -170,7 +172,7 @@ class DistributedPool:
 
     def fold(self, answers: Answers, held: Mapping[int, Update]) -> Update:
         """Updates one after another in cohort order, each sent to everyone by its process."""
-        total = Sum()
+        total = RunningMean()
         for position, (update, owner) in enumerate(zip(answers.updates, answers.owners, strict=True)):
             mean: Tensors = {}
             for entries in () if update.is_empty else _by_dtype(answers.layout):
@@ -193,7 +195,7 @@ class DistributedPool:
 
 
 @dataclass(frozen=True)
-class Spread:
+class DistributedUpdates:
     """Updates that stay in the processes where they were trained until weights for them are known."""
 
     pool: DistributedPool
@@ -239,13 +241,13 @@ def _noted(position: int, update: Update) -> dict[str, Any]:
     return {
         "position": position,
         "log_weight": update.log_weight,
-        "reports": [[report.client, dict(report.stats)] for report in update.reports],
+        "reports": [[r.client, dict(r.stats), r.bytes_up, r.state_bytes] for r in update.reports],
         "failures": [[failure.client, failure.reason] for failure in update.failures],
     }
 
 
 def _update_of(note: Mapping[str, Any]) -> Update:
-    reports = tuple(Report(client, stats) for client, stats in note["reports"])
+    reports = tuple(Report(*report) for report in note["reports"])
     failures = tuple(Failure(client, reason) for client, reason in note["failures"])
     return Update({}, note["log_weight"], reports, failures)
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from antiphon.core import Failure, Report, Task, Tensors, Update, Weigh, Worker, add_up, distances_of
+from antiphon.views import arrived
 
 
 @dataclass(frozen=True)
-class Held:
+class LocalUpdates:
     """Updates kept in memory, in cohort order, until weights for them are known."""
 
     updates: tuple[Update, ...]
@@ -22,7 +23,7 @@ class Held:
     def combine(self, log_weights: Sequence[float]) -> Update:
         if len(log_weights) != len(self.updates):
             raise ValueError(f"{len(log_weights)} weights for {len(self.updates)} updates")
-        return add_up(update.weighted(w) for update, w in zip(self.updates, log_weights, strict=True))
+        return add_up(update.with_log_weight(w) for update, w in zip(self.updates, log_weights, strict=True))
 
     def distances(self, point: Tensors) -> list[float]:
         return distances_of(point, [update.mean for update in self.updates])
@@ -35,9 +36,10 @@ class LocalPool:
     worker: Worker
 
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
-        return add_up(update.weighed(weigh) for update in self.worker.run(task, cohort))
+        updates = map(arrived(task), self.worker.run(task, cohort))
+        return add_up(update.weighted_by(weigh) for update in updates)
 
-    def collect(self, task: Task, cohort: Sequence[str]) -> Held:
-        replies = list(self.worker.run(task, cohort))
+    def collect(self, task: Task, cohort: Sequence[str]) -> LocalUpdates:
+        replies = list(map(arrived(task), self.worker.run(task, cohort)))
         held = tuple(update for update in replies if not update.is_empty)
-        return Held(held, tuple(failure for update in replies for failure in update.failures))
+        return LocalUpdates(held, tuple(failure for update in replies for failure in update.failures))

@@ -9,14 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from antiphon import config
-from antiphon.algorithms.central import Central
-from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg
-from antiphon.algorithms.pruning import FederatedPruning
-from antiphon.algorithms.rehearsal import Rehearsed
-from antiphon.algorithms.robust import GeometricMedian
-from antiphon.algorithms.self_training import OtherModel, SelfTrained
-from antiphon.clients.worker import Unreliability
+from antiphon.clients.faults import Unreliability
+from antiphon.core import Algorithm, parts_of
 from antiphon.data.corruption import Corruption
 from antiphon.data.frontends import Filterbank, OnnxEncoder
 from antiphon.data.huggingface import HuggingFaceFeatures, HuggingFaceTokensConfig
@@ -84,9 +79,7 @@ class Speakers:
 class Run:
     """One row of a table."""
 
-    algorithm: FedAvg | DgaRl | GeometricMedian | Rehearsed | SelfTrained | FederatedPruning | Central = (
-        FedAvg()
-    )
+    algorithm: Algorithm = FedAvg()
     # Whose utterances: seed, federated, both, organisation, or seed+organisation; with a number, as in
     # 4*seed+organisation, so often in every pass.
     data: str = "federated"
@@ -97,22 +90,27 @@ class Run:
     rounds: Rounds = Rounds()
     labelled: float = 1.0  # share of the clients that have texts; the others' texts are never read
     model: CtcConfig | LasConfig | TransducerConfig | None = None  # null: the experiment's
+    held_out: float = (
+        0.0  # share of each client's utterances that it does not train on: they score its own model
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.labelled <= 1:
             raise ValueError(f"labelled is a share between 0 and 1, not {self.labelled}")
-        if self.labelled < 1 and not isinstance(self.algorithm, SelfTrained):
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out is a share of at least 0 and below 1, not {self.held_out}")
+        if self.labelled < 1 and not any(
+            getattr(p, "labels_speech", False) for p in parts_of(self.algorithm)
+        ):
             raise ValueError(
                 "labelled below 1 leaves clients without texts, which only self_trained can train on: "
                 "set algorithm=self_trained or labelled=1"
             )
         if self.labelled < 1 and self.data != "federated":
             raise ValueError("labelled below 1 is for data=federated: the server has the texts of the others")
-        if isinstance(self.algorithm, FederatedPruning) and self.rounds.total < self.algorithm.fine_tune_from:
-            raise ValueError(
-                f"rounds.total is {self.rounds.total}, so the model would never be made small: "
-                f"fine_tune_from is {self.algorithm.fine_tune_from}"
-            )
+        for part in parts_of(self.algorithm):
+            if hasattr(part, "check_run"):
+                part.check_run(self)
 
     @property
     def times(self) -> dict[str, int]:
@@ -127,9 +125,13 @@ class Run:
     @property
     def teacher(self) -> str:
         """The run or folder whose model labels this one's speech; empty: its own model, or nobody."""
-        if isinstance(self.algorithm, SelfTrained) and isinstance(self.algorithm.teacher, OtherModel):
-            return self.algorithm.teacher.model
-        return ""
+        names = (getattr(part, "teacher_model", "") for part in parts_of(self.algorithm))
+        return next(filter(None, names), "")
+
+    @property
+    def makes_submodel(self) -> bool:
+        """Whether the run ends with a smaller model than it began with."""
+        return any(getattr(part, "effect", "") == "reshapes" for part in parts_of(self.algorithm))
 
     @property
     def starts_elsewhere(self) -> bool:
@@ -161,11 +163,11 @@ class Experiment:
         known: set[str] = set()
         small: set[str] = set()  # runs that end with a pruned model
         for name, run in self.runs.items():
-            if isinstance(run.algorithm, FederatedPruning) and run.start in small:
+            if run.makes_submodel and run.start in small:
                 raise ValueError(
                     f"run {name!r} would prune the model of {run.start!r}, which is pruned already"
                 )
-            if isinstance(run.algorithm, FederatedPruning) or run.start in small:
+            if run.makes_submodel or run.start in small:
                 small.add(name)
             self._check_run(name, run, known)
             known.add(name)
@@ -185,8 +187,6 @@ class Experiment:
         is_named_twice = len(run.times) < len(run.data.split("+"))
         if "+".join(run.times) not in (*others, last) or is_named_twice:
             raise ValueError(f"run {name!r}: data is {', '.join(others)} or {last}, not {run.data!r}")
-        if isinstance(run.algorithm, Central) and run.clients != Iid(1):
-            raise ValueError(f"run {name!r}: central training has one client, clients must be iid, parts 1")
 
     def _data(self) -> tuple[str, ...]:
         more = ("organisation", "seed+organisation") if self.speakers.organisation else ()

@@ -10,18 +10,19 @@ from typing import Any, Protocol
 
 from antiphon import config
 from antiphon.clients.client import Bench
-from antiphon.core import Stopped, Tensors
+from antiphon.clients.states import ClientStates
+from antiphon.core import RunContext, Stopped, Tensors
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.engine import Engine, Listener, Silent
 from antiphon.jobs import run_jobs
 from antiphon.measure import measure
 from antiphon.recipes.experiment import Experiment, Run
 from antiphon.recipes.folder import check_folder, claim_folder
-from antiphon.recipes.preparation import Prepared, device_name, prepare, told
+from antiphon.recipes.preparation import Prepared, device_name, prepare, structure_in
 from antiphon.recipes.provenance import commit, versions
 from antiphon.recipes.scoring import score, write_json
 from antiphon.recipes.starting import load_start
-from antiphon.recipes.teaching import with_teacher
+from antiphon.recipes.teaching import ResolvedLabels
 from antiphon.report import write_report
 from antiphon.report.run import RunFolder
 from antiphon.team import Alone, Team
@@ -177,7 +178,7 @@ def _carry_out(
 ) -> Scores:
     run, folder = prepared.experiment.runs[name], out / name
     begin = team.first(lambda: load_start(run.start, out, prepared.fresh[name]))
-    start, recognizer = begin["params"], prepared.recognizer(name, begin["shape"])
+    start, recognizer = begin["params"], prepared.recognizer(name, begin["submodel"])
     augment, device = prepared.experiment.augment, prepared.device
     bfloat16 = prepared.experiment.bfloat16
     store = prepared.store_of(name)
@@ -190,10 +191,10 @@ def _carry_out(
 
     team.first(open_folder)
     valid = sorted(prepared.valid_clients())
-    algorithm = with_teacher(run.algorithm, out, folder, team, prepared.server_texts)
+    states = ClientStates(folder / "clients", run.rounds.renew_lost_states)
     engine = Engine(
-        told(algorithm, valid, recognizer),
-        prepared.pool(name, bench, team),
+        run.algorithm,
+        prepared.pool(name, bench, team, states),
         list(prepared.clients[name]),
         run.rounds,
         folder,
@@ -202,13 +203,20 @@ def _carry_out(
         listener=listener,
         team=team,
         expect=lambda cohort: prepared.expect(name, cohort),
+        context=RunContext(
+            valid=tuple(valid),
+            structure=structure_in(recognizer),
+            resolve_labels=ResolvedLabels(out, folder, team, prepared.server_texts),
+        ),
+        states=states,
+        faults=prepared.faults(name),
     )
     outcome = engine.run(start, resume, skip_corrupt)
 
     def finish() -> Scores:
-        last = bench.shaped(outcome.shape)
+        last = bench.shaped(outcome.submodel)
         last.load(outcome.best)
-        blueprint = recognizer.blueprint.shaped(outcome.shape)
+        blueprint = recognizer.blueprint.shaped(outcome.submodel)
         result = Recognizer(blueprint, recognizer.tokens, last.model)
         result.save(folder / "model", {"run": name, "round": outcome.best_round})
         return _score(prepared, result, folder, "best", outcome.best_round)

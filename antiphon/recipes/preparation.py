@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from antiphon.algorithms.rehearsal import SERVER_CLIENT
 from antiphon.clients.client import Bench, check_precision
+from antiphon.clients.faults import SimulatedFaults
 from antiphon.clients.stacked import StackedWorker
-from antiphon.clients.worker import SpeechWorker, UnreliableWorker
-from antiphon.core import Algorithm, Pool, Structured, Tensors, Worker, with_validation
+from antiphon.clients.states import ClientStates
+from antiphon.clients.worker import SpeechWorker
+from antiphon.core import Pool, RunContext, Tensors, Worker
+from antiphon.core import prepare as prepare_algorithm
 from antiphon.data.corpus import Corpus
 from antiphon.data.corrupted import corrupted_features
 from antiphon.data.corruption import Chosen
@@ -24,9 +26,11 @@ from antiphon.data.tokens import Tokens
 from antiphon.decoding.recognizer import Blueprint, Recognizer
 from antiphon.models.model import Model
 from antiphon.models.reduced import structure_of
+from antiphon.observed import Faults, no_faults
+from antiphon.prunable import Layer
 from antiphon.recipes.experiment import Experiment
 from antiphon.recipes.starting import check_start
-from antiphon.recipes.teaching import check_teaching, unlabelled_clients
+from antiphon.recipes.teaching import CheckedLabels, unlabelled_clients
 from antiphon.seeding import derive
 from antiphon.team import Alone, Team
 
@@ -39,7 +43,8 @@ class Prepared:
     store: FeatureStore
     groups: dict[str, np.ndarray]  # seed, federated, both, valid, test -> utterances
     corrupted: Chosen
-    clients: dict[str, dict[str, np.ndarray]]  # run -> client -> utterances
+    clients: dict[str, dict[str, np.ndarray]]  # run -> client -> utterances it trains on
+    held_out: dict[str, dict[str, np.ndarray]]  # run -> client -> utterances that score its own model
     tokens: Tokens
     fresh: dict[str, Tensors]  # run -> parameters to be trained, of a model that has learnt nothing here
     device: torch.device
@@ -67,19 +72,29 @@ class Prepared:
         """Reads the speech of the next cohort of a run while this one trains."""
         self.store.expect(np.concatenate([self.clients[name][client] for client in cohort]))
 
-    def pool(self, name: str, bench: Bench, team: Team) -> Pool:
+    def everyone(self, name: str) -> dict[str, np.ndarray]:
+        """All that a run sends tasks to: its clients, the validation speakers, the server's own speech."""
+        return {**self.clients[name], **self.valid_clients(), SERVER_CLIENT: self.groups["seed"]}
+
+    def seconds_of(self, name: str) -> Callable[[str], float]:
+        """Seconds of audio by client."""
+        everyone = self.everyone(name)
+        return lambda client: float(self.store.seconds[everyone[client]].sum())
+
+    def pool(self, name: str, bench: Bench, team: Team, states: ClientStates) -> Pool:
         """Carries tasks to the clients of a run, in all processes of the team."""
-        clients, faults = self.clients[name], self.experiment.unreliability
-        everyone = {**clients, **self.valid_clients(), SERVER_CLIENT: self.groups["seed"]}
-
-        def seconds(client: str) -> float:
-            return float(self.store.seconds[everyone[client]].sum())
-
+        everyone, held_out = self.everyone(name), self.held_out.get(name, {})
         stacks = self.experiment.stacked and self.device.type == "cuda"
-        worker: Worker = StackedWorker(bench, everyone) if stacks else SpeechWorker(bench, everyone)
-        if faults.dropout or faults.deadline:
-            worker = UnreliableWorker(worker, faults, seconds, self.experiment.seed)
-        return team.pool(worker, seconds)
+        kind = StackedWorker if stacks else SpeechWorker
+        worker: Worker = kind(bench, everyone, states, held_out)
+        return team.pool(worker, self.seconds_of(name))
+
+    def faults(self, name: str) -> Faults:
+        """Simulated faults of a run's clients."""
+        unreliability = self.experiment.unreliability
+        if not (unreliability.dropout or unreliability.deadline):
+            return no_faults
+        return SimulatedFaults(unreliability, self.seconds_of(name), self.experiment.seed)
 
 
 def texts_of(store: FeatureStore, indices: np.ndarray) -> list[str]:
@@ -92,12 +107,14 @@ def valid_clients(experiment: Experiment, store: FeatureStore) -> dict[str, np.n
     return {f"valid/{s}": store.where(split, [s]) for s in store.speakers(split)}
 
 
-def told(algorithm: Algorithm[Any], valid: Sequence[str], recognizer: Recognizer) -> Algorithm[Any]:
-    """The algorithm, which now knows what it asks for: the validation clients, or the model's layers."""
-    if isinstance(algorithm, Structured):
+def structure_in(recognizer: Recognizer) -> Callable[[], Sequence[Layer]]:
+    """The layers of a model that can lose units, or an error that says why it stays whole."""
+
+    def structure() -> Sequence[Layer]:
         recognizer.blueprint.whole_model()
-        return algorithm.with_structure(structure_of(recognizer.model))
-    return with_validation(algorithm, valid)
+        return structure_of(recognizer.model)
+
+    return structure
 
 
 def choose_device(name: str) -> torch.device:
@@ -147,27 +164,54 @@ def prepare(
     tokens = experiment.tokens.fit(server_texts(), corpus.alphabet)
     drawn: dict[Blueprint, tuple[Recognizer, Tensors]] = {}
     fresh, clients, valid = {}, {}, sorted(valid_clients(experiment, store))
+    held_out: dict[str, dict[str, np.ndarray]] = {}
     for name, run in experiment.runs.items():
         try:
             blueprint = experiment.blueprint(name)
             if blueprint not in drawn:
                 drawn[blueprint] = _drawn(experiment.seed, blueprint, tokens, chosen)
             recognizer, fresh[name] = drawn[blueprint]
-            told(run.algorithm, valid, recognizer).init(fresh[name])
-            if run.starts_elsewhere:
-                found = check_start(run.start, blueprint, tokens)
-                told(run.algorithm, valid, replace(recognizer, blueprint=found))
             indices = np.concatenate([groups[group] for group in run.times])
             if len(indices) == 0:
                 raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
             dealt = corrupted.left(run.clients(store, indices, experiment.seed))
+            dealt, held_out[name] = hold_out(dealt, run.held_out, experiment.seed)
             clients[name] = _as_often(dealt, groups, run.times, len(store))
             run.rounds.check(len(clients[name]))
             teacher = drawn[experiment.blueprint(run.teacher)][0] if run.teacher in fresh else recognizer
-            check_teaching(run, teacher, store, clients[name], server_texts)
+            start = recognizer
+            if run.starts_elsewhere:
+                start = replace(recognizer, blueprint=check_start(run.start, blueprint, tokens))
+            context = RunContext(
+                tuple(sorted(clients[name])),
+                tuple(valid),
+                experiment.seed,
+                run.rounds.total,
+                structure=structure_in(start),
+                resolve_labels=CheckedLabels(run, teacher, store, clients[name], server_texts),
+            )
+            prepare_algorithm(run.algorithm, context).init(fresh[name])
         except ValueError as error:
             raise ValueError(f"run {name!r}: {error}") from error
-    return Prepared(experiment, store, groups, corrupted, clients, tokens, fresh, chosen)
+    return Prepared(experiment, store, groups, corrupted, clients, held_out, tokens, fresh, chosen)
+
+
+def hold_out(
+    clients: Mapping[str, np.ndarray], share: float, seed: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Split each client's utterances into those it trains on and those that score its own model."""
+    if share == 0:
+        return dict(clients), {}
+    train, test = {}, {}
+    for client, indices in clients.items():
+        count = max(1, round(share * len(indices)))
+        if count >= len(indices):
+            raise ValueError(
+                f"client {client!r} has {len(indices)} utterances: too few to hold out {share:g}"
+            )
+        order = np.random.default_rng(derive(seed, "held out", client)).permutation(len(indices))
+        train[client], test[client] = np.sort(indices[order[count:]]), np.sort(indices[order[:count]])
+    return train, test
 
 
 def _as_often(

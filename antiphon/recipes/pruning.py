@@ -10,15 +10,12 @@ from pathlib import Path
 import torch
 
 from antiphon import config
-from antiphon.algorithms.central import Central
-from antiphon.algorithms.dga_rl import DgaRl
-from antiphon.algorithms.fedavg import FedAvg, hierarchical
-from antiphon.algorithms.pruning import FederatedPruning
-from antiphon.algorithms.rehearsal import Rehearsed
-from antiphon.algorithms.robust import GeometricMedian
+from antiphon.algorithms.fedavg import hierarchical
+from antiphon.algorithms.pruning import FederatedPruning, prunable_algorithm
 from antiphon.algorithms.scores import Unified
 from antiphon.algorithms.slices import moving
 from antiphon.core import Tensors, size_in_bytes
+from antiphon.data.partition import Iid
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.engine import Rounds
 from antiphon.kept import shrink
@@ -78,13 +75,13 @@ def open_model(name: str) -> tuple[FederatedPruning, Tensors]:
         with torch.device("meta"):
             model = PRESETS[name].build(FILTERS, TOKENS)
         params = {n: torch.zeros(()).expand(p.shape) for n, p in model.named_parameters()}
-        return FederatedPruning().with_structure(structure_of(model)), params
+        return FederatedPruning(structure=structure_of(model)), params
     if not Path(name).exists():
         raise config.unknown(name, PRESETS, "", "model (and there is no such folder)")
     recognizer = Recognizer.load(name)
     recognizer.blueprint.whole_model()
     params = {n: p.detach() for n, p in recognizer.model.named_parameters()}
-    return FederatedPruning().with_structure(structure_of(recognizer.model)), params
+    return FederatedPruning(structure=structure_of(recognizer.model)), params
 
 
 def plan(model: str, sparsity: float, settings: Sequence[str] = ()) -> Plan:
@@ -115,11 +112,10 @@ def pruned_experiment(
     if run.name not in experiment.runs:
         raise config.unknown(run.name, experiment.runs, "", "run")
     before = experiment.runs[run.name]
-    pruning = FederatedPruning(
-        _federated(before), fine_tune_from=max(1, rounds // 2), every=max(1, rounds // 8)
-    )
+    inner = prunable_algorithm(before.algorithm) or hierarchical(LOCAL, SERVER)
+    pruning = FederatedPruning(inner, fine_tune_from=max(1, rounds // 2), every=max(1, rounds // 8))
     pruning = config.override(pruning, [f"sparsity={sparsity}", *settings])
-    is_central = isinstance(before.algorithm, Central)
+    is_central = prunable_algorithm(before.algorithm) is None and before.clients == Iid(1)
     after = Run(
         pruning,
         _speakers(experiment) if is_central else before.data,
@@ -128,20 +124,6 @@ def pruned_experiment(
         replace(Rounds() if is_central else before.rounds, total=rounds),
     )
     return replace(experiment, recipe="prune", runs={"pruned": after}), Path(body["data"])
-
-
-def _federated(run: Run) -> FedAvg | Rehearsed:
-    """How clients of the pruned run train: as in the run before it, as far as pruning can follow."""
-    algorithm = run.algorithm
-    if isinstance(algorithm, Rehearsed):
-        return replace(algorithm, inner=_averaging(algorithm.inner))
-    if isinstance(algorithm, FedAvg | DgaRl | GeometricMedian):
-        return _averaging(algorithm)
-    return hierarchical(LOCAL, SERVER)
-
-
-def _averaging(algorithm: FedAvg | DgaRl | GeometricMedian) -> FedAvg:
-    return algorithm if isinstance(algorithm, FedAvg) else algorithm.inner
 
 
 def _speakers(experiment: Experiment) -> str:

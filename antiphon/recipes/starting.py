@@ -29,7 +29,7 @@ def check_start(start: str, wanted: Blueprint, tokens: Tokens) -> Blueprint:
 def load_start(start: str, out: Path, fresh: Tensors) -> dict[str, Any]:
     """The parameters, and the model's shape: a run that was pruned leaves a smaller one."""
     if not start:
-        return {"params": fresh, "shape": ""}
+        return {"params": fresh, "submodel": ""}
     source = Path(start) if "/" in start else out / start
     if not (source / "model" / "model.safetensors").exists() and "/" not in start:
         raise ValueError(f"a run starts from {start!r}, which has not finished in {out}")
@@ -38,4 +38,4 @@ def load_start(start: str, out: Path, fresh: Tensors) -> dict[str, Any]:
     trained = shrink(fresh, Kept.read(blueprint.shape))
     # In the order of the file: the last bit of a sum over parameters depends on their order.
     params = {name: tensor for name, tensor in found.items() if name in trained}
-    return {"params": params, "shape": blueprint.shape}
+    return {"params": params, "submodel": blueprint.shape}

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from antiphon.algorithms.self_training import OtherModel, SelfTrained
-from antiphon.core import Algorithm
 from antiphon.data.store import FeatureStore
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.decoding.search import beam_for
+from antiphon.labelling import Labelling
 from antiphon.models.arpa import load_ngram, save_ngram
 from antiphon.models.kneser_ney import estimate
 from antiphon.models.neural_lm import load_sentence_model
@@ -30,56 +28,63 @@ def unlabelled_clients(run: Run, clients: Sequence[str], seed: int) -> list[str]
     return sorted(names[place] for place in order[round(run.labelled * len(names)) :])
 
 
-def check_teaching(
-    run: Run,
-    teacher: Recognizer,
-    store: FeatureStore,
-    clients: Mapping[str, np.ndarray],
-    server_texts: Callable[[], Sequence[str]],
-) -> None:
-    """Refuses a run whose teacher cannot do its work, or has none.
+@dataclass(frozen=True)
+class CheckedLabels:
+    """Before any run begins: refuse a teacher that cannot do its work, or that has none.
 
     `teacher` has the model that will label, unless that is in a folder: then it is the run's own.
     """
-    algorithm = run.algorithm
-    if not isinstance(algorithm, SelfTrained):
-        return
-    if run.labelled == 1 and all(store.text(i) for own in clients.values() for i in own.tolist()):
-        raise ValueError("every utterance has a text, so there is nothing to label: set labelled below 1")
-    if "/" in run.teacher:
-        hears = teacher.blueprint.frontend
-        teacher = Recognizer.load(run.teacher)
-        if teacher.blueprint.frontend != hears:
-            raise ValueError(f"the teacher in {run.teacher} hears through another front end: {hears} is ours")
-    lm, fusion = algorithm.labels.lm, None
-    if lm is not None:
-        ngrams = load_ngram(lm.path) if lm.path else estimate(server_texts(), lm.order)
-        fusion = Fusion(ngrams, lm.weight, lm.word_bonus)
-    beam_for(teacher.model, algorithm.labels.width, fusion)
-    if algorithm.labels.second_pass is not None:
-        load_sentence_model(algorithm.labels.second_pass.path)
+
+    run: Run
+    teacher: Recognizer
+    store: FeatureStore
+    clients: Mapping[str, np.ndarray]
+    server_texts: Callable[[], Sequence[str]]
+
+    def __call__(self, labels: Labelling, model: str) -> tuple[Labelling, str]:
+        indices = [index for own in self.clients.values() for index in own.tolist()]
+        if self.run.labelled == 1 and all(self.store.text(index) for index in indices):
+            raise ValueError("every utterance has a text, so there is nothing to label: set labelled below 1")
+        teacher = self.teacher
+        if "/" in model:
+            frontend = teacher.blueprint.frontend
+            teacher = Recognizer.load(model)
+            if teacher.blueprint.frontend != frontend:
+                raise ValueError(f"the teacher in {model} has another front end: this run has {frontend}")
+        fusion = None
+        if labels.lm is not None:
+            ngrams = (
+                load_ngram(labels.lm.path)
+                if labels.lm.path
+                else estimate(self.server_texts(), labels.lm.order)
+            )
+            fusion = Fusion(ngrams, labels.lm.weight, labels.lm.word_bonus)
+        beam_for(teacher.model, labels.width, fusion)
+        if labels.second_pass is not None:
+            load_sentence_model(labels.second_pass.path)
+        return labels, model
 
 
-def with_teacher(
-    algorithm: Algorithm[Any],
-    out: Path,
-    folder: Path,
-    team: Team,
-    server_texts: Callable[[], Sequence[str]],
-) -> Algorithm[Any]:
-    """The algorithm, whose teacher and language model are paths now that every process of the team can open.
+@dataclass(frozen=True)
+class ResolvedLabels:
+    """When a run begins: paths of the teacher and of its language model that every process can open.
 
     A language model of the server's texts is written into the run's folder.
     """
-    if not isinstance(algorithm, SelfTrained):
-        return algorithm
-    teacher, lm = algorithm.teacher, algorithm.labels.lm
-    if isinstance(teacher, OtherModel) and "/" not in teacher.model:
-        if not team.first(lambda: (out / teacher.model / "model" / "model.safetensors").exists()):
-            raise ValueError(f"a run is taught by {teacher.model!r}, which has not finished in {out}")
-        algorithm = replace(algorithm, teacher=OtherModel(str(out / teacher.model)))
-    if lm is not None and not lm.path:
-        path = folder / "lm.arpa"
-        team.first(lambda: save_ngram(estimate(server_texts(), lm.order), path))
-        algorithm = replace(algorithm, labels=replace(algorithm.labels, lm=replace(lm, path=str(path))))
-    return algorithm
+
+    out: Path
+    folder: Path
+    team: Team
+    server_texts: Callable[[], Sequence[str]]
+
+    def __call__(self, labels: Labelling, model: str) -> tuple[Labelling, str]:
+        if model and "/" not in model:
+            if not self.team.first(lambda: (self.out / model / "model" / "model.safetensors").exists()):
+                raise ValueError(f"a run is taught by {model!r}, which has not finished in {self.out}")
+            model = str(self.out / model)
+        lm = labels.lm
+        if lm is not None and not lm.path:
+            path = self.folder / "lm.arpa"
+            self.team.first(lambda: save_ngram(estimate(self.server_texts(), lm.order), path))
+            labels = replace(labels, lm=replace(lm, path=str(path)))
+        return labels, model

@@ -1,0 +1,163 @@
+"""What clients keep from round to round: control variates, personal layers, memory of a compressor.
+
+A state is a dict of tensors. It is stored in one file for each client and version, in the folder of the run.
+A version is the moment (round, call) of the task that wrote it; a task reads the newest version before its
+own moment. So a round that is repeated after a crash reads what it read the first time, and a run that is
+resumed from a checkpoint goes on exactly.
+
+The order that makes this safe: states are on disk before the checkpoint that relies on them (`sync`), old
+versions are removed after it (`prune`), and versions that came after the checkpoint are removed on resume
+(`rollback`). Clients that never kept anything have no file, and a file is read only when the client is asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from antiphon.core import Tensors
+
+Moment = tuple[int, int]  # round, call
+SUFFIX, WRITING = ".safetensors", ".writing"
+RENEW = ", or set rounds.renew_lost_states=true to let the client start anew"
+
+
+class LostState(ValueError):
+    """The state of a client is missing or damaged."""
+
+
+@dataclass
+class ClientStates:
+    """The states of all clients of a run, in a folder that every process can see.
+
+    `expected` maps clients to the moment of their last state, as the journal of a resumed run knows it. With
+    `renew_lost`, a client whose state is missing or damaged starts anew; without, its tasks fail and name it.
+    """
+
+    folder: Path
+    renew_lost: bool = False
+    expected: dict[str, Moment] = field(default_factory=dict)
+    _unsynced: list[Path] = field(default_factory=list, init=False)
+    _several: set[str] = field(default_factory=set, init=False)  # clients that may have more than one version
+
+    def read(self, client: str, moment: Moment, device: str = "cpu") -> Tensors:
+        """Return the newest state before a moment; empty if the client has none."""
+        try:
+            return self._read(client, moment, device)
+        except LostState:
+            if self.renew_lost:
+                return {}
+            raise
+
+    def _read(self, client: str, moment: Moment, device: str) -> Tensors:
+        versions = [version for version in self._versions(client) if version[0] < moment]
+        expected = self.expected.get(client)
+        if expected is not None and expected < moment and (not versions or versions[-1][0] < expected):
+            raise LostState(
+                f"the state of {client!r} from round {expected[0] + 1} is missing in "
+                f"{self._folder_of(client)}: restore it{RENEW}"
+            )
+        if not versions:
+            return {}
+        return _load(versions[-1][1], device)
+
+    def write(self, client: str, moment: Moment, state: Mapping[str, Tensor]) -> int:
+        """Store a state under its moment; return its size in bytes. The file is whole or not there."""
+        path = self._folder_of(client) / f"{moment[0]:06d}.{moment[1]:06d}{SUFFIX}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}{WRITING}")
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
+        save_file(tensors, temporary, metadata={"sha256": _digest(tensors)})
+        os.replace(temporary, path)
+        self._unsynced.append(path)
+        self.wrote(client, moment)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+    def wrote(self, client: str, moment: Moment) -> None:
+        """Note that a client has a version, which another process may have written."""
+        self.expected[client] = max(moment, self.expected.get(client, moment))
+        self._several.add(client)
+
+    def sync(self) -> None:
+        """Return when every version that this process wrote is on the disk."""
+        for path in self._unsynced:
+            for target in (path, path.parent):
+                _sync(target)
+        self._unsynced = []
+
+    def prune(self, rounds: Iterable[int]) -> None:
+        """Remove versions that no run which resumes at one of these rounds, or later, can read."""
+        for client in sorted(self._several):
+            versions = self._versions(client)
+            needed = {_newest_before(versions, (round, 0)) for round in rounds}
+            latest = max(rounds, default=0)
+            for moment, path in versions:
+                if moment < (latest, 0) and path not in needed:
+                    path.unlink(missing_ok=True)  # another process may have removed it
+            if len(self._versions(client)) < 2:
+                self._several.discard(client)
+
+    def rollback(self, round: int) -> None:
+        """Remove what was written at or after a round. Lists names; opens no file."""
+        for folder in self.folder.glob("*/"):
+            for path in folder.iterdir():
+                if path.name.endswith(WRITING) or _moment(path) >= (round, 0):
+                    path.unlink()
+            self._several.add(unquote(folder.name))
+
+    def _folder_of(self, client: str) -> Path:
+        return self.folder / quote(client, safe="").replace(".", "%2E")
+
+    def _versions(self, client: str) -> list[tuple[Moment, Path]]:
+        """Return the versions of a client, the oldest first."""
+        return sorted((_moment(path), path) for path in self._folder_of(client).glob(f"*{SUFFIX}"))
+
+
+def _newest_before(versions: list[tuple[Moment, Path]], moment: Moment) -> Path | None:
+    return next((path for version, path in reversed(versions) if version < moment), None)
+
+
+def _moment(path: Path) -> Moment:
+    round, call = path.name.split(".")[:2]
+    return int(round), int(call)
+
+
+def _load(path: Path, device: str) -> Tensors:
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            digest = (file.metadata() or {}).get("sha256")
+    except (OSError, SafetensorError) as error:
+        raise LostState(f"the client state {path} is damaged ({error}): restore it{RENEW}") from error
+    if digest != _digest({name: tensor.cpu() for name, tensor in tensors.items()}):
+        raise LostState(
+            f"the client state {path} is damaged (its checksum does not match): restore it{RENEW}"
+        )
+    return tensors
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a checksum of names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,179 @@
+"""Open choices: the classes of one kind, found by name.
+
+A name is one of three things:
+
+- a registered name: `@ALGORITHMS.register` above class FedAvg makes it `fed_avg`;
+- an entry point of an installed package, in the registry's group (`antiphon.algorithms`, ...);
+- `package.module:Class`, for any class that can be imported.
+
+A configuration field that is annotated with a kind, such as `inner: Algorithm`, takes every class of that
+kind (`antiphon.config`). The name is stored with a run, so that another process can find the class again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def choice_name(cls: type) -> str:
+    """Return the name of a class in configurations: snake case, without a closing "Config".
+
+    >>> class UnigramConfig: ...
+    >>> choice_name(UnigramConfig)
+    'unigram'
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__.removesuffix("Config")).lower()
+
+
+class Registry(Mapping[str, Any]):
+    """The choices of one kind, by name; a mapping that also finds entry points and `package.module:Class`.
+
+    Args:
+        group: the group of entry points, and what errors call the kind.
+        needs: attributes that a choice must have to be of this kind.
+        homes: modules and packages of antiphon that register choices. They are imported when a name is first
+            looked up, so that a new file in such a package needs no other edit.
+        default: the registered name that stands first in lists, and that old configurations left out.
+        is_config: choices are dataclasses, so that their fields can be written to a configuration.
+        takes_paths: `package.module:Class` is a name too. Never true for names that come over a network.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        needs: Sequence[str] = (),
+        homes: Sequence[str] = (),
+        default: str = "",
+        is_config: bool = True,
+        takes_paths: bool = True,
+    ) -> None:
+        self.group, self.needs, self.homes = group, tuple(needs), tuple(homes)
+        self.default, self.is_config, self.takes_paths = default, is_config, takes_paths
+        self._registered: dict[str, Any] = {}
+        self._is_loaded = False
+
+    def register(self, choice: T, name: str = "") -> T:
+        """Add a choice; without a name, that of its class. Works as a decorator."""
+        name = name or choice_name(choice if isinstance(choice, type) else type(choice))
+        before = self._registered.setdefault(name, choice)
+        if _origin(before) != _origin(choice):
+            raise ValueError(
+                f"{self.group}: {name!r} is registered twice: {_origin(before)}, {_origin(choice)}"
+            )
+        self._registered[name] = choice
+        return choice
+
+    def named(self, name: str) -> Any:
+        """Return a decorator that registers under this name."""
+        return lambda choice: self.register(choice, name)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the choice; ValueError if it is unknown, cannot be imported, or is of another kind."""
+        self._load_homes()
+        if name in self._registered:
+            return self._fitting(name, self._registered[name])
+        if name not in self:
+            raise unknown_name(name, self, "choice")
+        point = self._entry_points().get(name) or EntryPoint(name, name, self.group)
+        try:
+            choice = point.load()
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"cannot import {point.value!r} ({error}): install its package or set PYTHONPATH"
+            ) from error
+        return self._fitting(name, choice)
+
+    def __contains__(self, name: object) -> bool:
+        self._load_homes()
+        if name in self._registered or name in self._entry_points():
+            return True
+        return self.takes_paths and isinstance(name, str) and ":" in name
+
+    def __iter__(self) -> Iterator[str]:
+        self._load_homes()
+        names = dict.fromkeys([*([self.default] if self.default else []), *self._registered])
+        return iter(dict.fromkeys([*names, *self._entry_points()]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def name_of(self, cls: type) -> str:
+        """Return the name by which another process finds a class; ValueError if there is none."""
+        self._load_homes()
+        path = _origin(cls)
+        for name, choice in self._registered.items():
+            if choice is cls:
+                return name
+        for name, point in self._entry_points().items():
+            if point.value == path:
+                return name
+        if cls.__module__ == "__main__" or "<locals>" in path:
+            raise ValueError(
+                f"{path} cannot be stored: a resumed run could not find it again. "
+                "Define the class at the top level of a module that can be imported"
+            )
+        self._fitting(path, cls)
+        return path
+
+    def _fitting(self, name: str, choice: Any) -> Any:
+        fields = getattr(choice, "__dataclass_fields__", {})
+        missing = [need for need in self.needs if not (hasattr(choice, need) or need in fields)]
+        if self.is_config and not is_dataclass(choice):
+            missing.append("dataclass fields (decorate it with @dataclass(frozen=True))")
+        if missing:
+            raise ValueError(
+                f"{name!r} cannot be used as one of {self.group}: it has no {', '.join(missing)}"
+            )
+        return choice
+
+    def _entry_points(self) -> Mapping[str, EntryPoint]:
+        return _entry_points(self.group, tuple(sys.path))
+
+    def _load_homes(self) -> None:
+        if self._is_loaded:
+            return
+        self._is_loaded = True
+        for home in self.homes:
+            module = importlib.import_module(home)
+            for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
+                importlib.import_module(f"{home}.{found.name}")
+
+
+@lru_cache
+def _entry_points(group: str, search_path: tuple[str, ...]) -> Mapping[str, EntryPoint]:
+    """Return a group's entry points; they are looked up again when `sys.path` has changed."""
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def _origin(choice: Any) -> str:
+    cls = choice if hasattr(choice, "__qualname__") else type(choice)
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+REGISTRIES: dict[Any, Registry] = {}  # a kind, as it stands in annotations -> its choices
+
+
+def open_kind(kind: Any, registry: Registry) -> Registry:
+    """Make fields that are annotated with `kind` take every choice of a registry."""
+    REGISTRIES[kind] = registry
+    return registry
+
+
+def unknown_name(name: Any, valid: Iterable[str], what: str, where: str = "") -> ValueError:
+    """Return the error for a name that is not among the valid ones, with the nearest of them."""
+    names = list(valid)
+    near = get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    prefix = f"{where}: " if where else ""
+    return ValueError(f"{prefix}unknown {what} {name!r}; {hint}valid: {', '.join(names) or 'none'}")
