@@ -38,11 +38,11 @@ def compare(
     Example:
         print(antiphon.compare("out/seed", "out/dga").verdict)
     """
-    transcripts = [
+    one, other = (
         read_transcripts(Path(source), split, which, _path(reference)) for source in (first, second)
-    ]
-    steps = Normalisation.of(normalise) if normalise else shared_normalisation(*transcripts)
-    comparison = compare_transcripts(*transcripts, steps)
+    )
+    steps = Normalisation.of(normalise) if normalise else shared_normalisation(one, other)
+    comparison = compare_transcripts(one, other, steps)
     if out is not None:
         write_json(Path(out), comparison.to_json())
     return comparison
