@@ -12,7 +12,7 @@ from rich.table import Table
 
 import antiphon
 from antiphon.cli import terminal
-from antiphon.cli.options import Device, Out, Resume, Settings, num_cores
+from antiphon.cli.options import Device, Resume, Settings, num_cores
 from antiphon.recipes.session_report import Rate, SessionReport
 
 SeedRun = Annotated[Path, typer.Argument(help="A finished run, such as out/seed, or the folder of a model.")]
@@ -21,6 +21,7 @@ Text = Annotated[
     typer.Option(help="Text of sessions: a file each, a folder, or .jsonl (session, text). Repeatable."),
 ]
 Rehearse = Annotated[Path, typer.Option(help="The corpus of real speech that the model was trained on.")]
+AdaptedOut = Annotated[Path, typer.Option(help="The folder for the speech, the runs and the report.")]
 Organisation = Annotated[
     list[Path], typer.Option(help="Text of the whole organisation, to adapt to centrally first. Repeatable.")
 ]
@@ -42,7 +43,7 @@ def adapt_command(
     run: SeedRun,
     text: Text,
     rehearse: Rehearse,
-    out: Out,
+    out: AdaptedOut,
     organisation: Organisation = [],
     train: Train = "all",
     rounds: Rounds = 20,

@@ -114,8 +114,7 @@ def _print_weights(rescoring: Rescoring) -> None:
     title, weights = "weights", dict(rescoring.weights)
     if rescoring.leave_one_out:
         title = "weights, found on all"
-        others = rescoring.scores.num_sessions - 1
-        terminal.say(f"each session is scored with weights found on the {others} others")
+        terminal.say("each session is scored with weights found on all other sessions")
     elif rescoring.tuned_on:
         title = f"weights, found on {rescoring.tuned_on}"
     if rescoring.sharpness is not None:

@@ -19,14 +19,6 @@ OtherCorpus = Annotated[
     Path | None, typer.Option(help="A corpus folder, if not the corpus that the run was trained on.")
 ]
 Split = Annotated[str, typer.Option(help="The split of the corpus.")]
-Steps = Annotated[
-    list[str],
-    typer.Option(
-        metavar="STEP",
-        help="Normalise texts before errors are counted: nfc, lower_case, strip_punctuation, "
-        "collapse_spaces. Repeatable.",
-    ),
-]
 Models = Annotated[
     list[str],
     typer.Option(

@@ -9,7 +9,7 @@ import typer
 
 import antiphon
 from antiphon.cli import terminal
-from antiphon.cli.options import Device, OtherCorpus, Resume, Settings, num_cores
+from antiphon.cli.options import Device, OtherCorpus, Resume, num_cores
 from antiphon.recipes.pruning import Plan
 
 MIB = 2**20
@@ -19,6 +19,10 @@ Model = Annotated[
 Sparsity = Annotated[float, typer.Option(help="The share of each matrix's rows or columns to remove.")]
 PrunedOut = Annotated[Path | None, typer.Option(help="The folder for the pruned run.")]
 OnlyPlan = Annotated[bool, typer.Option("--plan", help="Only print what would be left.")]
+PruningSettings = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the pruning. Repeatable."),
+]
 Rounds = Annotated[int, typer.Option(min=2, help="Rounds: half of them find the mask, half fine-tune.")]
 
 
@@ -28,7 +32,7 @@ def prune_command(
     out: PrunedOut = None,
     plan: OnlyPlan = False,
     rounds: Rounds = 40,
-    settings: Settings = [],
+    settings: PruningSettings = [],
     data: OtherCorpus = None,
     resume: Resume = False,
     device: Device = "auto",

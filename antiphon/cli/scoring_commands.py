@@ -14,7 +14,7 @@ from rich.table import Table
 
 import antiphon
 from antiphon.cli import terminal
-from antiphon.cli.options import Device, OtherCorpus, RunFolder, Split, Steps, num_cores
+from antiphon.cli.options import Device, OtherCorpus, RunFolder, Split, num_cores
 from antiphon.cli.terminal import say
 from antiphon.decoding.alignment import Confusions, most_frequent
 from antiphon.recipes.comparison import Comparison
@@ -28,6 +28,22 @@ Reference = Annotated[
 ]
 EvaluatedSplit = Annotated[str, typer.Option(help="The split whose evaluation is read from a run.")]
 Which = Annotated[str, typer.Option(help="The model whose evaluation is read from a run: best or start.")]
+Steps = Annotated[
+    list[str],
+    typer.Option(
+        metavar="STEP",
+        help="Normalise texts before errors are counted: nfc, lower_case, strip_punctuation, "
+        "collapse_spaces. Repeatable.",
+    ),
+]
+RecordedSteps = Annotated[
+    list[str],
+    typer.Option(
+        metavar="STEP",
+        help="Normalise texts before errors are counted: nfc, lower_case, strip_punctuation, "
+        "collapse_spaces; by default as scores.json beside the transcripts says. Repeatable.",
+    ),
+]
 Recordings = Annotated[list[Path], typer.Argument(help="Recordings: WAV, FLAC, Opus and others.")]
 Alignments = Annotated[
     Path | None,
@@ -72,7 +88,7 @@ def compare_command(
     reference: Reference = None,
     split: EvaluatedSplit = "test",
     which: Which = "best",
-    normalise: Steps = [],
+    normalise: RecordedSteps = [],
     out: Annotated[Path | None, typer.Option(help="A JSON file for everything.")] = None,
 ) -> None:
     """Test whether the difference between two runs is real: matched pairs, and a bootstrap over speakers."""
@@ -89,7 +105,7 @@ def alignments_command(
     reference: Reference = None,
     split: EvaluatedSplit = "test",
     which: Which = "best",
-    normalise: Steps = [],
+    normalise: RecordedSteps = [],
     out: Alignments = None,
     top: Annotated[int, typer.Option(min=0, help="The number of confusions to show.")] = 10,
 ) -> None:
