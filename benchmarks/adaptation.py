@@ -14,12 +14,14 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common import argument_parser, print_table, write_result
 
-from antiphon import config, screen
+from antiphon import config
+from antiphon.cli.terminal import Terminal
 from antiphon.data.corpus import Corpus
 from antiphon.data.session_texts import LEAK
 from antiphon.recipes import adaptation
@@ -48,16 +50,16 @@ def main() -> None:
     )
     if args.texts_only:
         return
-    with screen.bar("synthesis") as progress:
+    with Terminal() as terminal:
         spoken, real = adaptation.make_corpus(
-            args.work / "corpus", found, corpus, speaking, num_cores, progress
+            args.work / "corpus", found, corpus, speaking, num_cores, partial(terminal, "synthesis")
         )
     names = adaptation.parts([name for name, _ in seed.blueprint.build(seed.tokens.size).named_parameters()])
     one = adaptation.adapted_experiment(seed, True, "all", args.rounds)
     rows = table_rows(str(seed.folder), names, args.rounds)
     experiment = replace(one, recipe="session-adaptation", seed=args.seed, runs=rows)
     experiment = config.override(experiment, args.settings)
-    with screen.Terminal() as terminal:
+    with Terminal() as terminal:
         adaptation.compute_features(seed, spoken, real, num_cores, terminal.features)
         resume = (runs / "experiment.json").exists()
         data = spoken.corpus.path

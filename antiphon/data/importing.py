@@ -52,9 +52,18 @@ def import_corpus(
     options: ImportOptions | None = None,
     progress: Progress = lambda done, total: None,
 ) -> ImportSummary:
-    """Make a corpus folder out of a source in any known format; ValueError if nothing in it can be used.
+    """Make a corpus folder from a source in any known format; ValueError if nothing in it can be used.
 
     The destination appears complete or not at all, whatever happens on the way.
+
+    Args:
+        source: A folder or a manifest; its format is recognised.
+        destination: The corpus folder to make.
+        options: What to take and how; see `ImportOptions`.
+        progress: A function that is called with (utterances done, number of utterances).
+
+    Example:
+        antiphon.import_corpus("recordings", "speech", antiphon.ImportOptions(speeds=(0.9, 1.1)))
     """
     source, destination, options = Path(source), Path(destination), options or ImportOptions()
     check_destination(source, destination, options.overwrite)

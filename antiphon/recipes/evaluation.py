@@ -1,4 +1,4 @@
-"""Scores a finished run's model again: on another split, or on another corpus."""
+"""The corpus of a finished run, and its features as the run's model takes them."""
 
 from __future__ import annotations
 
@@ -6,34 +6,10 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from antiphon.data.corpus import Corpus
 from antiphon.data.store import FeatureStore, compute_features
-from antiphon.decoding.normalisation import Normalisation
 from antiphon.decoding.recognizer import Recognizer
-from antiphon.recipes.preparation import choose_device
-from antiphon.recipes.scoring import score
-
-
-def evaluate_run(
-    run: Path,
-    data: Path | None,
-    split: str,
-    device: str,
-    progress: Callable[[int, int], None],
-    normalisation: Normalisation = Normalisation(),
-) -> tuple[dict[str, Any], Path]:
-    """The scores, and the folder they were written to."""
-    recognizer = Recognizer.load(run, str(choose_device(device)))
-    store = open_store(recognizer, run, data, progress)
-    name = split
-    if data is not None and data.resolve() != _data_of(run):
-        name = f"{data.name}-{split}"
-    round = json.loads((run / "model" / "model.json").read_text())["notes"]["round"]
-    folder = run / "evaluation" / name / "best"
-    notes = {"split": name, "which": "best", "round": round}
-    return score(recognizer, store, store.where(split=split), folder, notes, normalisation), folder
 
 
 def open_store(
@@ -41,14 +17,20 @@ def open_store(
     run: Path,
     data: Path | None,
     progress: Callable[[int, int], None] | None = None,
+    num_processes: int | None = None,
 ) -> FeatureStore:
-    """What the recogniser of a run hears of a corpus: its own, or another."""
-    source = data or _data_of(run)
+    """Open the features of a run's corpus, or of `data`; compute them where they are missing.
+
+    num_processes: that compute features; by default one for each core.
+    """
+    source = data or corpus_of(run)
     if source is None:
-        raise ValueError(f"{run} does not say which corpus it is from: give --data")
-    return compute_features(Corpus.open(source), recognizer.blueprint.frontend, os.cpu_count() or 1, progress)
+        raise ValueError(f"{run} does not say which corpus it was trained on: name one with --data")
+    num_processes = num_processes or os.cpu_count() or 1
+    return compute_features(Corpus.open(source), recognizer.blueprint.frontend, num_processes, progress)
 
 
-def _data_of(run: Path) -> Path | None:
+def corpus_of(run: Path) -> Path | None:
+    """Return the corpus that a run was trained on; None if its folder is not part of an experiment."""
     about = run.resolve().parent / "experiment.json"
     return Path(json.loads(about.read_text())["data"]) if about.exists() else None

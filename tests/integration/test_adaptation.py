@@ -75,7 +75,7 @@ def test_text_becomes_an_adapted_model_and_a_report_on_each_session(
     assert done.code == 0, done.output
     said = " ".join(done.output.split())
     assert "s10: 1 of 3 sentences skipped, characters outside the alphabet" in said
-    assert "empty: nothing left to say, the session is left out" in said
+    assert "empty: no sentences left, the session is skipped" in said
     assert "times real time" in said
 
     runs = tmp_path / "out" / "runs"
@@ -121,7 +121,7 @@ def test_a_stopped_adaptation_goes_on_and_says_nothing_twice(
     assert only.code == 0, only.output
     assert not (tmp_path / "parts" / "runs").exists()
     first = adapt(antiphon, seed, world, texts, tmp_path / "parts", "--rounds", "1")
-    assert "all of it was said before" in first.output
+    assert "all sentences are in the corpus already" in first.output
     refused = adapt(antiphon, seed, world, texts, tmp_path / "parts")
     assert refused.code == 2
     assert "add --resume to go on" in refused.output

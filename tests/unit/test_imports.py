@@ -16,17 +16,9 @@ ROOT = Path(antiphon.__file__).parent
 TOP = {
     "recipes",
     "cli",
-    "cli_adaptation",
-    "cli_corpus",
-    "cli_decoding",
-    "cli_lm",
-    "cli_personalisation",
-    "cli_pruning",
-    "cli_private",
-    "cli_scoring",
     "jobs",
-    "screen",
     "workers",
+    "workflows",
     "__main__",
 }
 MAY_SEE = {

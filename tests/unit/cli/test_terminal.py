@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from antiphon.screen import Terminal
+from antiphon.cli.terminal import Terminal
 
 
 def test_a_client_s_reason_may_hold_brackets(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,10 +18,10 @@ def test_a_client_s_reason_may_hold_brackets(capsys: pytest.CaptureFixture[str])
 
 
 def test_finished_bars_make_room_for_those_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    from antiphon import screen
+    from antiphon.cli import terminal as module
     from antiphon.recipes.experiment import Run
 
-    monkeypatch.setattr(screen.console, "height", 6)  # three bars
+    monkeypatch.setattr(module.console, "height", 6)  # three bars
     with Terminal() as terminal:
         for number in range(5):
             bar = terminal.run(f"run{number}", Run(), num_clients=1)

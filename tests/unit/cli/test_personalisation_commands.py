@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from antiphon import screen
-from antiphon.cli_personalisation import personalize_command
+from antiphon.cli import terminal
+from antiphon.cli.personalisation_commands import personalize_command
 from antiphon.decoding.hypothesis import Hypothesis, NBest, write_nbest
 from antiphon.models.arpa import save_ngram
 from antiphon.models.kneser_ney import estimate
@@ -20,7 +20,7 @@ TEXT = "the cat sat\nthe dog sat\na dog sat on the mat\nthe cat ran\n" * 5
 
 @pytest.fixture
 def command(monkeypatch):
-    monkeypatch.setattr(screen.console, "_width", 200)  # the variable COLUMNS is read once
+    monkeypatch.setattr(terminal.console, "_width", 200)  # the variable COLUMNS is read once
     app = typer.Typer()
     app.command()(personalize_command)
     return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)

@@ -10,8 +10,8 @@ import typer
 from typer.testing import CliRunner
 from world import FRONTEND, MODELS
 
-from antiphon.cli_decoding import nbest_command, rescore_command
-from antiphon.cli_lm import lm_commands
+from antiphon.cli.decoding_commands import nbest_command, rescore_command
+from antiphon.cli.lm_commands import lm_commands
 from antiphon.decoding.hypothesis import Hypothesis, NBest, read_nbest, write_nbest
 from antiphon.decoding.recognizer import Blueprint, Recognizer
 from antiphon.models.neural_lm import load_sentence_model

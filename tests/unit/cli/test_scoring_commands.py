@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from antiphon.cli_scoring import alignments_command, compare_command
+from antiphon.cli.scoring_commands import alignments_command, compare_command
 from antiphon.report.trn import write_trn
 
 SPEAKERS, UTTERANCES = range(12), range(6)

@@ -1,9 +1,8 @@
-"""What a person sees while a run goes on: bars, a table, errors in words."""
+"""What a person sees: progress bars, tables, messages, errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,15 @@ from rich.table import Table
 
 from antiphon.engine import Listener
 from antiphon.recipes.experiment import Run
-from antiphon.report.statistics import rate_interval
+from antiphon.report.statistics import Interval, rate_interval
 
 console = Console()
 errors = Console(stderr=True)
+
+
+def say(text: str) -> None:
+    """Print a line as it is: no markup, no colours, no line breaks."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def say_error(message: str) -> None:
@@ -26,54 +30,24 @@ def say_error(message: str) -> None:
 
 
 def say_stopped(reason: str, command: str) -> None:
-    """Why a run ended early, and how to go on; the command on one line, to be copied."""
+    """Print why a run ended early, and the command that continues it: on one line, to be copied."""
     errors.print(f"\n[yellow]Stopped: {escape(reason)}.[/] What was finished is saved.", soft_wrap=True)
     errors.print(f"Go on with: {escape(command)}", soft_wrap=True, highlight=False)
 
 
 def say_lost(message: str, command: str) -> None:
-    """A process is gone, and the round in hand with it."""
+    """Print that a process is gone, and with it the round that it was working on."""
     errors.print(f"\n[red]error:[/] {escape(message)} The last checkpoint is whole.", soft_wrap=True)
     errors.print(f"Go on with: {escape(command)}", soft_wrap=True, highlight=False)
 
 
 def be_silent(silent: bool) -> None:
-    """Nothing on the screen: another process of the run is heard."""
+    """Print nothing: another process of the run prints."""
     console.quiet = errors.quiet = silent
 
 
-def _bars() -> Progress:
-    return Progress(
-        TextColumn("[bold]{task.description:<18}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-        TextColumn("{task.fields[note]}"),
-        console=console,
-    )
-
-
-def _late_bar(progress: Progress, description: str) -> Callable[[int, int | None], None]:
-    """A bar that appears with the first step: called with (done, total)."""
-    tasks: list[TaskID] = []
-
-    def show(done: int, total: int | None) -> None:
-        if not tasks:
-            tasks.append(progress.add_task(description, total=total, note=""))
-        progress.update(tasks[0], completed=done, total=total)
-
-    return show
-
-
-@contextmanager
-def bar(description: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A progress bar that is there only if something is to be done: call it with (done, total)."""
-    with _bars() as progress:
-        yield _late_bar(progress, description)
-
-
 class RunBar:
-    """One line a run: rounds done, loss, WER on the validation speakers, who is answering."""
+    """The progress bar of one run: rounds done, loss, validation WER, answers of clients."""
 
     def __init__(self, progress: Progress, name: str, total: int) -> None:
         self.progress, self.task = progress, progress.add_task(name, total=total, note="")
@@ -104,36 +78,53 @@ class RunBar:
 
 
 class Terminal:
-    """The screen of an experiment in a terminal."""
+    """Progress of a workflow as bars: one for each stage, and one for each run with its figures.
+
+    A bar appears with the first step of its stage; nothing is printed before the first bar.
+    """
 
     def __init__(self) -> None:
-        self.progress = _bars()
-        self._features = _late_bar(self.progress, "features")
+        self.progress = Progress(
+            TextColumn("[bold]{task.description:<18}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+        )
+        self._stages: dict[str, TaskID] = {}
 
     def __enter__(self) -> Terminal:
-        self.progress.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.progress.stop()
+        if self.progress.live.is_started:
+            self.progress.stop()
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        self.progress.start()
+        if stage not in self._stages:
+            self._stages[stage] = self.progress.add_task(stage, total=total, note="")
+        self.progress.update(self._stages[stage], completed=done, total=total)
 
     def features(self, done: int, total: int) -> None:
-        self._features(done, total)
+        self("features", done, total)
 
     def run(self, name: str, run: Run, num_clients: int) -> Listener:
+        self.progress.start()
         self._make_room()
         return RunBar(self.progress, name, run.rounds.total)
 
     def _make_room(self) -> None:
-        """The oldest bars of finished runs go when the window is full: the last must be seen."""
+        """Hide the oldest bars of finished runs when the window is full, so that the last is seen."""
         visible = [task for task in self.progress.tasks if task.visible]
         full = len(visible) - (console.height - 3) + 1
         for task in [task for task in visible if task.finished][: max(0, full)]:
             self.progress.update(task.id, visible=False)
 
 
-def listing(entries: Mapping[str, str]) -> Table:
-    """Names and what they are."""
+def name_table(entries: Mapping[str, str]) -> Table:
+    """Names with their descriptions."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="bold")
     for name, text in entries.items():
@@ -142,7 +133,7 @@ def listing(entries: Mapping[str, str]) -> Table:
 
 
 def score_table(scores: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Runs against their error rates, with 95 % intervals over speakers."""
+    """Error rates of runs, with 95 % intervals over speakers."""
     splits = ", ".join(dict.fromkeys(str(score["split"]) for score in scores.values()))
     table = Table(
         title=f"Speakers of {splits}: error rates with 95 % intervals over speakers", box=SIMPLE_HEAD
@@ -161,6 +152,17 @@ def _rate(score: Mapping[str, Any], unit: str) -> str:
     rows = [speaker[unit] for speaker in score["speakers"].values()]
     wrong = [row["substitutions"] + row["deletions"] + row["insertions"] for row in rows]
     interval = rate_interval(np.array(wrong), np.array([row["length"] for row in rows]))
+    return percent(interval, digits=1) or "–"
+
+
+def percent(interval: Interval | None, digits: int = 2) -> str:
+    """A rate in percent with its interval; no text where there is none.
+
+    >>> percent(Interval(0.12, 0.1, 0.14))
+    '12.00 [10.00, 14.00]'
+    """
     if interval is None:
-        return "–"
-    return f"{100 * interval.estimate:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+        return ""
+    values = (interval.estimate, interval.low, interval.high)
+    estimate, low, high = (f"{100 * value:.{digits}f}" for value in values)
+    return f"{estimate} [{low}, {high}]"
