@@ -14,7 +14,7 @@ JITTER = 0.1  # lengths are drawn this far up or down before sorting: neighbours
 
 
 class Utterances(Protocol):
-    """What batches are made of: a `FeatureStore`, or `Texts` alone. Arrays as they are described there."""
+    """What batches are made of, such as a `FeatureStore`, which describes the arrays."""
 
     dim: int
     frames_per_second: float
