@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +12,7 @@ import torch
 
 from antiphon.data.corpus import Utterance
 from antiphon.data.frontends import Frontend
-from antiphon.data.processes import chunks, in_processes
+from antiphon.data.processes import map_in_processes
 
 CHUNK = 16  # utterances a message: small enough to share evenly, large enough to hide its cost
 LARGEST = float(np.finfo(np.float16).max)
@@ -35,15 +35,12 @@ class Extractor:
         self.speech = speech
         self.extract = frontend.load()
 
-    def frames(self, utterances: Sequence[Utterance]) -> list[np.ndarray]:
-        """The float16 frames [frames, dim] of each utterance, on one thread wherever this runs."""
-        with one_thread():
-            return [self._frames(utterance) for utterance in utterances]
-
-    def _frames(self, utterance: Utterance) -> np.ndarray:
+    def __call__(self, utterance: Utterance) -> np.ndarray:
+        """The float16 frames [frames, dim] of an utterance, on one thread wherever this runs."""
         # Audio libraries and onnxruntime raise what they like; the user needs to know for which utterance.
         try:
-            return as_float16(self.extract(self.speech.read_audio(utterance)))
+            with one_thread():
+                return as_float16(self.extract(self.speech.read_audio(utterance)))
         except Exception as error:
             raise ValueError(
                 f"cannot compute features of utterance {utterance.id} (speaker {utterance.speaker}) "
@@ -81,39 +78,6 @@ def one_thread() -> Iterator[None]:
 
 def extract_in_order(speech: Speech, frontend: Frontend, num_workers: int) -> Extracted:
     """Every utterance with its float16 frames [frames, dim], in the order of the speech."""
-    if num_workers < 1:
-        raise ValueError(f"num_workers must be at least 1, not {num_workers}")
-    if num_workers == 1:
-        extractor = Extractor(speech, frontend)
-        for chunk in chunks(speech.utterances(), CHUNK):
-            yield from zip(chunk, extractor.frames(chunk), strict=True)
-    else:
-        yield from _in_processes(speech, frontend, num_workers)
-
-
-def _in_processes(speech: Speech, frontend: Frontend, num_workers: int) -> Extracted:
-    work = in_processes(
-        chunks(speech.utterances(), CHUNK),
-        _work,
-        num_workers,
-        "computing features",
-        _start_worker,
-        speech,
-        frontend,
+    return map_in_processes(
+        speech.utterances(), num_workers, CHUNK, "computing features", Extractor, speech, frontend
     )
-    with closing(work):
-        for chunk, frames in work:
-            yield from zip(chunk, frames, strict=True)
-
-
-_extractor: Extractor | None = None  # one in each worker process
-
-
-def _start_worker(speech: Speech, frontend: Frontend) -> None:
-    global _extractor
-    _extractor = Extractor(speech, frontend)
-
-
-def _work(utterances: list[Utterance]) -> list[np.ndarray]:
-    assert _extractor is not None
-    return _extractor.frames(utterances)

@@ -25,7 +25,7 @@ from antiphon.data.audio import SAMPLE_RATE, encode_flac
 from antiphon.data.candidates import Skipped
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.importing import ImportOptions, import_corpus
-from antiphon.data.processes import chunks, in_processes
+from antiphon.data.processes import map_in_processes
 from antiphon.data.session_texts import SessionText
 from antiphon.data.voices import SilentError, Synthesiser, Voice
 from antiphon.seeding import derive
@@ -100,29 +100,16 @@ def say_in_order(
     num_workers: int,
 ) -> Said:
     """Every saying with its speech, or with the reason why no voice could say it."""
-    if num_workers == 1:
-        speaker = _Speaker(voices, engines)
-        yield from ((saying, speaker.say(saying)) for saying in sayings)
-        return
-    work = in_processes(
-        chunks(sayings, CHUNK),
-        _work,
-        num_workers,
-        "synthesising",
-        _start_worker,
-        tuple(voices),
-        dict(engines),
+    return map_in_processes(
+        sayings, num_workers, CHUNK, "synthesising", _Speaker, tuple(voices), dict(engines)
     )
-    with closing(work):
-        for chunk, spoken in work:
-            yield from zip(chunk, spoken, strict=True)
 
 
 class _Speaker:
     def __init__(self, voices: Sequence[Voice], engines: Mapping[str, Synthesiser]) -> None:
         self.voices, self.engines = voices, engines
 
-    def say(self, saying: Saying) -> Spoken | str:
+    def __call__(self, saying: Saying) -> Spoken | str:
         reason = ""
         for voice in (saying.voice, *(other for other in self.voices if other != saying.voice)):
             try:
@@ -133,19 +120,6 @@ class _Speaker:
             samples = samples / max(1.0, float(np.abs(samples).max()))
             return Spoken(voice, encode_flac(samples), len(samples) / SAMPLE_RATE)
         return f"no voice can say it: {reason}"
-
-
-_speaker: _Speaker | None = None  # one in each worker process
-
-
-def _start_worker(voices: Sequence[Voice], engines: Mapping[str, Synthesiser]) -> None:
-    global _speaker
-    _speaker = _Speaker(voices, engines)
-
-
-def _work(sayings: list[Saying]) -> list[Spoken | str]:
-    assert _speaker is not None
-    return [_speaker.say(saying) for saying in sayings]
 
 
 def speak_corpus(

@@ -26,8 +26,8 @@ import numpy as np
 
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.extraction import Extracted, extract_in_order
-from antiphon.data.folders import new_folder
 from antiphon.data.frontends import Frontend
+from antiphon.files import new_folder
 
 FORMAT = "antiphon-features/1"
 Progress = Callable[[int, int], None]  # (utterances done, utterances in all)
