@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from antiphon import screen
-from antiphon.data.sentences import read_sentences
-from antiphon.data.tokens import UnigramConfig
-from antiphon.data.words import WordsConfig
+from antiphon.data.text import read_sentences
+from antiphon.data.tokens import UnigramConfig, WordsConfig
 from antiphon.models.ngram import Perplexity
 
 lm_commands = typer.Typer(

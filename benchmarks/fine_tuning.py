@@ -31,7 +31,7 @@ from rich.progress import track
 
 from antiphon.algorithms.fedavg import fedavg
 from antiphon.core import Tensors
-from antiphon.data.sentences import read_sentences
+from antiphon.data.text import read_sentences
 from antiphon.decoding.adaptation import Mixture
 from antiphon.decoding.hypothesis import NBest, read_nbest
 from antiphon.decoding.rescoring import Column, Lists, tabulate, tune

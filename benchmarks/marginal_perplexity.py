@@ -26,8 +26,7 @@ from common import argument_parser, print_table, write_result
 from normalised_lm import Normalised, normalised
 from rich.progress import track
 
-from antiphon.data.candidates import numbered_lines
-from antiphon.data.sentences import read_sentences
+from antiphon.data.text import numbered_lines, read_sentences
 from antiphon.decoding.adaptation import Marginals, Mixture
 from antiphon.decoding.hypothesis import Hypothesis, NBest
 from antiphon.models.kneser_ney import estimate

@@ -22,7 +22,7 @@ from common import argument_parser, print_table, write_result
 from rich.progress import track
 
 from antiphon.cli_decoding import named_model
-from antiphon.data.sentences import read_sentences
+from antiphon.data.text import read_sentences
 from antiphon.decoding.hypothesis import NBest, read_nbest
 from antiphon.decoding.rescoring import Column, Lists, tabulate, tune
 from antiphon.models.unigram import Unigram

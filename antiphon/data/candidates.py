@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from antiphon.data.text import ALPHABET
+from antiphon.data.text import ALPHABET, numbered_lines
 
 
 @dataclass(frozen=True)
@@ -169,18 +169,6 @@ def find_audio(path: str, source: Path, options: ImportOptions) -> Blob | str:
         return Blob(locate(path, source, options))
     except RefusedError as reason:
         return str(reason)
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Lines of a text file, plain or .gz, each with its place ("text:3"), blank ones left out.
-
-    Bytes that are not UTF-8 come as surrogates: the check of each utterance finds them.
-    """
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield f"{path.name}:{number}", line.strip()
 
 
 def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]] | Skipped]:

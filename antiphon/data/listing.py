@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from antiphon.data.candidates import Candidate, ImportOptions, RefusedError, Skipped
-from antiphon.data.text import normalise, strange_characters
+from antiphon.data.text import is_utf8, normalise, strange_characters
 from antiphon.seeding import derive
 
 Progress = Callable[[int, int | None], None]  # done, total (None while the source is still being listed)
@@ -85,7 +85,7 @@ def _checked(candidate: Candidate, options: ImportOptions) -> Candidate:
 
 
 def _with_good_text(candidate: Candidate, options: ImportOptions) -> Candidate:
-    if any("\ud800" <= character <= "\udfff" for character in candidate.text):
+    if not is_utf8(candidate.text):
         raise RefusedError("bad text: it is not UTF-8")
     text = normalise(candidate.text, options.lowercase)
     if not text:

@@ -12,21 +12,22 @@ changed.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from antiphon.data.candidates import Skipped, numbered_lines
+from antiphon.data.candidates import Skipped
 from antiphon.data.overlap import Forbidden
-from antiphon.data.text import normalise, strange_characters
+from antiphon.data.text import (
+    numbered_lines,
+    spoken_form,
+    strange_characters,
+    text_fields,
+    written_form,
+)
 
 LEAK = "in the test speech: shares a sequence of words with what the model is tested on"
-APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ`´", "'"))
-DASHES = re.compile(r"[-‐‑‒–—―/_]")
-DROPPED = re.compile(r"[^\w\s'$%&@#+=€£°§]|_", re.UNICODE)
-NOT_SPOKEN = re.compile(r"[^\w\s.,;:!?'\"()-]", re.UNICODE)
 # An end, closing marks, then space; not after a title or an initial.
 ENDS = re.compile(r"[.!?…]+[\"'”’)\]]*\s+")
 NO_END = re.compile(r"(?:\b(?:mr|mrs|ms|dr|st|prof|vs|no|e\.g|i\.e|etc)|\b[A-Za-z])\.$", re.IGNORECASE)
@@ -82,11 +83,11 @@ class TextRules:
             piece for text in self._paragraphs(lines) for piece in split_sentences(text, self.max_words)
         )
         for number, piece in enumerate(pieces, 1):
-            written = write(piece)
+            written = written_form(piece)
             if reason := self._reason(written):
                 skipped.append(Skipped(f"sentence {number}", name, reason))
             else:
-                sentences.setdefault(written, Sentence(speak(piece), written))
+                sentences.setdefault(written, Sentence(spoken_form(piece), written))
         return SessionText(name, tuple(sentences.values()), tuple(skipped))
 
     def _paragraphs(self, lines: Sequence[str]) -> Iterator[str]:
@@ -132,21 +133,6 @@ def _cut(sentence: str, max_words: int) -> Iterator[str]:
         yield sentence
 
 
-def write(sentence: str) -> str:
-    """A sentence as a transcript; what it cannot hold is left in, to be found.
-
-    >>> write("“Don’t stop,” she said – twenty-one of us!")
-    "don't stop she said twenty one of us"
-    """
-    text = DROPPED.sub(" ", DASHES.sub(" ", sentence.translate(APOSTROPHES)))
-    return normalise(" ".join(word.strip("'") for word in text.split()))
-
-
-def speak(sentence: str) -> str:
-    """A sentence for a voice: what is no word and no pause is left out."""
-    return " ".join(NOT_SPOKEN.sub(" ", sentence.translate(APOSTROPHES)).split())
-
-
 def read_session_texts(paths: Sequence[Path], rules: TextRules) -> list[SessionText]:
     """The sessions of files and folders of files; those without a usable sentence are among them, empty."""
     if not paths:
@@ -186,12 +172,8 @@ def _plain(path: Path) -> dict[str, list[str]]:
 def _rows(path: Path) -> dict[str, list[str]]:
     sessions: dict[str, list[str]] = {}
     for where, line in numbered_lines(path):
-        try:
-            row = json.loads(line)
-            name, text = row["session"], row["text"]
-        except (ValueError, KeyError, TypeError):
-            name = text = None
-        if not isinstance(name, str) or not isinstance(text, str) or not name:
-            raise ValueError(f"{where}: not an object with the fields 'session' and 'text'")
+        name, text = text_fields(line, where, "session", "text")
+        if not name:
+            raise ValueError(f"{where}: the field 'session' is empty")
         sessions.setdefault(name, []).extend(text.splitlines())
     return sessions

@@ -1,4 +1,4 @@
-"""Text to token ids and back: characters, or SentencePiece unigram pieces.
+"""Text to token ids and back: characters, SentencePiece unigram pieces, or whole words (language models).
 
 Id 0 is the boundary (the CTC blank; the start and end of an attention decoder), id 1 the unknown
 token. Text is taken as it is: words separated by single spaces, none at either end.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,8 @@ BOUNDARY = 0
 UNKNOWN = 1
 UNKNOWN_TEXT = "⁇"
 FORMAT = "antiphon-tokens/1"
+WORDS_FORMAT = "antiphon-words/1"
+WORDS_FILE = "words.json"
 
 
 class Tokens(Protocol):
@@ -92,6 +95,34 @@ class Unigram:
 
 
 @dataclass(frozen=True)
+class Words:
+    """One token a word: id 2 is the first of the vocabulary.
+
+    >>> Words(("go", "on")).encode("go on now")
+    [2, 3, 1]
+    """
+
+    vocabulary: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return 2 + len(self.vocabulary)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: 2 + place for place, word in enumerate(self.vocabulary)}
+
+    def encode(self, text: str) -> list[int]:
+        return [self._ids.get(word, UNKNOWN) for word in text.split()]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(UNKNOWN_TEXT if id == UNKNOWN else self.vocabulary[id - 2] for id in ids if id != 0)
+
+    def save(self, folder: str | Path) -> None:
+        write_tokens(Path(folder), {"words": self.vocabulary}, WORDS_FILE, WORDS_FORMAT)
+
+
+@dataclass(frozen=True)
 class CharactersConfig:
     """Characters of the alphabet, with the space; without an alphabet, those of the texts."""
 
@@ -142,6 +173,20 @@ class UnigramConfig:
 
 
 @dataclass(frozen=True)
+class WordsConfig:
+    """The most frequent words of the texts: at most `size` tokens, boundary and unknown included."""
+
+    size: int = 20_000
+
+    def fit(self, texts: Iterable[str], alphabet: str | None) -> Words:
+        counts = Counter(word for text in texts for word in text.split())
+        if not counts:
+            raise ValueError("no words to make tokens of: the texts are empty")
+        ordered = sorted(counts, key=lambda word: (-counts[word], word))
+        return Words(tuple(ordered[: self.size - 2]))
+
+
+@dataclass(frozen=True)
 class SavedTokensConfig:
     """The tokens of a model that is there already: whatever the texts, its output layer is for these."""
 
@@ -161,11 +206,13 @@ def _explain(size: int, message: str) -> str:
     return f"SentencePiece cannot learn size={size} tokens from these texts: {message}"
 
 
-def write_tokens(folder: Path, about: dict[str, Any]) -> None:
-    """Writes tokens.json: of which kind the tokens are, and what that kind needs to know."""
+def write_tokens(
+    folder: Path, about: dict[str, Any], file: str = "tokens.json", format: str = FORMAT
+) -> None:
+    """Write what is needed to load the tokens again: their kind, and what that kind needs to know."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"format": FORMAT, **about}, ensure_ascii=False)
-    (folder / "tokens.json").write_text(text, encoding="utf-8")
+    text = json.dumps({"format": format, **about}, ensure_ascii=False)
+    (folder / file).write_text(text, encoding="utf-8")
 
 
 def _load_tokenizer(folder: Path, about: dict[str, Any]) -> Tokens:
@@ -191,3 +238,15 @@ def load_tokens(folder: str | Path) -> Tokens:
     if about.get("format") != FORMAT or about.get("kind") not in _LOADERS:
         raise ValueError(f"{folder / 'tokens.json'} is not of a kind this antiphon reads ({FORMAT})")
     return _LOADERS[about["kind"]](folder, about)
+
+
+def load_words(folder: str | Path) -> Words:
+    """The words saved in `folder`."""
+    path = Path(folder) / WORDS_FILE
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} holds no words (cannot read {WORDS_FILE}: {error})") from error
+    if about.get("format") != WORDS_FORMAT:
+        raise ValueError(f"{path} has format {about.get('format')!r}, not {WORDS_FORMAT!r}")
+    return Words(tuple(about["words"]))

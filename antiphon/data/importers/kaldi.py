@@ -17,8 +17,8 @@ from antiphon.data.candidates import (
     RefusedError,
     Skipped,
     find_audio,
-    numbered_lines,
 )
+from antiphon.data.text import numbered_lines
 
 LOOKS_FOR = "a Kaldi data directory with wav.scp and text"
 

@@ -17,8 +17,8 @@ from antiphon.data.candidates import (
     Skipped,
     find_audio,
     locate,
-    numbered_lines,
 )
+from antiphon.data.text import numbered_lines
 
 LOOKS_FOR = "LibriSpeech folders, [part/]speaker/chapter/*.trans.txt with .flac files"
 # From the folder that holds all parts (or holds LibriSpeech/), from one part, or from one speaker.

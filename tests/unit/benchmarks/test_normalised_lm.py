@@ -9,8 +9,7 @@ import pytest
 import torch
 from normalised_lm import NormalisedNeural, NormalisedNgram, normalised
 
-from antiphon.data.tokens import UnigramConfig
-from antiphon.data.words import WordsConfig
+from antiphon.data.tokens import UnigramConfig, WordsConfig
 from antiphon.decoding.adaptation import Marginals, Mixture
 from antiphon.decoding.cache import Cache
 from antiphon.models.kneser_ney import estimate
