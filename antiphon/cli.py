@@ -57,7 +57,7 @@ def demo(
     device: Device = "auto",
 ) -> None:
     """Synthesise a small corpus, train a seed model, and federate it over new speakers three ways."""
-    from antiphon.data.synthesis import synthesise_corpus
+    from antiphon.data.demo_corpus import synthesise_corpus
     from antiphon.recipes.demo import SENTENCES_PER_SPEAKER, SPLITS
 
     experiment = config.override(load_recipe("demo"), settings)

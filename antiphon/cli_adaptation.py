@@ -16,7 +16,7 @@ from antiphon import config, screen
 
 if TYPE_CHECKING:
     from antiphon.data.session_texts import SessionText
-    from antiphon.data.speaking import SpokenCorpus
+    from antiphon.data.spoken_corpus import SpokenCorpus
     from antiphon.recipes.session_report import Rate, SessionReport
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from antiphon.data.voices import Synthesiser, Voice
-from antiphon.data.voices_espeak import Espeak
-from antiphon.data.voices_festival import Festival
-from antiphon.data.voices_flite import Flite
-from antiphon.data.voices_pico import Pico
+from antiphon.data.espeak import Espeak
+from antiphon.data.festival import Festival
+from antiphon.data.flite import Flite
+from antiphon.data.pico import Pico
+from antiphon.data.synthesiser import Synthesiser, Voice
 from antiphon.seeding import derive
 
 RATES = (0.85, 1.15)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -76,8 +76,19 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def extract_in_order(speech: Speech, frontend: Frontend, num_workers: int) -> Extracted:
-    """Every utterance with its float16 frames [frames, dim], in the order of the speech."""
-    return map_in_processes(
-        speech.utterances(), num_workers, CHUNK, "computing features", Extractor, speech, frontend
-    )
+def extract_in_order(
+    speech: Speech,
+    frontend: Frontend,
+    num_workers: int,
+    known: Callable[[int, Utterance], np.ndarray | None] = lambda index, utterance: None,
+) -> Extracted:
+    """Every utterance with its float16 frames [frames, dim], in the order of the speech.
+
+    known: gives the frames of utterances for which they need not be computed.
+    """
+    todo = (one for index, one in enumerate(speech.utterances()) if known(index, one) is None)
+    work = map_in_processes(todo, num_workers, CHUNK, "computing features", Extractor, speech, frontend)
+    with closing(work):
+        for index, utterance in enumerate(speech.utterances()):
+            frames = known(index, utterance)
+            yield next(work) if frames is None else (utterance, frames)

@@ -17,8 +17,7 @@ from antiphon.clients.stacked import StackedWorker
 from antiphon.clients.worker import SpeechWorker, UnreliableWorker
 from antiphon.core import Algorithm, Pool, Structured, Tensors, Worker, with_validation
 from antiphon.data.corpus import Corpus
-from antiphon.data.corrupted import corrupted_features
-from antiphon.data.corruption import Chosen
+from antiphon.data.corruption import Chosen, corrupted_features
 from antiphon.data.store import FeatureStore, Progress, compute_features
 from antiphon.data.tokens import Tokens
 from antiphon.decoding.recognizer import Blueprint, Recognizer

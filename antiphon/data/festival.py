@@ -19,8 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.data.programs import TIMEOUT, find_program, heard_in_file, told
-from antiphon.data.voices import SilentError, Voice, no_voice
+from antiphon.data.synthesiser import (
+    TIMEOUT,
+    SilentError,
+    Voice,
+    check_voice,
+    find_program,
+    output_of,
+    read_speech,
+)
 
 ENGLISH = ("cmu_us_", "nitech_us_", "kal_", "ked_", "rab_", "don_", "en1_", "us1_", "us2_", "us3_")
 INSTALL = "apt-get install festival festvox-us-slt-hts"
@@ -43,17 +50,16 @@ class Festival:
 
     @cached_property
     def version(self) -> str:
-        found = re.search(r"System: (\S+)", told([self._program, "--version"]))
-        return f"festival {found[1]}" if found else "festival"
+        match = re.search(r"System: (\S+)", output_of([self._program, "--version"]))
+        return f"festival {match[1]}" if match else "festival"
 
     @cached_property
     def voices(self) -> tuple[str, ...]:
-        said = told([self._program, "--batch", "(print (voice.list))"])
-        return tuple(name for name in sorted(re.findall(r"\w+", said)) if name.startswith(ENGLISH))
+        names = re.findall(r"\w+", output_of([self._program, "--batch", "(print (voice.list))"]))
+        return tuple(name for name in sorted(names) if name.startswith(ENGLISH))
 
     def say(self, text: str, voice: Voice) -> np.ndarray:
-        if voice.name not in self.voices:
-            raise no_voice(voice, self.voices)
+        check_voice(voice, self.voices)
         slower = voice.pitch / voice.rate  # resampling will make up for the pitch
         # The voice sets a stretch of its own, so ours comes after it; HTS voices have it elsewhere.
         stretch = f"(Parameter.set 'Duration_Stretch {slower:.4f})"
@@ -63,7 +69,7 @@ class Festival:
         with tempfile.TemporaryDirectory() as folder:
             sound = Path(folder) / "sound.wav"
             self._order(f'(voice_{voice.name})\n{stretch}\n(say_it "{words}" "{sound}")\n')
-            return heard_in_file(sound, voice)
+            return read_speech(sound, voice)
 
     def _order(self, orders: str) -> None:
         """Has Festival do something; after an error in one order it goes on with the next."""

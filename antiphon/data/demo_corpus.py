@@ -6,24 +6,20 @@ espeak-ng is GPL and comes with the `demo` extra only. Everything follows from o
 
 from __future__ import annotations
 
-import json
-import tarfile
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from antiphon.data.audio import SAMPLE_RATE, encode_flac
+from antiphon.data.audio import encode_flac
 from antiphon.data.corpus import Corpus
-from antiphon.data.importing import ImportOptions, import_corpus
-from antiphon.data.speaking import add_file
-from antiphon.data.voices_espeak import ACCENTS, VARIANTS, Espeak
+from antiphon.data.espeak import ACCENTS, VARIANTS, Espeak
+from antiphon.data.importing import ImportOptions
+from antiphon.data.spoken_corpus import temporary_source
+from antiphon.data.store import Progress
 from antiphon.seeding import derive
-
-Progress = Callable[[int, int], None]  # (utterances done, utterances in all)
 
 # --- Who speaks -----------------------------------------------------------------------------------
 
@@ -127,7 +123,7 @@ def synthesise_corpus(
     splits: Mapping[str, SpeakerGroup],
     sentences_per_speaker: int,
     seed: int,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Corpus:
     """A corpus in `destination` in which every split has speakers of its own.
 
@@ -136,19 +132,13 @@ def synthesise_corpus(
     destination = Path(destination)
     if destination.exists():
         raise ValueError(f"{destination} exists already: choose another name, or delete it")
-    destination.parent.mkdir(parents=True, exist_ok=True)
     speakers = plan_speakers(splits, seed)
     total = len(speakers) * sentences_per_speaker
-    with tempfile.TemporaryDirectory(prefix=".synthesis-", dir=destination.parent) as scratch:
-        folder = Path(scratch)
-        with tarfile.open(folder / "audio.tar", "w") as tar, open(folder / "manifest.jsonl", "w") as manifest:
-            spoken = speak_all(speakers, sentences_per_speaker, seed)
-            for done, (row, audio) in enumerate(spoken, 1):
-                add_file(tar, row["path"], audio)
-                manifest.write(json.dumps(row) + "\n")
-                if progress is not None:
-                    progress(done, total)
-        import_corpus(folder, destination, ImportOptions())
+    with temporary_source(destination) as source:
+        for done, (row, audio) in enumerate(speak_all(speakers, sentences_per_speaker, seed), 1):
+            source.add(f"{row['id']}.flac", row, audio)
+            progress(done, total)
+        source.import_into(destination, ImportOptions())
     return Corpus.open(destination)
 
 
@@ -174,11 +164,9 @@ def speak_all(
             text, samples = speak(synthesiser, voice, derive(seed, "utterance", id))
             row = {
                 "id": id,
-                "path": f"{id}.flac",
                 "split": split,
                 "speaker": speaker,
                 "session": speaker,
-                "duration": len(samples) / SAMPLE_RATE,
                 "text": text,
                 "voice": asdict(voice),
             }

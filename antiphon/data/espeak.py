@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.data.audio import SAMPLE_RATE, resample
-from antiphon.data.voices import SilentError, Voice, heard
+from antiphon.data.synthesiser import SilentError, Voice, check_speech
 
 ACCENTS = (
     "en",
@@ -68,7 +68,7 @@ class Espeak:
     def say(self, text: str, voice: Voice) -> np.ndarray:
         height = min(99, max(0, round(USUAL_PITCH + 50 * math.log2(voice.pitch))))
         samples = self.speak(text, voice.name, round(USUAL_RATE * voice.rate), height)
-        return heard(samples, SAMPLE_RATE, voice)
+        return check_speech(samples, SAMPLE_RATE, voice)
 
     def speak(self, text: str, name: str, words_per_minute: int, pitch: int) -> np.ndarray:
         """On espeak-ng's own scales: [samples] float32 in -1..1 at 16 kHz."""

@@ -14,8 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from antiphon.data.programs import TIMEOUT, find_program, heard_in_file, told
-from antiphon.data.voices import SilentError, Voice, no_voice
+from antiphon.data.synthesiser import (
+    TIMEOUT,
+    SilentError,
+    Voice,
+    check_voice,
+    find_program,
+    output_of,
+    read_speech,
+)
 
 VOICES = ("slt", "rms", "awb", "kal16")  # the others are of 8 kHz, or tell the time only
 
@@ -28,23 +35,22 @@ class Flite:
 
     @cached_property
     def version(self) -> str:
-        found = re.search(r"version: (\S+)", told([self._program, "--version"]))
-        return found[1] if found else "flite"
+        match = re.search(r"version: (\S+)", output_of([self._program, "--version"]))
+        return match[1] if match else "flite"
 
     @cached_property
     def voices(self) -> tuple[str, ...]:
-        there = told([self._program, "-lv"]).split()
-        return tuple(name for name in VOICES if name in there)
+        installed = output_of([self._program, "-lv"]).split()
+        return tuple(name for name in VOICES if name in installed)
 
     def say(self, text: str, voice: Voice) -> np.ndarray:
-        if voice.name not in self.voices:
-            raise no_voice(voice, self.voices)
+        check_voice(voice, self.voices)
         with tempfile.TemporaryDirectory() as folder:
             words, sound = Path(folder) / "text", Path(folder) / "sound.wav"
             words.write_text(text, encoding="utf-8")
             stretch = f"duration_stretch={voice.pitch / voice.rate:.4f}"
             self._run("-voice", voice.name, "--setf", stretch, "-f", str(words), "-o", str(sound))
-            return heard_in_file(sound, voice)
+            return read_speech(sound, voice)
 
     def _run(self, *options: str) -> None:
         """Whatever goes wrong in the program is silence."""
