@@ -1,7 +1,7 @@
 """What importers and the import share: utterances not yet checked, what was left out, the user's choices.
 
-An importer is a module of `antiphon.data.importers` that turns one format into `Candidate`s and never opens
-audio: `antiphon.data.importing` reads, checks and writes them, the same for every format.
+An importer (`antiphon.data.importers`) turns one format into `Candidate`s and never opens audio:
+`antiphon.data.importing` reads, checks and writes them, the same for every format.
 """
 
 from __future__ import annotations
@@ -208,6 +208,25 @@ def candidates_of(
             yield make(fields, where)
         except RefusedError as reason:
             yield Skipped(name(fields), where, str(reason))
+
+
+def common_fields(
+    row: Mapping[str, Any], options: ImportOptions, take_id: Callable[[Mapping[str, Any]], str], *others: str
+) -> dict[str, Any]:
+    """The fields of a `Candidate` that JSON lines of all formats have.
+
+    Fields of the row that are neither among them nor among `others` are kept in `extra`.
+    """
+    taken = {"id", "split", "text", options.client_key, options.session_key, *others}
+    speaker = take_text(row, options.client_key)
+    return {
+        "id": take_id(row),
+        "speaker": speaker,
+        "session": speaker if row.get(options.session_key) is None else take_text(row, options.session_key),
+        "split": None if row.get("split") is None else take_text(row, "split"),
+        "text": take_text(row, "text"),
+        "extra": {key: value for key, value in row.items() if key not in taken},
+    }
 
 
 def first_row(path: Path) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def import_corpus(
     source, destination, options = Path(source), Path(destination), options or ImportOptions()
     check_destination(source, destination, options.overwrite)
     name = choose_format(source, options.format)
-    listing = list_candidates(FORMATS[name].read(source, options), options, progress)
+    listing = list_candidates(FORMATS[name]().read(source, options), options, progress)
     with new_folder(destination) as folder:
         writer = _Writer(folder)
         writer.add_all(listing.candidates, options, progress)

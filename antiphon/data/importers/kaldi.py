@@ -20,25 +20,27 @@ from antiphon.data.candidates import (
 )
 from antiphon.data.text import numbered_lines
 
-LOOKS_FOR = "a Kaldi data directory with wav.scp and text"
 
+class Kaldi:
+    """An `Importer` of Kaldi data directories."""
 
-def recognises(source: Path) -> bool:
-    return (source / "wav.scp").is_file() and (source / "text").is_file()
+    looks_for = "a Kaldi data directory with wav.scp and text"
 
+    def recognises(self, source: Path) -> bool:
+        return (source / "wav.scp").is_file() and (source / "text").is_file()
 
-def read(source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
-    tables = _Tables.read(source)
-    for utterance, (where, text) in tables.text.items():
-        try:
-            yield _candidate(utterance, text, where, tables, source, options)
-        except RefusedError as reason:
-            yield Skipped(utterance, where, str(reason))
-    for utterance, (where, _) in (tables.segments or tables.wav).items():
-        if utterance not in tables.text:
-            yield Skipped(utterance, where, "no text: the utterance has no line in text")
-    for where, utterance in tables.repeated:
-        yield Skipped(utterance, where, "duplicate id: an earlier line of the same file has it too")
+    def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
+        tables = _Tables.read(source)
+        for utterance, (where, text) in tables.text.items():
+            try:
+                yield _candidate(utterance, text, where, tables, source, options)
+            except RefusedError as reason:
+                yield Skipped(utterance, where, str(reason))
+        for utterance, (where, _) in (tables.segments or tables.wav).items():
+            if utterance not in tables.text:
+                yield Skipped(utterance, where, "no text: the utterance has no line in text")
+        for where, utterance in tables.repeated:
+            yield Skipped(utterance, where, "duplicate id: an earlier line of the same file has it too")
 
 
 Table = Mapping[str, tuple[str, str]]  # key -> place, rest of the line

@@ -24,29 +24,34 @@ from antiphon.data.candidates import (
     json_rows,
 )
 
-LOOKS_FOR = "Lhotse manifests, *recordings*.jsonl[.gz] with *supervisions*.jsonl[.gz], or *cuts*.jsonl[.gz]"
 NAME = re.compile(r"(.*_)?(recordings|cuts)(?:[_-](?P<split>.+))?\.jsonl(\.gz)?")
 
 
-def recognises(source: Path) -> bool:
-    return bool(_manifests(source))
+class LhotseManifests:
+    """An `Importer` of Lhotse manifests."""
 
+    looks_for = (
+        "Lhotse manifests, *recordings*.jsonl[.gz] with *supervisions*.jsonl[.gz], or *cuts*.jsonl[.gz]"
+    )
 
-def read(source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
-    for manifest in _manifests(source):
-        name = NAME.fullmatch(manifest.name)
-        split = name["split"] if name else None
-        supervisions = _supervisions(manifest)
-        cuts = _cuts(manifest) if supervisions is None else _pairs(manifest, supervisions)
-        for item in cuts:
-            if isinstance(item, Skipped):
-                yield item
-                continue
-            where, recording, supervision, start = item
-            try:
-                yield _candidate(where, recording, supervision, start, split, manifest.parent, options)
-            except RefusedError as reason:
-                yield Skipped(str(supervision.id), where, str(reason))
+    def recognises(self, source: Path) -> bool:
+        return bool(_manifests(source))
+
+    def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
+        for manifest in _manifests(source):
+            name = NAME.fullmatch(manifest.name)
+            split = name["split"] if name else None
+            supervisions = _supervisions(manifest)
+            cuts = _cuts(manifest) if supervisions is None else _pairs(manifest, supervisions)
+            for item in cuts:
+                if isinstance(item, Skipped):
+                    yield item
+                    continue
+                where, recording, supervision, start = item
+                try:
+                    yield _candidate(where, recording, supervision, start, split, manifest.parent, options)
+                except RefusedError as reason:
+                    yield Skipped(str(supervision.id), where, str(reason))
 
 
 def _manifests(source: Path) -> list[Path]:

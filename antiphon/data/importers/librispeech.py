@@ -20,22 +20,25 @@ from antiphon.data.candidates import (
 )
 from antiphon.data.text import numbered_lines
 
-LOOKS_FOR = "LibriSpeech folders, [part/]speaker/chapter/*.trans.txt with .flac files"
 # From the folder that holds all parts (or holds LibriSpeech/), from one part, or from one speaker.
 DEPTHS = ("*/*.trans.txt", "*/*/*.trans.txt", "*/*/*/*.trans.txt", "*/*/*/*/*.trans.txt")
 
 
-def recognises(source: Path) -> bool:
-    return source.is_dir() and any(next(source.glob(depth), None) for depth in DEPTHS)
+class LibriSpeech:
+    """An `Importer` of LibriSpeech folders."""
 
+    looks_for = "LibriSpeech folders, [part/]speaker/chapter/*.trans.txt with .flac files"
 
-def read(source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
-    for transcripts in sorted(path for depth in DEPTHS for path in source.glob(depth)):
-        relative = str(transcripts.relative_to(source))
-        try:
-            yield from _chapter(locate(relative, source, options), transcripts.parent, source, options)
-        except RefusedError as reason:
-            yield Skipped("", relative, str(reason))
+    def recognises(self, source: Path) -> bool:
+        return source.is_dir() and any(next(source.glob(depth), None) for depth in DEPTHS)
+
+    def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
+        for transcripts in sorted(path for depth in DEPTHS for path in source.glob(depth)):
+            relative = str(transcripts.relative_to(source))
+            try:
+                yield from _chapter(locate(relative, source, options), transcripts.parent, source, options)
+            except RefusedError as reason:
+                yield Skipped("", relative, str(reason))
 
 
 def _chapter(

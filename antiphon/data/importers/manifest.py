@@ -20,28 +20,31 @@ from antiphon.data.candidates import (
     RefusedError,
     Skipped,
     candidates_of,
+    common_fields,
     first_row,
     locate,
     take_number,
     take_text,
 )
 
-LOOKS_FOR = "a manifest.jsonl (the file or its folder) with the fields id, path, speaker, text"
 
+class Manifest:
+    """An `Importer` of antiphon's own manifests."""
 
-def recognises(source: Path) -> bool:
-    return {"id", "path"} <= first_row(_manifest(source)).keys()
+    looks_for = "a manifest.jsonl (the file or its folder) with the fields id, path, speaker, text"
 
+    def recognises(self, source: Path) -> bool:
+        return {"id", "path"} <= first_row(_manifest(source)).keys()
 
-def read(source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
-    manifest = _manifest(source)
-    audio = _Audio(manifest.parent, options)
-    yield from candidates_of(
-        manifest,
-        options.client_key,
-        make=lambda row, where: _candidate(row, where, audio, options),
-        name=lambda row: str(row.get("id", "")),
-    )
+    def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
+        manifest = _manifest(source)
+        audio = _Audio(manifest.parent, options)
+        yield from candidates_of(
+            manifest,
+            options.client_key,
+            make=lambda row, where: _candidate(row, where, audio, options),
+            name=lambda row: str(row.get("id", "")),
+        )
 
 
 def _manifest(source: Path) -> Path:
@@ -49,18 +52,11 @@ def _manifest(source: Path) -> Path:
 
 
 def _candidate(row: Mapping[str, Any], where: str, audio: _Audio, options: ImportOptions) -> Candidate:
-    own = {"id", "path", "split", "duration", "text", options.client_key, options.session_key}
-    speaker = take_text(row, options.client_key)
     return Candidate(
-        id=take_text(row, "id"),
-        speaker=speaker,
-        session=take_text(row, options.session_key) if row.get(options.session_key) is not None else speaker,
-        split=take_text(row, "split") if row.get("split") is not None else None,
-        text=take_text(row, "text"),
+        **common_fields(row, options, lambda row: take_text(row, "id"), "path", "duration"),
         audio=audio.find(take_text(row, "path"), row.get("tar")),
         where=where,
         duration=take_number(row, "duration"),
-        extra={key: value for key, value in row.items() if key not in own},
     )
 
 
