@@ -1,7 +1,7 @@
-"""A small many-speaker corpus out of nothing: home-assistant phrases spoken by espeak-ng.
+"""The demo's corpus: home-assistant phrases in many voices of espeak-ng.
 
-espeak-ng is GPL and comes with the `demo` extra only. Everything follows from one seed: who speaks
-(accent, timbre, rate, pitch), what they say, and the noise around some of them.
+espeak-ng is GPL and comes only with the `demo` extra. One seed decides everything: the speakers (accent,
+timbre, rate, pitch), their sentences, and the noise around some of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from antiphon.data.spoken_corpus import temporary_source
 from antiphon.data.store import Progress
 from antiphon.seeding import derive
 
-# --- Who speaks -----------------------------------------------------------------------------------
+# --- Speakers -------------------------------------------------------------------------------------
 
 RATES = (130, 220)  # words a minute
 PITCHES = (20, 80)  # espeak-ng's scale, 0 to 99
@@ -32,8 +32,8 @@ SNRS = (5.0, 15.0)  # decibels
 class DemoVoice:
     """A speaker: `name` is espeak-ng's voice (an accent), `variant` its timbre.
 
-    `noise_db` is the speech-to-noise ratio where they speak (None: silence around them); the noise's
-    power falls with frequency as 1 / f ** noise_slope: 0 is white, 1 is pink.
+    `noise_db` is the speech-to-noise ratio (None: no noise); the power of the noise falls with frequency as
+    1 / f ** noise_slope: 0 is white, 1 is pink.
     """
 
     name: str
@@ -45,9 +45,9 @@ class DemoVoice:
 
 
 def make_voices(num: int, seed: int) -> list[DemoVoice]:
-    """`num` speakers, no two alike, in silence; the first ones do not depend on `num`.
+    """`num` different speakers without noise; the first ones do not depend on `num`.
 
-    Accent and timbre repeat only once every pair of them has been used.
+    Accent and timbre repeat only after every pair of them has been used.
     """
     generator = np.random.default_rng(derive(seed, "voices"))
     voices: dict[DemoVoice, None] = {}
@@ -68,8 +68,8 @@ def make_noisy(voices: list[DemoVoice], fraction: float, seed: int) -> list[Demo
     ratios = np.round(generator.uniform(*SNRS, len(voices)), 1).tolist()
     slopes = generator.integers(0, 2, len(voices)).tolist()
     return [
-        replace(voice, noise_db=ratios[place], noise_slope=float(slopes[place])) if place in noisy else voice
-        for place, voice in enumerate(voices)
+        replace(voice, noise_db=ratios[index], noise_slope=float(slopes[index])) if index in noisy else voice
+        for index, voice in enumerate(voices)
     ]
 
 
@@ -84,7 +84,7 @@ def add_noise(
     return (samples + noise * np.sqrt(wanted / np.mean(np.square(noise)))).astype(np.float32)
 
 
-# --- What they say --------------------------------------------------------------------------------
+# --- Sentences ------------------------------------------------------------------------------------
 
 ROOMS = "kitchen bedroom bathroom garage hall garden"
 NUMBERS = "one two three four five six seven eight nine ten"
@@ -102,17 +102,17 @@ PHRASES = (
 
 
 def make_sentence(generator: np.random.Generator) -> str:
-    """A phrase of 3 to 6 words, one from each slot, out of a vocabulary of about 80."""
+    """A phrase of 3 to 6 words, one from each slot; the vocabulary has about 80 words."""
     slots = [slot.split() for slot in PHRASES[generator.integers(len(PHRASES))]]
     return " ".join(slot[generator.integers(len(slot))] for slot in slots)
 
 
-# --- A corpus of it -------------------------------------------------------------------------------
+# --- The corpus -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SpeakerGroup:
-    """How many speakers a split has, and what fraction of them speak in noise."""
+    """The number of speakers of a split, and the fraction of them who speak in noise."""
 
     num_speakers: int
     noisy_fraction: float = 0.25
@@ -125,7 +125,7 @@ def synthesise_corpus(
     seed: int,
     progress: Progress = lambda done, total: None,
 ) -> Corpus:
-    """A corpus in `destination` in which every split has speakers of its own.
+    """Make a corpus in `destination` in which no two splits share a speaker.
 
     Speakers are called s000, s001, …; their voice is kept in each utterance's `extra`.
     """
@@ -143,12 +143,12 @@ def synthesise_corpus(
 
 
 def plan_speakers(splits: Mapping[str, SpeakerGroup], seed: int) -> dict[str, tuple[str, DemoVoice]]:
-    """Speaker name -> split and voice; no two speakers of any splits are alike."""
+    """Speaker name -> split and voice; no two speakers have the same voice."""
     voices = make_voices(sum(group.num_speakers for group in splits.values()), seed)
     speakers: dict[str, tuple[str, DemoVoice]] = {}
     for split, group in splits.items():
-        own = voices[len(speakers) : len(speakers) + group.num_speakers]
-        for voice in make_noisy(own, group.noisy_fraction, derive(seed, split)):
+        members = voices[len(speakers) : len(speakers) + group.num_speakers]
+        for voice in make_noisy(members, group.noisy_fraction, derive(seed, split)):
             speakers[f"s{len(speakers):03d}"] = (split, voice)
     return speakers
 
@@ -174,7 +174,7 @@ def speak_all(
 
 
 def speak(synthesiser: Espeak, voice: DemoVoice, seed: int) -> tuple[str, np.ndarray]:
-    """A random sentence and its sound in the voice's surroundings: [samples] float32 at 16 kHz."""
+    """A random sentence and its speech, with the voice's noise: [samples] float32 at 16 kHz."""
     generator = np.random.default_rng(seed)
     text = make_sentence(generator)
     samples = synthesiser.speak(text, f"{voice.name}+{voice.variant}", voice.rate, voice.pitch)

@@ -1,4 +1,4 @@
-"""Run a front end over speech: in order, in this process or in several, in bounded memory."""
+"""Features of speech by a front end: in order, in this process or in several, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from antiphon.data.corpus import Utterance
 from antiphon.data.frontends import Frontend
 from antiphon.data.processes import map_in_processes
 
-CHUNK = 16  # utterances a message: small enough to share evenly, large enough to hide its cost
+CHUNK = 16  # utterances in a message: few enough to share them evenly, enough to hide its cost
 LARGEST = float(np.finfo(np.float16).max)
 Extracted = Generator[tuple[Utterance, np.ndarray], None, None]  # with float16 frames [frames, dim]
 
 
 class Speech(Protocol):
-    """Utterances and their samples: a corpus, or some of it, changed. Travels to worker processes."""
+    """Utterances and their samples, such as a corpus. Travels to worker processes."""
 
     @property
     def path(self) -> Path: ...
@@ -29,7 +29,7 @@ class Speech(Protocol):
 
 
 class Extractor:
-    """A front end, loaded, on speech that is open."""
+    """A loaded front end and the speech to use it on."""
 
     def __init__(self, speech: Speech, frontend: Frontend) -> None:
         self.speech = speech
@@ -37,7 +37,7 @@ class Extractor:
 
     def __call__(self, utterance: Utterance) -> np.ndarray:
         """The float16 frames [frames, dim] of an utterance, on one thread wherever this runs."""
-        # Audio libraries and onnxruntime raise what they like; the user needs to know for which utterance.
+        # Audio libraries and onnxruntime raise any exception; the user needs to know the utterance.
         try:
             with one_thread():
                 return as_float16(self.extract(self.speech.read_audio(utterance)))
@@ -49,7 +49,7 @@ class Extractor:
 
 
 def as_float16(frames: np.ndarray) -> np.ndarray:
-    """Frames [frames, dim] in half precision; refused where they are not numbers or do not fit.
+    """Frames [frames, dim] in half precision; refused if they are not finite or do not fit.
 
     >>> as_float16(np.array([[1e5]]))
     Traceback (most recent call last):
@@ -67,7 +67,7 @@ def as_float16(frames: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread: sums come out the same in any process, and workers do not fight over cores."""
+    """Use one torch thread: sums are the same in any process, and workers do not compete for cores."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

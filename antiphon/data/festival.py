@@ -1,8 +1,8 @@
-"""The Festival speech synthesis system, with whatever English voices are installed.
+"""The Festival speech synthesis system, with all English voices that are installed.
 
-A process of it is kept: starting one takes longer than a sentence. What it says does not depend on what it
-said before (a test compares). Voices take a rate; a pitch is given to them by resampling, which moves the
-formants as well, as if the speaker were smaller or larger.
+One process is kept running: starting it takes longer than a sentence. What it says does not depend on what it
+said before (a test compares). Voices take a rate. Their pitch is changed by resampling, which also moves the
+formants, as if the speaker were smaller or larger.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Festival:
             raise ValueError("festival: it has no English voice, apt-get install festvox-us-slt-hts")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Festival, ()  # another process has its own
+        return Festival, ()  # another process starts its own
 
     @cached_property
     def version(self) -> str:
@@ -60,19 +60,19 @@ class Festival:
 
     def say(self, text: str, voice: Voice) -> np.ndarray:
         check_voice(voice, self.voices)
-        slower = voice.pitch / voice.rate  # resampling will make up for the pitch
-        # The voice sets a stretch of its own, so ours comes after it; HTS voices have it elsewhere.
+        slower = voice.pitch / voice.rate  # resampling to the pitch will make it faster again
+        # The voice sets its own stretch, so ours comes after it; HTS voices have another setting.
         stretch = f"(Parameter.set 'Duration_Stretch {slower:.4f})"
         if voice.name.endswith("_hts"):
             stretch = f'(set! hts_engine_params (cons \'("-r" {1 / slower:.4f}) hts_engine_params))'
-        words = re.sub(r'["\\]', " ", text)  # or they would end the string they go into
+        words = re.sub(r'["\\]', " ", text)  # these would end the string
         with tempfile.TemporaryDirectory() as folder:
             sound = Path(folder) / "sound.wav"
             self._order(f'(voice_{voice.name})\n{stretch}\n(say_it "{words}" "{sound}")\n')
             return read_speech(sound, voice)
 
     def _order(self, orders: str) -> None:
-        """Has Festival do something; after an error in one order it goes on with the next."""
+        """Have Festival execute orders; after an error it goes on with the next one."""
         with _lock:
             process = self._running()
             assert process.stdin is not None
@@ -97,14 +97,14 @@ class Festival:
 
     @staticmethod
     def _wait(process: subprocess.Popen[bytes]) -> None:
-        assert process.stderr is not None  # standard output would come in blocks
-        heard = b""
-        while DONE.encode() not in heard:
+        assert process.stderr is not None  # standard output is buffered
+        output = b""
+        while DONE.encode() not in output:
             if not select.select([process.stderr], [], [], TIMEOUT)[0]:
                 raise SilentError(f"no answer in {TIMEOUT:.0f} s")
             if not (piece := process.stderr.read(1 << 16)):
                 raise SilentError("it ended")
-            heard += piece
+            output += piece
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

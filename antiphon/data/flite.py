@@ -1,7 +1,7 @@
-"""CMU Flite: four voices, compiled into a program that says one sentence and ends.
+"""CMU Flite: four voices in a program that says one sentence and ends.
 
-Voices take a rate; a pitch is given to them by resampling, which moves the formants as well, as if the
-speaker were smaller or larger.
+Voices take a rate. Their pitch is changed by resampling, which also moves the formants, as if the speaker
+were smaller or larger.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from antiphon.data.synthesiser import (
     read_speech,
 )
 
-VOICES = ("slt", "rms", "awb", "kal16")  # the others are of 8 kHz, or tell the time only
+VOICES = ("slt", "rms", "awb", "kal16")  # the others have 8 kHz, or only tell the time
 
 
 class Flite:
@@ -53,13 +53,13 @@ class Flite:
             return read_speech(sound, voice)
 
     def _run(self, *options: str) -> None:
-        """Whatever goes wrong in the program is silence."""
+        """Run the program; any failure is a `SilentError`."""
         command = [self._program, *options]
         try:
             subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=TIMEOUT
             )
         except subprocess.TimeoutExpired:
-            raise SilentError(f"flite did not come to an end in {TIMEOUT:.0f} s") from None
+            raise SilentError(f"flite did not finish in {TIMEOUT:.0f} s") from None
         except subprocess.CalledProcessError as error:
             raise SilentError(f"flite ended with code {error.returncode}") from None

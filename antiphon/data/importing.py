@@ -1,8 +1,9 @@
-"""From speech as people keep it to a corpus folder: every utterance is read, checked, and copied or encoded.
+"""The import: makes a corpus folder of a source. Every utterance is read, checked, and copied or encoded.
 
-Audio that is 16 kHz mono already, one utterance a file, is copied byte for byte; the rest is cut, averaged
-over its channels, resampled and written as 16-bit FLAC. What cannot be used is skipped with a reason. The
-same source gives the same bytes. Threads do the reading: libsndfile works outside the interpreter's lock.
+Audio files that hold one utterance, 16 kHz mono, are copied byte for byte. All other audio is cut, averaged
+over its channels, resampled and written as 16-bit FLAC. Utterances that cannot be used are skipped with a
+reason. The same source gives the same bytes. Threads read the audio: libsndfile releases the interpreter's
+lock.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from antiphon.data.audio import SAMPLE_RATE, BadAudioError, at_speed, encode_fla
 from antiphon.data.candidates import Blob, Candidate, ImportOptions, Skipped
 from antiphon.data.corpus import FORMAT, Utterance
 from antiphon.data.importers import FORMATS, choose_format
-from antiphon.data.listing import Listing, Progress, list_candidates
 from antiphon.data.processes import map_ahead
+from antiphon.data.source_listing import Listing, Progress, list_candidates
 from antiphon.files import new_folder, sync
 
 __all__ = ["Candidate", "ImportOptions", "ImportSummary", "Progress", "Skipped", "import_corpus"]
@@ -30,7 +31,7 @@ __all__ = ["Candidate", "ImportOptions", "ImportSummary", "Progress", "Skipped",
 
 @dataclass(frozen=True)
 class ImportSummary:
-    """What an import did. num_filtered counts what `where` left out, which is not among the skipped."""
+    """Figures of an import. num_filtered counts utterances left out by `where`, which are not `skipped`."""
 
     path: Path
     format: str
@@ -45,7 +46,7 @@ class ImportSummary:
 
     @property
     def num_skipped_by_kind(self) -> dict[str, int]:
-        """How many utterances each kind of fault cost, the commonest first."""
+        """The number of utterances skipped for each kind of fault, most frequent first."""
         return dict(Counter(skipped.kind for skipped in self.skipped).most_common())
 
 
@@ -55,9 +56,9 @@ def import_corpus(
     options: ImportOptions | None = None,
     progress: Progress = lambda done, total: None,
 ) -> ImportSummary:
-    """Make a corpus folder out of a source in any known format; ValueError if nothing in it can be used.
+    """Make a corpus folder of a source in any known format; ValueError if nothing in it can be used.
 
-    The destination appears complete or not at all, whatever happens on the way.
+    The destination appears complete or not at all.
     """
     source, destination, options = Path(source), Path(destination), options or ImportOptions()
     check_destination(source, destination, options.overwrite)
@@ -99,7 +100,7 @@ def check_destination(source: Path, destination: Path, overwrite: bool) -> None:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """Encoded audio ready to be written, and what was done to it."""
+    """Encoded audio ready to be written, and how it was changed."""
 
     data: bytes
     seconds: float

@@ -1,6 +1,6 @@
-"""SVOX Pico through `ttspico`, which brings its voices.
+"""SVOX Pico through the package `ttspico`, which includes its voices.
 
-A fresh engine says each sentence: one that has spoken would say it otherwise.
+Each sentence has a new engine: an engine's output depends on what it said before.
 """
 
 from __future__ import annotations

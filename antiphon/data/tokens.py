@@ -31,7 +31,7 @@ WORDS_FILE = "words.json"
 
 
 class Tokens(Protocol):
-    """Ids 0 … size - 1; `encode` never gives 0, `decode` leaves 0 out and writes 1 as ⁇."""
+    """Ids 0 … size - 1; `encode` never returns 0, `decode` omits 0 and writes 1 as ⁇."""
 
     @property
     def size(self) -> int: ...
@@ -42,7 +42,7 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True)
 class Characters:
-    """One token a character: id 2 is the first of `characters`."""
+    """One token per character: id 2 is the first of `characters`."""
 
     characters: str
 
@@ -77,7 +77,7 @@ class Unigram:
         return SentencePieceProcessor(model_proto=self.model)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Unigram, (self.model,)  # to a worker process goes the model, not the processor
+        return Unigram, (self.model,)  # a worker process is sent the model, not the processor
 
     @property
     def size(self) -> int:
@@ -96,7 +96,7 @@ class Unigram:
 
 @dataclass(frozen=True)
 class Words:
-    """One token a word: id 2 is the first of the vocabulary.
+    """One token per word: id 2 is the first of the vocabulary.
 
     >>> Words(("go", "on")).encode("go on now")
     [2, 3, 1]
@@ -137,7 +137,7 @@ class CharactersConfig:
 class UnigramConfig:
     """`size` tokens, boundary and unknown included, learnt from texts the server may read.
 
-    Characters of the alphabet are pieces whether the texts hold them or not.
+    All characters of the alphabet are pieces, even if the texts do not have them.
     """
 
     size: int = 256
@@ -163,8 +163,8 @@ class UnigramConfig:
                 unk_surface=UNKNOWN_TEXT,
                 character_coverage=1.0,
                 normalization_rule_name="identity",
-                max_sentence_length=1 << 20,  # the default silently leaves out longer ones
-                num_threads=1,  # several threads add up in no fixed order
+                max_sentence_length=1 << 20,  # the default silently skips longer ones
+                num_threads=1,  # several threads add up in a random order
                 minloglevel=3,
             )
         except RuntimeError as error:
@@ -188,9 +188,9 @@ class WordsConfig:
 
 @dataclass(frozen=True)
 class SavedTokensConfig:
-    """The tokens of a model that is there already: whatever the texts, its output layer is for these."""
+    """The tokens of a saved model, whose output layer needs exactly these."""
 
-    folder: str  # of a run, or of a model
+    folder: str  # of a run or of a model
 
     def fit(self, texts: Iterable[str], alphabet: str | None) -> Tokens:
         folder = Path(self.folder)
@@ -198,11 +198,11 @@ class SavedTokensConfig:
 
 
 def _explain(size: int, message: str) -> str:
-    """SentencePiece's complaint about the vocabulary size in words that say what to do."""
-    if found := re.search(r"<= (\d+)", message):
-        return f"the texts have too few different pieces for size={size}: choose at most {found[1]}"
-    if found := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        return f"size={size} is too small for the characters of the texts: choose at least {found[1]}"
+    """What to do about an error of SentencePiece, which is nearly always about the size."""
+    if match := re.search(r"<= (\d+)", message):
+        return f"the texts have too few different pieces for size={size}: choose at most {match[1]}"
+    if match := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return f"size={size} is too small for the characters of the texts: choose at least {match[1]}"
     return f"SentencePiece cannot learn size={size} tokens from these texts: {message}"
 
 
@@ -216,7 +216,7 @@ def write_tokens(
 
 
 def _load_tokenizer(folder: Path, about: dict[str, Any]) -> Tokens:
-    from antiphon.data.huggingface import load_tokenizer  # which itself needs what is above
+    from antiphon.data.huggingface import load_tokenizer  # imported here: it imports this module
 
     return load_tokenizer(folder, about)
 

@@ -28,7 +28,7 @@ class Importer(Protocol):
         ...
 
     def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
-        """Describe every utterance, or why it is left out. Opens no audio, runs no command, fetches no URL."""
+        """Describe every utterance, or why it is left out. Open no audio, run no command, fetch no URL."""
         ...
 
 

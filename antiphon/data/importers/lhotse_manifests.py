@@ -1,10 +1,9 @@
 """Lhotse manifests: recordings with supervisions, or cuts, as .jsonl or .jsonl.gz.
 
-Lhotse itself makes its objects out of the lines, so whatever versions of the format it knows are read. It is
-given one line at a time, because a malformed line would end its own iterators, and it is never asked for
-audio: sources that are commands or URLs would be run or fetched. One supervision is one utterance.
-`client_key` and `session_key` may name fields of a supervision's `custom`. The end of a name such as
-`x_recordings_dev.jsonl.gz` is the split.
+Lhotse itself reads each line, so all versions of the format that it knows can be imported. It gets one line
+at a time, because a malformed line would end its own iterators. It is never asked for audio, because it would
+run commands or fetch URLs. One supervision is one utterance. `client_key` and `session_key` may name fields
+of a supervision's `custom`. The end of a name such as `x_recordings_dev.jsonl.gz` is the split.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class LhotseManifests:
 
 
 def _manifests(source: Path) -> list[Path]:
-    """Files of cuts, and files of recordings that have their supervisions beside them."""
+    """Files of cuts, and files of recordings with a file of supervisions beside them."""
     paths = (
         [source] if source.is_file() else sorted(source.glob("*.jsonl")) + sorted(source.glob("*.jsonl.gz"))
     )
@@ -87,7 +86,7 @@ def _objects(path: Path) -> Iterator[tuple[str, Any] | Skipped]:
         where, fields = row
         try:
             yield where, deserialize_item(dict(fields))
-        except Exception as error:  # whatever Lhotse's constructors raise at fields they do not know
+        except Exception as error:  # Lhotse's constructors raise many kinds at unknown fields
             name = str(fields.get("id", ""))
             yield Skipped(name, where, f"malformed manifest: Lhotse cannot read the line ({error!r})")
 
@@ -136,7 +135,7 @@ def _candidate(
     options: ImportOptions,
 ) -> Candidate:
     for transform in recording.to_dict().get("transforms") or ():
-        # Resampling we do ourselves; anything else changes what is heard.
+        # We resample ourselves; any other transform changes the speech.
         if transform["name"] != "Resample":
             raise RefusedError(
                 f"transformed recording: {transform['name']} is not applied here, save the audio first"
@@ -167,7 +166,7 @@ def _candidate(
 
 
 def _source(recording: Any, channel: int | list[int]) -> tuple[Any, int | None]:
-    """The source a supervision is about, and the channel in it; several channels are averaged."""
+    """The source of a supervision, and the channel in it; several channels are averaged."""
     if isinstance(channel, int):
         for source in recording.sources:
             if channel in source.channels:
@@ -178,6 +177,6 @@ def _source(recording: Any, channel: int | list[int]) -> tuple[Any, int | None]:
 
 
 def _plain(supervision: Any, custom: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields to keep: what JSON can hold, so no arrays."""
+    """Fields to keep: plain values, no arrays."""
     fields = {"language": supervision.language, "gender": supervision.gender, **custom}
     return {key: value for key, value in fields.items() if isinstance(value, str | int | float | bool)}

@@ -1,8 +1,7 @@
-"""LibriSpeech as it is unpacked: part/speaker/chapter/speaker-chapter.trans.txt beside the FLAC files.
+"""LibriSpeech as unpacked: part/speaker/chapter/speaker-chapter.trans.txt beside the FLAC files.
 
-The split is the part (dev-clean), the session is speaker-chapter. Read here rather than with Lhotse: the
-folders already say everything, and `prepare_librispeech` opens every audio file a first time to write
-manifests that would be read a second time.
+The split is the part (dev-clean), the session is speaker-chapter. Lhotse is not used here: the folders hold
+everything needed, and its `prepare_librispeech` would open every audio file once more, to write manifests.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from antiphon.data.candidates import (
 )
 from antiphon.data.text import numbered_lines
 
-# From the folder that holds all parts (or holds LibriSpeech/), from one part, or from one speaker.
+# From the folder with all parts (or with LibriSpeech/), from one part, or from one speaker.
 DEPTHS = ("*/*.trans.txt", "*/*/*.trans.txt", "*/*/*/*.trans.txt", "*/*/*/*/*.trans.txt")
 
 

@@ -1,8 +1,8 @@
 """antiphon's own manifest: JSON lines beside tars or folders of audio.
 
 Fields: id, path, split, speaker, session (default: the speaker), duration, text, and tar, the archive that
-`path` is in (default: `audio.tar` when there is one beside the manifest, else `path` is a plain file). Other
-fields are kept. Tars must not be compressed: members are read where they lie and never unpacked.
+`path` is in (default: `audio.tar` if there is one beside the manifest, else `path` is a plain file). Other
+fields are kept. Tars must not be compressed: members are read in place and never unpacked.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _candidate(row: Mapping[str, Any], where: str, audio: _Audio, options: Impor
 
 @dataclass(frozen=True)
 class _Tar:
-    """Where the members of a tar lie in it, and what is wrong with the tar, if anything."""
+    """The places of the members of a tar, and what is wrong with the tar (empty: nothing)."""
 
     members: Mapping[str, Blob | str]
     damage: str
@@ -81,7 +81,7 @@ class _Tar:
 
 
 def _blob(path: Path, member: tarfile.TarInfo) -> Blob | str:
-    """Where a member lies, or why it is refused."""
+    """The place of a member, or why it is refused."""
     if not member.isreg() or member.issparse():
         return "is a link, a folder or a device, not a file"
     if member.offset_data + member.size > path.stat().st_size:
@@ -90,7 +90,7 @@ def _blob(path: Path, member: tarfile.TarInfo) -> Blob | str:
 
 
 class _Audio:
-    """Finds audio in the folder of a manifest; each tar is indexed once, when first asked for."""
+    """Finds audio in the folder of a manifest; each tar is indexed once, when it is first needed."""
 
     def __init__(self, folder: Path, options: ImportOptions) -> None:
         self.folder, self.options = folder, options
@@ -98,7 +98,7 @@ class _Audio:
         self.tars: dict[str, _Tar] = {}
 
     def find(self, path: str, tar: object) -> Blob | str:
-        """Where a file lies, or why it cannot be had."""
+        """The place of a file, or why it cannot be used."""
         try:
             return self._find(path, tar)
         except RefusedError as reason:

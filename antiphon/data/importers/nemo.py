@@ -1,8 +1,8 @@
 """NeMo manifests: JSON lines with audio_filepath, duration, text and, for a part of a file, offset.
 
-They have no ids and no fixed name for the speaker: `client_key` says which field it is. An utterance is
-called after its file, with its offset in milliseconds where it has one. Not read with Lhotse: a line is one
-utterance already, and keeping its other fields is the point.
+They have no ids and no fixed name for the speaker: `client_key` names the field. An utterance is named after
+its file, followed by its offset in milliseconds if it has one. Lhotse is not used here, because all other
+fields of a line are kept.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _candidate(row: Mapping[str, Any], where: str, folder: Path, options: Import
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """An id: the row's own, or its path without folder roots and ending, so that equal file names stay apart.
+    """The row's id, or its path without root and suffix, so that equal file names in two folders differ.
 
     >>> _name({"audio_filepath": "wav/ann/01.wav", "offset": 1.5})
     'wav-ann-01-1500'
