@@ -1,9 +1,9 @@
-"""`--jobs N`: runs of an experiment side by side, each in a process of its own.
+"""`--jobs N`: runs of an experiment side by side, each in its own process.
 
-A GPU that a small model leaves idle most of the time is shared so: rows of a table train at once. A job is
-this same command with the name of its run in the environment. It writes into the run's folder and nowhere
-else, so what it leaves is what it would have left alone. A run waits for those it needs (it starts from their
-models, or is taught by them); one that fails takes along those that need it, and no others.
+Several runs can share a GPU that one small model would leave idle most of the time. A job is this same
+command with the name of its run in the environment. It writes to the run's folder and nowhere else, so its
+files are the same as if it ran alone. A run waits for the runs it needs (it starts from their models, or
+they teach it). If a run fails, the runs that need it are not started; all others go on.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from antiphon.core import Stopped
 from antiphon.engine import Listener
 from antiphon.workers import passing_signals_on, started_again
 
-JOB = "ANTIPHON_JOB"  # in a job's environment: the run that it is to carry out
-OUTPUT = "output.txt"  # in the run's folder: what its process had to say
-LOOK = 0.3  # seconds from one look at the jobs to the next
+JOB = "ANTIPHON_JOB"  # in a job's environment: the name of its run
+OUTPUT = "output.txt"  # in the run's folder: what its process printed
+LOOK = 0.3  # seconds between two looks at the jobs
 
 
 def run_jobs(
     needs: Mapping[str, Collection[str]], num_jobs: int, out: Path, listen: Callable[[str], Listener]
 ) -> dict[str, str]:
-    """Carries runs out, of which each needs some of the others; returns those that failed, with the reason.
+    """Execute runs, each of which may need others; return those that failed, with the reason.
 
-    Raises `Stopped` when interrupted: the runs in hand have saved what they had.
+    Raises `Stopped` when interrupted; the runs in progress have then saved what they had.
     """
     waiting = dict(needs)
     running: dict[str, Job] = {}
@@ -44,9 +44,9 @@ def run_jobs(
                 if code is not None:
                     del running[name]
                     failed |= {name: job.reason(code)} if code else {}
-            while lost := [name for name in waiting if failed.keys() & set(waiting[name])]:
-                first = next(need for need in waiting.pop(lost[0]) if need in failed)
-                failed[lost[0]] = f"{first} failed, which it needs"
+            while blocked := [name for name in waiting if failed.keys() & set(waiting[name])]:
+                first = next(need for need in waiting.pop(blocked[0]) if need in failed)
+                failed[blocked[0]] = f"{first} failed, which it needs"
             unfinished = waiting.keys() | running.keys()
             ready = [name for name in waiting if not unfinished & set(waiting[name])]
             for name in [] if interrupts else ready[: num_jobs - len(running)]:
@@ -61,14 +61,14 @@ def run_jobs(
 
 @dataclass
 class Job:
-    """A run in another process; its journal says how far it is."""
+    """A run in another process; its journal shows how far it is."""
 
     folder: Path
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     listener: Listener
-    offset: int = 0  # bytes of the journal that have been read …
-    shown: int = 0  # … and the last round that the listener knows of
+    offset: int = 0  # bytes of the journal that have been read
+    shown: int = 0  # the last round that the listener was told about
 
     @classmethod
     def start(cls, name: str, folder: Path, listener: Listener) -> Job:
@@ -81,7 +81,7 @@ class Job:
         return job
 
     def look(self) -> int | None:
-        """Tells the listener what is new; the exit code, once there is one."""
+        """Tell the listener about new rounds; return the exit code once the process has ended."""
         code = self.process.poll()
         for entry in self._news():
             if entry["round"] > self.shown:
@@ -94,17 +94,17 @@ class Job:
         return code
 
     def reason(self, code: int) -> str:
-        """Why it failed: what it said last."""
+        """Why it failed: its last error message, or the last line it printed."""
         lines = self._output.read_text(errors="replace").splitlines()
-        said = [line for line in lines if line.startswith(("error:", "Stopped:"))] or lines
-        return said[-1] if said else f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        errors = [line for line in lines if line.startswith(("error:", "Stopped:"))] or lines
+        return errors[-1] if errors else f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     @property
     def _output(self) -> Path:
         return self.folder / OUTPUT
 
     def _news(self) -> list[dict[str, Any]]:
-        """Entries of the journal since the last look; from its beginning where it was cut back meanwhile."""
+        """Journal entries since the last look; from the beginning if the journal was cut back meanwhile."""
         path = self.folder / "journal.jsonl"
         size = path.stat().st_size if path.exists() else 0
         if size < self.offset:
@@ -116,14 +116,14 @@ class Job:
             new = file.read()
         lines = new[: new.rfind(b"\n") + 1]
         try:
-            found = [json.loads(line) for line in lines.splitlines()]
+            entries = [json.loads(line) for line in lines.splitlines()]
         except ValueError:  # cut back, and longer than before by now: this is the middle of a line
             self.offset = 0
             return []
         self.offset += len(lines)
-        return found
+        return entries
 
 
 def own_job() -> str:
-    """The run that this process was started for; empty where it is not a job."""
+    """The run that this process was started for; empty if it is not a job."""
     return os.environ.get(JOB, "")

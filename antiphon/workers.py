@@ -1,4 +1,4 @@
-"""`--workers N`: starts this same command N times on this machine, and stands by."""
+"""`--workers N`: start this same command N times on this machine, and wait for all of them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import torch.distributed as dist
 from antiphon.pools.joining import LOOPBACK
 from antiphon.pools.ranks import Lost
 
-LIFELINE = "ANTIPHON_LIFELINE"  # standard input is a pipe from the starter: when it ends, so has the starter
-GRACE = 20.0  # seconds for the others to end as well when one has failed: they leave together if they can
+LIFELINE = "ANTIPHON_LIFELINE"  # standard input is a pipe from the parent: when it closes, the parent is gone
+GRACE = 20.0  # seconds that the others have to end when one has failed
 
 
 def run_workers(num_workers: int) -> int:
-    """Runs the command this process was started with in so many others; the exit code is the first one's.
+    """Run this process's command in `num_workers` others; return the exit code of the first.
 
-    Signals are passed on once to each. Raises `Lost` if the first process was killed.
+    Each gets a signal once. Raises `Lost` if the first process was killed.
     """
     store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=1))
     workers = [_start(rank, num_workers, store.port) for rank in range(num_workers)]
@@ -38,27 +38,26 @@ def run_workers(num_workers: int) -> int:
 
 
 def _start(rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
-    place = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": size,
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
         "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": port,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is ours, not the first process's
     }
-    own = {name: str(value) for name, value in place.items()}
-    # The store is ours, not the first process's.
-    return started_again({**own, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    return started_again(variables)
 
 
-def started_again(own: Mapping[str, str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    """This same command in another process, with some variables of its own; it prints here, or to a file."""
+def started_again(variables: Mapping[str, str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    """Start this same command in another process with more variables; it prints here, or to a file."""
     environment = {
-        "OMP_NUM_THREADS": "1",  # two processes of one thread beat one of two, and two of two fight
+        "OMP_NUM_THREADS": "1",  # two processes with one thread are faster than one with two
         **os.environ,
-        **own,
+        **variables,
         LIFELINE: "1",
     }
-    # A session of its own: Ctrl-C in the terminal comes to us alone, and from us to each of them once.
+    # In its own session: Ctrl-C in the terminal reaches only us, and we pass it on to each of them once.
     return subprocess.Popen(
         [sys.executable, *sys.orig_argv[1:]],
         env=environment,
@@ -70,7 +69,7 @@ def started_again(own: Mapping[str, str], output: IO[bytes] | None = None) -> su
 
 
 def _wait(workers: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Exit codes of all; when one has failed, the others are ended after some grace."""
+    """Wait for all exit codes; when one has failed, kill the others after some time."""
     deadline = float("inf")
     while any(worker.poll() is None for worker in workers):
         if any(worker.poll() for worker in workers):
@@ -78,13 +77,13 @@ def _wait(workers: Sequence[subprocess.Popen[bytes]]) -> list[int]:
         if time.monotonic() > deadline:
             for worker in workers:
                 worker.kill()
-        time.sleep(0.1)  # seldom: every look takes a core from a worker
+        time.sleep(0.1)  # not more often: every look takes a core from a worker
     return [worker.wait() for worker in workers]
 
 
 @contextmanager
 def passing_signals_on(workers: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
-    """Within: Ctrl-C is for them, also for those that are added later. Yields the signals that came."""
+    """Pass Ctrl-C and SIGTERM on to these processes, also to those added later. Yields signals received."""
     received: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -102,7 +101,7 @@ def passing_signals_on(workers: Sequence[subprocess.Popen[bytes]]) -> Iterator[l
 
 
 def end_with_starter() -> None:
-    """In a worker: stops cleanly, as by SIGTERM, when the process that started it is gone."""
+    """In a worker: stop cleanly, as on SIGTERM, when the process that started it is gone."""
     if LIFELINE not in os.environ:
         return
 

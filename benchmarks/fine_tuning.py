@@ -9,8 +9,9 @@ whole grid; the server's model after federated averaging on first-pass texts; ev
 the server's after the same local steps once more. The learning rate is that of --lr with the fewest errors
 of either model. All settings are found on the same few meetings of --tune.
 
-Seconds are the processor's, of a client in a round (the server's work included), one thread. Bytes are what a
-pool carries. The perplexity of --heldout, a sample of text like the background's, shows what a model forgot.
+Seconds are processor time per client and round on one thread, including the server's work and its checkpoint.
+Bytes are what a pool carries. The perplexity of --heldout, a sample of text like the background's, shows what
+a model forgot.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from typing import Any
 
 import numpy as np
 from common import argument_parser, print_table, write_result
+from federated_lm import FineTuned, FineTuning
 from rich.progress import track
 
 from antiphon.algorithms.fedavg import fedavg
 from antiphon.core import Tensors
-from antiphon.data.sentences import read_sentences
+from antiphon.data.text import read_sentences
 from antiphon.decoding.adaptation import Mixture
 from antiphon.decoding.hypothesis import NBest, read_nbest
 from antiphon.decoding.rescoring import Column, Lists, tabulate, tune
 from antiphon.local import LocalTraining
 from antiphon.models.neural_lm import NeuralLm
 from antiphon.models.unigram import Unigram
-from antiphon.recipes.fine_tuning import FineTuned, FineTuning
 from antiphon.recipes.personalisation import (
     Federation,
     Grid,

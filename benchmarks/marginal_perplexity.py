@@ -23,13 +23,12 @@ from typing import Any
 
 import numpy as np
 from common import argument_parser, print_table, write_result
+from normalised_lm import Normalised, normalised
 from rich.progress import track
 
-from antiphon.data.candidates import numbered_lines
-from antiphon.data.sentences import read_sentences
+from antiphon.data.text import numbered_lines, read_sentences
 from antiphon.decoding.adaptation import Marginals, Mixture
 from antiphon.decoding.hypothesis import Hypothesis, NBest
-from antiphon.decoding.normalised import Normalised, normalised
 from antiphon.models.kneser_ney import estimate
 from antiphon.models.unigram import Unigram, estimate_unigram
 from antiphon.recipes.personalisation import Federation, Schedule

@@ -21,7 +21,7 @@ import numpy as np
 from common import argument_parser, print_table, write_result
 from rich.progress import track
 
-from antiphon.data.sentences import read_sentences
+from antiphon.data.text import read_sentences
 from antiphon.decoding.hypothesis import NBest, read_nbest
 from antiphon.decoding.rescoring import Column, Lists, tabulate, tune
 from antiphon.models.neural_lm import load_sentence_model

@@ -19,8 +19,8 @@ from common import parse_arguments, print_table, write_result
 
 from antiphon.data.engines import ENGINES, draw_voices
 from antiphon.data.session_texts import TextRules
-from antiphon.data.speaking import plan_sayings, say_in_order
-from antiphon.data.voices import Synthesiser, Voice
+from antiphon.data.spoken_corpus import plan_sayings, say_in_order
+from antiphon.data.synthesiser import Synthesiser, Voice
 
 GOAL = 20.0  # times real time on two cores
 TEXT = (

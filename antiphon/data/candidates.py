@@ -1,7 +1,7 @@
-"""What importers and the import share: utterances not yet checked, what was left out, the user's choices.
+"""What importers and the import share: unchecked utterances, skipped ones, and the user's options.
 
-An importer is a module of `antiphon.data.importers` that turns one format into `Candidate`s and never opens
-audio: `antiphon.data.importing` reads, checks and writes them, the same for every format.
+An importer (`antiphon.data.importers`) turns one format into `Candidate`s and never opens audio:
+`antiphon.data.importing` reads, checks and writes them, the same for every format.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from antiphon.data.text import ALPHABET
+from antiphon.data.text import ALPHABET, numbered_lines
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """The user's choices for an import.
+    """Options of an import.
 
-    format: an importer's name; found by looking at the source where None.
+    format: an importer's name; None: the importer that recognises the source.
     split: the split of utterances whose source names none; `splits` renames those that are named.
     split_speakers: fractions of the speakers that become pool, heldout and test, whatever the source says.
     where: keep only utterances whose field (split, speaker, session or one kept in `extra`) has this value.
-    alphabet: an utterance with any other character is skipped; None takes every character.
-    speeds: the pool's utterances are also taken at these (0.9: slower and lower, 1.1: faster and higher).
+    alphabet: utterances with other characters are skipped; None allows all characters.
+    speeds: the pool's utterances are also added at these speeds (0.9: slower and lower).
     client_key, session_key: the fields that name speaker and session in formats that have named fields.
-    audio_root: a second folder, beside the source's own, that audio files may be in.
+    audio_root: another folder, besides the source, that may hold audio files.
     """
 
     format: str | None = None
@@ -69,7 +69,7 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class Blob:
-    """Where encoded audio lies: a file, or a stretch of one (a member of a tar)."""
+    """Where encoded audio is: a file, or a part of one (a member of a tar)."""
 
     path: Path
     offset: int = 0
@@ -86,11 +86,11 @@ class Blob:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An utterance as its source describes it; nothing has been checked.
+    """An utterance as its source describes it, unchecked.
 
-    split: None where the source has none. start, stop: the part of the audio in seconds, None for its end.
-    channel: None for the mean of all. duration: what the source claims for the whole audio. audio: where it
-    lies, or why it cannot be had. speed: how fast it is to be taken, pitch and all.
+    split: None if the source has none. audio: where it is, or why it cannot be used. start, stop: the part of
+    the audio in seconds; stop=None is its end. channel: None for the mean of all. duration: the length of the
+    whole audio according to the source. speed: a factor for playing it, which also changes the pitch.
     """
 
     id: str
@@ -110,7 +110,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Skipped:
-    """An utterance left out, where it was described, and why. Never holds what was said."""
+    """An utterance that was left out: where it was described, and why. Never holds its text."""
 
     id: str
     where: str
@@ -123,7 +123,7 @@ class Skipped:
 
     @property
     def kind(self) -> str:
-        """What sort of fault: the reason without its particulars.
+        """The kind of fault: the reason without its details.
 
         >>> Skipped("a-1", "manifest.jsonl:7", "too long: 71.20 s, at most 60 s are taken").kind
         'too long'
@@ -145,7 +145,7 @@ class RefusedError(ValueError):
 
 
 def locate(path: str, source: Path, options: ImportOptions) -> Path:
-    """The regular file called `path`, in the source folder or in `audio_root` when links are followed."""
+    """The regular file called `path`; with links followed, it must be in the source or in `audio_root`."""
     roots = [source] if options.audio_root is None else [source, options.audio_root]
     is_inside = False
     for root in (root.resolve() for root in roots):
@@ -164,27 +164,15 @@ def locate(path: str, source: Path, options: ImportOptions) -> Path:
 
 
 def find_audio(path: str, source: Path, options: ImportOptions) -> Blob | str:
-    """The file called `path`, or why it cannot be had: no error, for the utterance may not be asked for."""
+    """The file called `path`, or why it cannot be used: no error, as the utterance may be filtered out."""
     try:
         return Blob(locate(path, source, options))
     except RefusedError as reason:
         return str(reason)
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Lines of a text file, plain or .gz, each with its place ("text:3"), blank ones left out.
-
-    Bytes that are not UTF-8 come as surrogates: the check of each utterance finds them.
-    """
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield f"{path.name}:{number}", line.strip()
-
-
 def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]] | Skipped]:
-    """Objects of a JSON-lines file, each with its place; a line that is not one is skipped by its number."""
+    """Objects of a JSON-lines file, each with its place; other lines are skipped by their number."""
     try:
         for where, line in numbered_lines(path):
             try:
@@ -206,7 +194,7 @@ def candidates_of(
     make: Callable[[Mapping[str, Any], str], Candidate],
     name: Callable[[Mapping[str, Any]], str],
 ) -> Iterator[Candidate | Skipped]:
-    """What `make` makes of each object of a JSON-lines file; one that it refuses is skipped by name."""
+    """A candidate made of each object of a JSON-lines file; an object that `make` refuses is skipped."""
     is_first = True
     for row in json_rows(path):
         if isinstance(row, Skipped):
@@ -222,8 +210,27 @@ def candidates_of(
             yield Skipped(name(fields), where, str(reason))
 
 
+def common_fields(
+    row: Mapping[str, Any], options: ImportOptions, take_id: Callable[[Mapping[str, Any]], str], *others: str
+) -> dict[str, Any]:
+    """The fields of a `Candidate` that JSON lines of all formats have.
+
+    Fields of the row that are neither among them nor among `others` are kept in `extra`.
+    """
+    taken = {"id", "split", "text", options.client_key, options.session_key, *others}
+    speaker = take_text(row, options.client_key)
+    return {
+        "id": take_id(row),
+        "speaker": speaker,
+        "session": speaker if row.get(options.session_key) is None else take_text(row, options.session_key),
+        "split": None if row.get("split") is None else take_text(row, "split"),
+        "text": take_text(row, "text"),
+        "extra": {key: value for key, value in row.items() if key not in taken},
+    }
+
+
 def first_row(path: Path) -> dict[str, Any]:
-    """The first object of a JSON-lines file, empty if there is none near the top: tells formats apart."""
+    """The first object of a JSON-lines file, to tell formats apart; empty if there is none near the top."""
     try:
         for _, row in zip(range(5), json_rows(path), strict=False):
             if not isinstance(row, Skipped):
@@ -234,7 +241,7 @@ def first_row(path: Path) -> dict[str, Any]:
 
 
 def take_text(row: Mapping[str, Any], key: str) -> str:
-    """A field that has to be there; numbers (speaker: 84) are taken as text."""
+    """A required field; whole numbers (speaker: 84) become text."""
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise RefusedError(f"no field {key!r}: " + ("it is missing" if value is None else "it is not text"))
@@ -242,7 +249,7 @@ def take_text(row: Mapping[str, Any], key: str) -> str:
 
 
 def take_number(row: Mapping[str, Any], key: str) -> float | None:
-    """A field that may be missing but has to be a finite number when it is there."""
+    """An optional field that must be a finite number."""
     value = row.get(key)
     if value is None:
         return None
@@ -252,7 +259,7 @@ def take_number(row: Mapping[str, Any], key: str) -> float | None:
 
 
 def require_key(row: Mapping[str, Any], key: str, where: str) -> None:
-    """Stop the import when the first utterance shows that the client was looked for under the wrong name."""
+    """Stop the import if the first utterance does not have the field that names the client."""
     if key not in row:
         raise ValueError(
             f"{where} has no field {key!r} to tell clients apart: set client_key (--client-key) to one of "

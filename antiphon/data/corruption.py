@@ -1,33 +1,47 @@
-"""Clients whose data are bad, on purpose: who they are, and what is wrong with what they have.
+"""Clients whose data are bad on purpose: which clients, and the features of what they have.
 
-Corrupted are utterances of the federated speakers alone, never those of the server's own (seed), validation
-and test speakers. Which ones is settled once for an experiment: its runs may deal the same speech out to
-clients differently, and all of them still train on the same good and bad utterances. A run whose clients
-are those chosen from here (`clients`) has clients that are wholly corrupted and others that are wholly clean;
-in any other, a client is corrupted by the share of its utterances that are.
+Only utterances of the federated speakers are corrupted, never those of the server's own (seed), validation
+and test speakers. Which utterances is decided once for an experiment: its runs may split the same speech into
+clients differently, and all of them still train on the same good and bad utterances. If a run's clients are
+those chosen from here (`clients`), its clients are wholly corrupted or wholly clean; in any other run, a
+client is corrupted by the share of its utterances that are.
+
+Wrong transcripts replace the right ones in memory. Distorted audio has a feature store of its own beside the
+clean one, which is computed once: its name and fingerprint are made of the distortion, the seed and the
+utterances. It is complete, with a copy of the frames that did not change, and is read like any other store.
+
+Babble is made of the other speakers of the pool, both the server's own and federated ones. Validation and
+test speakers are not heard in it: the model would have been trained on what it is tested on.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
+from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.distortion import Distortion
-from antiphon.data.partition import BySession, BySpeaker, Clients, Dirichlet, Iid
-from antiphon.data.store import FeatureStore
-from antiphon.data.wrong_texts import OfOthers, Shuffled
+from antiphon.data.extraction import Extracted, extract_in_order
+from antiphon.data.frontends import Frontend
+from antiphon.data.partition import BySpeaker, Clients, Partition
+from antiphon.data.store import FeatureStore, Progress, corpus_fingerprint, stored
+from antiphon.data.wrong_transcripts import OfOthers, Shuffled
 from antiphon.seeding import derive
+
+VERSION = 1  # of what distortions sound like: a new version makes all stores anew
 
 
 @dataclass(frozen=True)
 class Chosen:
     """The corrupted clients with the utterances they keep.
 
-    is_corrupted, is_dropped: [all utterances of the store] bool; the latter were taken from them.
+    is_corrupted, is_dropped: [all utterances of the store] bool; dropped ones were taken from these clients.
     """
 
     kept: Mapping[str, np.ndarray]
@@ -36,17 +50,17 @@ class Chosen:
 
     @property
     def utterances(self) -> np.ndarray:
-        """All that are corrupted, increasing."""
+        """Indices of the corrupted utterances, increasing."""
         return np.flatnonzero(self.is_corrupted)
 
     def left(self, clients: Clients) -> Clients:
-        """What the clients of a run still have; one that has nothing is no client."""
-        remaining = {name: own[~self.is_dropped[own]] for name, own in clients.items()}
-        return {name: own for name, own in remaining.items() if len(own)}
+        """The clients of a run with the utterances they still have, without clients that have none."""
+        remaining = {name: indices[~self.is_dropped[indices]] for name, indices in clients.items()}
+        return {name: indices for name, indices in remaining.items() if len(indices)}
 
     def shares(self, clients: Clients) -> dict[str, float]:
-        """The corrupted share of the utterances of each client of a run, where there is any."""
-        shares = {name: float(self.is_corrupted[own].mean()) for name, own in clients.items()}
+        """The corrupted share of each client's utterances in a run, for clients that have corrupted ones."""
+        shares = {name: float(self.is_corrupted[indices].mean()) for name, indices in clients.items()}
         return {name: share for name, share in shares.items() if share > 0}
 
 
@@ -54,14 +68,14 @@ class Chosen:
 class Corruption:
     """A `fraction` of the clients, or those in `names`, have bad data.
 
-    The seed is its own, so that runs with other seeds have the same bad clients; it and a client's name alone
-    decide who is chosen, and a larger fraction keeps the clients of a smaller one. `clients`: what is chosen
-    from. `keep`, `most`: the share and the largest number of utterances that are left to them (0: all).
+    Only this seed and the clients' names decide which clients are chosen, so experiments with other seeds
+    have the same bad clients, and a larger fraction includes the clients of a smaller one. `clients`: what to
+    choose from. `keep`, `most`: the share and the largest number of utterances that they keep (0: all).
     """
 
     fraction: float = 0.0
     names: tuple[str, ...] = ()
-    clients: BySpeaker | BySession | Iid | Dirichlet = BySpeaker()
+    clients: Partition = BySpeaker()
     seed: int = 0
     audio: Distortion = Distortion()
     transcripts: Shuffled | OfOthers | None = None
@@ -88,7 +102,7 @@ class Corruption:
             )
 
     def choose(self, store: FeatureStore, federated: np.ndarray, seed: int) -> Chosen:
-        """The corrupted among the clients of the federated utterances, dealt out by the experiment's seed."""
+        """Choose among the clients of the federated utterances, partitioned with the experiment's seed."""
         kept: dict[str, np.ndarray] = {}
         is_corrupted, is_dropped = np.zeros((2, len(store)), dtype=bool)
         if self.fraction or self.names:
@@ -103,7 +117,7 @@ class Corruption:
         return Chosen(kept, is_corrupted, is_dropped)
 
     def _chosen(self, clients: Clients) -> list[str]:
-        """Names of the corrupted clients, sorted; one at least where a fraction is asked for."""
+        """Names of the corrupted clients, sorted; at least one if there is a fraction."""
         for name in self.names:
             if name not in clients:
                 near = difflib.get_close_matches(name, clients, n=1) or list(clients)
@@ -115,7 +129,122 @@ class Corruption:
         return sorted(self.names or order[: max(1, round(self.fraction * len(order)))])
 
     def _kept(self, name: str, indices: np.ndarray) -> np.ndarray:
-        """Increasing; one at least, and the same ones plus some for a larger share."""
+        """Indices that a client keeps, increasing: at least one, and more for a larger share."""
         count = min(math.ceil(self.keep * len(indices)), self.most or len(indices))
         order = np.random.default_rng(derive(self.seed, "keep", name)).permutation(len(indices))
         return np.sort(indices[order[:count]])
+
+
+# --- Features -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Order:
+    """The client whose room an utterance is heard in, and the other voices in it."""
+
+    client: str
+    voices: tuple[Utterance, ...]
+
+
+@dataclass(frozen=True)
+class Distorted:
+    """A corpus with some utterances as they sound after a distortion; see `extraction.Speech`."""
+
+    corpus: Corpus
+    audio: Distortion
+    seed: int
+    orders: Mapping[str, Order]  # by utterance id
+
+    @property
+    def path(self) -> Path:
+        return self.corpus.path
+
+    def utterances(self) -> Iterator[Utterance]:
+        for utterance in self.corpus.utterances():
+            speed = self.audio.speed if utterance.id in self.orders else 1.0
+            yield replace(utterance, seconds=utterance.seconds / speed)
+
+    def read_audio(self, utterance: Utterance) -> np.ndarray:
+        order = self.orders[utterance.id]
+        voices = [self.corpus.read_audio(voice) for voice in order.voices]
+        room = np.random.default_rng(derive(self.seed, "room", order.client))
+        noise = np.random.default_rng(derive(self.seed, "noise", utterance.id))
+        return self.audio(self.corpus.read_audio(utterance), voices, room, noise)
+
+
+def corrupted_features(
+    corpus: Corpus,
+    frontend: Frontend,
+    clean: FeatureStore,
+    corruption: Corruption,
+    chosen: Chosen,
+    pool: np.ndarray,
+    num_workers: int = 1,
+    progress: Progress | None = None,
+) -> FeatureStore:
+    """The clean store with the data of the chosen clients corrupted: opened if it exists, else computed.
+
+    pool: utterances that babble and other speakers' transcripts are taken from.
+    """
+    store, audio, seed = clean, corruption.audio, corruption.seed
+    if chosen.kept and audio != Distortion():
+        digest = _digest(audio, seed, chosen, pool)
+        fingerprint = hashlib.sha256(f"{corpus_fingerprint(corpus)} {digest}".encode()).hexdigest()
+
+        def known(index: int, utterance: Utterance) -> np.ndarray | None:
+            return None if chosen.is_corrupted[index] else clean.features(index)
+
+        def extract() -> Extracted:
+            voices = _draw_voices(clean, audio.num_voices, chosen.utterances, pool, seed)
+            speech = Distorted(corpus, audio, seed, _orders(corpus, chosen, voices))
+            return extract_in_order(speech, frontend, num_workers, known)
+
+        key = f"{frontend.key()}-corrupted-{digest[:16]}"
+        store = stored(corpus, frontend, key, fingerprint, extract, progress)
+    if chosen.kept and corruption.transcripts is not None:
+        texts = corruption.transcripts(clean, chosen.kept, pool, seed)
+        store = FeatureStore.open(store.folder, texts)
+    return store
+
+
+def _digest(audio: Distortion, seed: int, chosen: Chosen, pool: np.ndarray) -> str:
+    """A digest of what the distorted frames depend on besides the corpus and the front end."""
+    digest = hashlib.sha256(repr((VERSION, audio, seed, sorted(chosen.kept))).encode())
+    for name in sorted(chosen.kept):
+        digest.update(chosen.kept[name].astype("<i8").tobytes() + b"/")
+    if audio.num_voices:
+        digest.update(pool.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _draw_voices(
+    store: FeatureStore, num_voices: int, indices: np.ndarray, pool: np.ndarray, seed: int
+) -> dict[int, list[int]]:
+    """For each utterance, one of each of `num_voices` other speakers (of all others if there are fewer)."""
+    if not num_voices:
+        return {index: [] for index in indices.tolist()}
+    speakers = BySpeaker()(store, pool, seed)
+    drawn = {}
+    for index in indices.tolist():
+        speaker = f"speaker/{store.speaker(index)}"
+        others = [utterances for name, utterances in speakers.items() if name != speaker]
+        if not others:
+            raise ValueError(
+                "corruption.audio.noise: babble is made of the other speakers of the pool, and there is "
+                f"nobody but {store.speaker(index)}: take white noise, or a corpus with more speakers"
+            )
+        generator = np.random.default_rng(derive(seed, "voices", store.id(index)))
+        voices = generator.permutation(len(others))[:num_voices]
+        drawn[index] = [int(generator.choice(others[voice])) for voice in voices]
+    return drawn
+
+
+def _orders(corpus: Corpus, chosen: Chosen, voices: Mapping[int, list[int]]) -> dict[str, Order]:
+    """Orders by utterance id; all utterances are looked up in one pass over the corpus."""
+    needed = {*voices, *(voice for drawn in voices.values() for voice in drawn)}
+    utterances = {index: one for index, one in enumerate(corpus.utterances()) if index in needed}
+    return {
+        utterances[index].id: Order(client, tuple(utterances[voice] for voice in voices[index]))
+        for client, indices in chosen.kept.items()
+        for index in indices.tolist()
+    }

@@ -1,13 +1,13 @@
-"""What happens to sound between a speaker and the recogniser: speed, a room, noise, an overdriven microphone.
+"""Distortions of audio: speed, a room, noise, an overdriven microphone.
 
-They are applied in this order, which is that of nature: somebody speaks, in a room, among others, into a
-microphone. The number of samples changes with speed alone.
+They are applied in this order, as in nature: somebody speaks, in a room, among others, into a microphone.
+Only speed changes the number of samples.
 
-  T60   seconds after which the sound of a room has fallen by 60 dB
-  SNR   10 log10 of the power of speech over that of noise, both as means over the whole utterance, pauses
-        included: a figure that can be measured again without knowing where somebody spoke
+  T60   seconds until the sound in a room has fallen by 60 dB
+  SNR   10 log10 of the power of speech over that of noise. Both are means over the whole utterance, pauses
+        included, so the SNR can be measured again without knowing where the pauses are
 
-Nothing is scaled down afterwards: samples are floats, and may go beyond 1 until a microphone clips them.
+Nothing is scaled down afterwards: samples are floats, and may exceed 1 until a microphone clips them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from antiphon.data.audio import SAMPLE_RATE, at_speed
 
-DEEPEST = 80.0  # dB: where the sound of a room is cut off
+DEEPEST = 80.0  # dB: where the sound in a room is cut off
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Room:
             raise ValueError(f"direct is a number of dB, not {self.direct:g}")
 
     def impulse_response(self, generator: np.random.Generator) -> np.ndarray:
-        """[samples] float64: 1 for the direct sound, which comes at once, then the echoes."""
+        """[samples] float64: 1 for the direct sound, then the echoes."""
         after = np.arange(1, max(2, int(DEEPEST / 60 * self.t60 * SAMPLE_RATE)))
         echoes = generator.standard_normal(len(after)) * 10 ** (-3 * after / (self.t60 * SAMPLE_RATE))
         echoes *= 10 ** (-self.direct / 20) / np.sqrt(np.square(echoes).sum())
@@ -62,7 +62,7 @@ class White:
 
 @dataclass(frozen=True)
 class Babble:
-    """Several other speakers at once, each as loud as the others, over and over from a random place on."""
+    """Several other speakers at once, all equally loud, each repeated from a random place on."""
 
     snr: float = 5.0
     num_voices: int = 6
@@ -82,9 +82,9 @@ class Babble:
 
 @dataclass(frozen=True)
 class Distortion:
-    """What is done to audio. `clipped`: the share of samples that a microphone cannot take."""
+    """Distortion of audio. `clipped`: the share of samples that the microphone clips."""
 
-    speed: float = 1.0  # pitch and all: 0.9 is slower and lower
+    speed: float = 1.0  # changes the pitch too: 0.9 is slower and lower
     room: Room = Room()
     noise: White | Babble | None = None
     clipped: float = 0.0
@@ -97,25 +97,26 @@ class Distortion:
 
     @property
     def num_voices(self) -> int:
-        """How many other speakers are to be heard."""
+        """The number of other speakers in the noise."""
         return self.noise.num_voices if isinstance(self.noise, Babble) else 0
 
     def __call__(
         self,
         samples: np.ndarray,
         voices: Sequence[np.ndarray],
-        place: np.random.Generator,
-        moment: np.random.Generator,
+        for_room: np.random.Generator,
+        for_noise: np.random.Generator,
     ) -> np.ndarray:
-        """Samples [n] to [about n / speed] float32. `place` decides the room, `moment` the noise."""
-        heard = at_speed(samples, self.speed)
+        """Samples [n] to [about n / speed] float32, with a generator for the room and one for the noise."""
+        distorted = at_speed(samples, self.speed)
         if self.room.t60:
-            heard = reverberated(heard, self.room.impulse_response(place))
+            distorted = reverberated(distorted, self.room.impulse_response(for_room))
         if self.noise:
-            heard = noisy(heard, self.noise.noise(len(heard), voices, moment), self.noise.snr)
+            noise = self.noise.noise(len(distorted), voices, for_noise)
+            distorted = noisy(distorted, noise, self.noise.snr)
         if self.clipped:
-            heard = overdriven(heard, self.clipped)
-        return heard.astype(np.float32)
+            distorted = overdriven(distorted, self.clipped)
+        return distorted.astype(np.float32)
 
 
 def power(samples: np.ndarray) -> float:
@@ -124,14 +125,14 @@ def power(samples: np.ndarray) -> float:
 
 
 def reverberated(samples: np.ndarray, impulse_response: np.ndarray) -> np.ndarray:
-    """Convolved, by Fourier transforms; what rings on after the end is cut off: [n] to [n] float64."""
+    """Samples convolved by Fourier transforms; echoes after the end are cut off: [n] to [n] float64."""
     size = 1 << (len(samples) + len(impulse_response) - 2).bit_length()
     spectrum = np.fft.rfft(samples.astype(np.float64), size) * np.fft.rfft(impulse_response, size)
     return np.fft.irfft(spectrum, size)[: len(samples)]
 
 
 def noisy(samples: np.ndarray, noise: np.ndarray, snr: float) -> np.ndarray:
-    """Samples and noise [n] mixed at exactly this SNR in dB; if one of them is silent, the samples alone."""
+    """Samples and noise [n] mixed at this SNR in dB; if one of them is silent, the samples alone."""
     speech, other = power(samples), power(noise)
     if speech == 0 or other == 0:
         return samples
@@ -139,7 +140,7 @@ def noisy(samples: np.ndarray, noise: np.ndarray, snr: float) -> np.ndarray:
 
 
 def overdriven(samples: np.ndarray, share: float) -> np.ndarray:
-    """Amplified until this share of the samples (rounded up to a whole number) lies at ±1 and is cut there.
+    """Samples amplified until this share of them (rounded up to a whole number) reaches ±1 and is clipped.
 
     >>> overdriven(np.array([0.1, -0.2, 0.3, -0.4]), 0.5).round(3).tolist()
     [0.333, -0.667, 1.0, -1.0]

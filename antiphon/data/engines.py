@@ -1,4 +1,4 @@
-"""Finds the engines of speech synthesis that are installed, and draws speakers from their voices."""
+"""The engines of speech synthesis: which are installed, and speakers drawn from their voices."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from antiphon.data.voices import Synthesiser, Voice
-from antiphon.data.voices_espeak import Espeak
-from antiphon.data.voices_festival import Festival
-from antiphon.data.voices_flite import Flite
-from antiphon.data.voices_pico import Pico
+from antiphon.data.espeak import Espeak
+from antiphon.data.festival import Festival
+from antiphon.data.flite import Flite
+from antiphon.data.pico import Pico
+from antiphon.data.synthesiser import Synthesiser, Voice
 from antiphon.seeding import derive
 
 RATES = (0.85, 1.15)
 PITCHES = (0.9, 1.1)
 
-# Each looks for its engine and raises ValueError, with what to install, where there is none.
-ENGINES: dict[str, Callable[[], Synthesiser]] = {
+ENGINES: Mapping[str, Callable[[], Synthesiser]] = {
     "flite": Flite,
     "festival": Festival,
     "pico": Pico,
@@ -26,29 +25,28 @@ ENGINES: dict[str, Callable[[], Synthesiser]] = {
 
 
 def find_engines(names: Sequence[str] = ()) -> dict[str, Synthesiser]:
-    """The engines asked for, all of which must be there; without names, those that are, at least one."""
+    """The named engines, all of which must be installed; without names, all installed ones, at least one."""
     for name in names:
         if name not in ENGINES:
             raise ValueError(f"no engine {name!r}: there are {', '.join(ENGINES)}")
     if names:
         return {name: ENGINES[name]() for name in names}
-    found, missing = {}, []
+    installed, missing = {}, []
     for name, make in ENGINES.items():
         try:
-            found[name] = make()
+            installed[name] = make()
         except ValueError as reason:
             missing.append(str(reason))
-    if not found:
-        raise ValueError(
-            "no speech synthesiser is installed; any of these will do:\n  " + "\n  ".join(missing)
-        )
-    return found
+    if not installed:
+        options = "\n  ".join(missing)
+        raise ValueError(f"no speech synthesiser is installed; install one of these:\n  {options}")
+    return installed
 
 
 def draw_voices(engines: Mapping[str, Synthesiser], num: int, seed: int) -> tuple[Voice, ...]:
-    """`num` speakers, no two alike, the engines in turn; the first ones do not depend on `num`.
+    """`num` different speakers, from each engine in turn; the first ones do not depend on `num`.
 
-    A name repeats, at another rate and pitch, only once all of its engine's have been used.
+    A voice repeats, at another rate and pitch, only after all voices of its engine have been used.
     """
     if num < 1:
         raise ValueError(f"at least one voice is needed, not {num}")
@@ -63,13 +61,13 @@ def draw_voices(engines: Mapping[str, Synthesiser], num: int, seed: int) -> tupl
 
 
 def _endless(names: Sequence[str], seed: int) -> Callable[[], str]:
-    """Every name once in a drawn order, then all again in another."""
+    """Draw every name once in random order, then all again in another order."""
     generator = np.random.default_rng(seed)
     waiting: list[str] = []
 
     def draw() -> str:
         if not waiting:
-            waiting.extend(names[place] for place in generator.permutation(len(names)))
+            waiting.extend(names[index] for index in generator.permutation(len(names)))
         return waiting.pop()
 
     return draw

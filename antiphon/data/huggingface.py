@@ -26,14 +26,14 @@ from antiphon.data.frontends import Extract, check_samples
 from antiphon.data.tokens import BOUNDARY, UNKNOWN_TEXT, write_tokens
 
 WAVE_FRAME = 320  # samples in a frame of a waveform: 20 ms
-DESCRIPTIONS = {".json", ".txt", ".model"}  # what files that are not weights are called
+DESCRIPTIONS = {".json", ".txt", ".model"}  # suffixes of files that are not weights
 
 
 # --- The folder -----------------------------------------------------------------------------------
 
 
 def library() -> Any:
-    """The package `transformers`, silent about what it does."""
+    """The package `transformers`, with its messages and progress bars turned off."""
     try:
         import transformers
     except ImportError as error:
@@ -46,7 +46,7 @@ def library() -> Any:
 
 
 def opened(kind: Any, folder: str | Path, what: str) -> Any:
-    """What a class of `transformers` makes of a local folder; neither the net nor code in it is asked."""
+    """A local folder opened by a class of `transformers`, without using the network or code in the folder."""
     if not Path(folder).is_dir():
         raise ValueError(f"the Hugging Face folder {folder} does not exist: give the folder of a saved model")
     try:
@@ -61,12 +61,12 @@ def architecture(folder: str | Path) -> Any:
 
 
 def boundary_of(config: Any) -> int:
-    """The id of a CTC model's blank, or of the end of a text: what is 0 here."""
+    """The folder's id of the CTC blank, or of the end of a text, both of which are 0 here."""
     return int(config.eos_token_id if config.is_encoder_decoder else config.pad_token_id)
 
 
 def copy_descriptions(source: str | Path, target: Path) -> None:
-    """Copies what a folder says of its model, extractor and tokenizer: everything small, no weights."""
+    """Copy the descriptions of a folder's model, extractor and tokenizer: all small files, no weights."""
     if Path(source).resolve() == target.resolve():
         return
     target.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def copy_descriptions(source: str | Path, target: Path) -> None:
 
 @dataclass(frozen=True)
 class HuggingFaceFeatures:
-    """What the feature extractor of a folder (preprocessor_config.json) makes of samples."""
+    """The feature extractor of a folder (preprocessor_config.json) as a front end."""
 
     folder: str
 
@@ -97,7 +97,7 @@ class HuggingFaceFeatures:
         return bool(self._extractor.feature_size == 1)
 
     def key(self) -> str:
-        """By what the extractor is set to, wherever its folder lies."""
+        """A digest of the extractor's settings, the same wherever its folder is."""
         settings = json.dumps(self._extractor.to_dict(), sort_keys=True, default=str)
         return f"huggingface-{hashlib.sha256(settings.encode()).hexdigest()[:16]}"
 
@@ -133,7 +133,7 @@ def extractor_of(folder: str) -> Any:
 
 
 def waveform_frames(extractor: Any, samples: np.ndarray) -> np.ndarray:
-    """Samples, normalised if the extractor does so, as [frames, WAVE_FRAME]; at the end zeros."""
+    """Samples, normalised if the extractor does so, as [frames, WAVE_FRAME], padded with zeros."""
     if len(samples) == 0:
         raise ValueError("too short: there is no sample in it")
     values = extractor(samples, sampling_rate=SAMPLE_RATE, return_tensors="np").input_values[0]
@@ -142,7 +142,7 @@ def waveform_frames(extractor: Any, samples: np.ndarray) -> np.ndarray:
 
 
 def log_mel_frames(extractor: Any, samples: np.ndarray) -> np.ndarray:
-    """The frames [frames, bins] whose windows reach into the audio; all that follow would be silence."""
+    """The frames [frames, bins] whose windows overlap the audio; the extractor's other frames are silence."""
     if not 0 < len(samples) <= extractor.n_samples:
         raise ValueError(
             f"{len(samples) / SAMPLE_RATE:.1f} s of audio: this front end takes up to "
@@ -158,13 +158,13 @@ def log_mel_frames(extractor: Any, samples: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class HuggingFaceTokensConfig:
-    """The tokens a folder's model was trained with."""
+    """The tokens that a folder's model was trained with."""
 
     folder: str
-    capitals: bool = False  # the folder's tokens are capital letters, the corpus's texts are small ones
+    capitals: bool = False  # the folder's tokens are upper case, the corpus's texts lower case
 
     def fit(self, texts: Iterable[str], alphabet: str | None) -> HuggingFaceTokens:
-        """Nothing is learnt; texts of which the tokenizer knows nothing are refused."""
+        """The folder's tokens; refused if the tokenizer knows no character of the texts."""
         config = architecture(self.folder)
         tokens = HuggingFaceTokens(self.folder, int(config.vocab_size), boundary_of(config), self.capitals)
         ids = [id for text in texts for id in tokens.encode(text)] or tokens.encode(alphabet or "")
@@ -191,7 +191,7 @@ class HuggingFaceTokens:
 
     @cached_property
     def unknown(self) -> int | None:
-        """The id of the unknown token; none where every text can be spelled."""
+        """The id of the unknown token; None if every text can be spelled."""
         id = self._tokenizer.unk_token_id
         return None if id in (None, self.boundary) else exchanged(id, self.boundary)
 
@@ -204,7 +204,7 @@ class HuggingFaceTokens:
         return [exchanged(id, self.boundary) for id in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text; tokens of the tokenizer's own, such as languages, are left out."""
+        """The text, without special tokens such as languages."""
         stretches: list[list[int]] = [[]]
         for id in ids:
             if id == self.unknown:
@@ -215,18 +215,18 @@ class HuggingFaceTokens:
         return text.lower() if self.capitals else text
 
     def _spelled(self, ids: list[int]) -> str:
-        """What the folder's ids spell, spaces at both ends included."""
+        """The text of the folder's ids, including spaces at both ends."""
         tokenizer = self._tokenizer
         if not hasattr(tokenizer, "word_delimiter_token"):
             return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-        # The decoding of a CTC tokenizer would take equal neighbours for one letter, and cut spaces off.
+        # The decoding of a CTC tokenizer would merge equal neighbours, and strip spaces.
         space = tokenizer.word_delimiter_token
         left_out = set(tokenizer.all_special_tokens) - {space}
         pieces = tokenizer.convert_ids_to_tokens(ids)
         return "".join(" " if piece == space else piece for piece in pieces if piece not in left_out)
 
     def save(self, folder: str | Path) -> None:
-        """The tokenizer's own files go into a folder below."""
+        """Save the tokens; the tokenizer's own files go to a subfolder."""
         about = {
             "kind": "hugging_face",
             "size": self.size,
@@ -238,7 +238,7 @@ class HuggingFaceTokens:
 
 
 def exchanged(id: int, boundary: int) -> int:
-    """The id on the other side: 0 and the boundary change places.
+    """The id with 0 and the boundary exchanged.
 
     >>> [exchanged(id, boundary=2) for id in range(4)]
     [2, 1, 0, 3]
@@ -247,5 +247,5 @@ def exchanged(id: int, boundary: int) -> int:
 
 
 def load_tokenizer(folder: Path, about: dict[str, Any]) -> HuggingFaceTokens:
-    """What `HuggingFaceTokens.save` wrote."""
+    """Load what `HuggingFaceTokens.save` wrote."""
     return HuggingFaceTokens(str(folder / "tokenizer"), about["size"], about["boundary"], about["capitals"])

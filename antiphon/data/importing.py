@@ -1,33 +1,37 @@
-"""From speech as people keep it to a corpus folder: every utterance is read, checked, and copied or encoded.
+"""The import: makes a corpus folder of a source. Every utterance is read, checked, and copied or encoded.
 
-Audio that is 16 kHz mono already, one utterance a file, is copied byte for byte; the rest is cut, averaged
-over its channels, resampled and written as 16-bit FLAC. What cannot be used is skipped with a reason. The
-same source gives the same bytes. Threads do the reading: libsndfile works outside the interpreter's lock.
+Audio files that hold one utterance, 16 kHz mono, are copied byte for byte. All other audio is cut, averaged
+over its channels, resampled and written as 16-bit FLAC. Utterances that cannot be used are skipped with a
+reason. The same source gives the same bytes. Threads read the audio: libsndfile releases the interpreter's
+lock.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from antiphon.data.audio import SAMPLE_RATE, BadAudioError, at_speed, encode_flac, read_sound, resample
 from antiphon.data.candidates import Blob, Candidate, ImportOptions, Skipped
 from antiphon.data.corpus import FORMAT, Utterance
-from antiphon.data.folders import check_destination, new_folder
 from antiphon.data.importers import FORMATS, choose_format
-from antiphon.data.listing import Listing, Progress, list_candidates
+from antiphon.data.processes import map_ahead
+from antiphon.data.source_listing import Listing, Progress, list_candidates
+from antiphon.files import new_folder, sync
 
 __all__ = ["Candidate", "ImportOptions", "ImportSummary", "Progress", "Skipped", "import_corpus"]
 
 
 @dataclass(frozen=True)
 class ImportSummary:
-    """What an import did. num_filtered counts what `where` left out, which is not among the skipped."""
+    """Figures of an import. num_filtered counts utterances left out by `where`, which are not `skipped`."""
 
     path: Path
     format: str
@@ -42,7 +46,7 @@ class ImportSummary:
 
     @property
     def num_skipped_by_kind(self) -> dict[str, int]:
-        """How many utterances each kind of fault cost, the commonest first."""
+        """The number of utterances skipped for each kind of fault, most frequent first."""
         return dict(Counter(skipped.kind for skipped in self.skipped).most_common())
 
 
@@ -68,7 +72,7 @@ def import_corpus(
     source, destination, options = Path(source), Path(destination), options or ImportOptions()
     check_destination(source, destination, options.overwrite)
     name = choose_format(source, options.format)
-    listing = list_candidates(FORMATS[name].read(source, options), options, progress)
+    listing = list_candidates(FORMATS[name]().read(source, options), options, progress)
     with new_folder(destination) as folder:
         writer = _Writer(folder)
         writer.add_all(listing.candidates, options, progress)
@@ -90,9 +94,22 @@ def import_corpus(
     )
 
 
+def check_destination(source: Path, destination: Path, overwrite: bool) -> None:
+    """Refuse, before any work, a destination that must not be written or replaced."""
+    if not destination.exists() and not destination.is_symlink():
+        return
+    if not overwrite:
+        raise ValueError(f"{destination} exists already: choose another name, or overwrite it (--overwrite)")
+    if source.resolve().is_relative_to(destination.resolve()):
+        raise ValueError(f"{destination} holds the source {source}: it cannot be replaced by the corpus")
+    is_folder = destination.is_dir() and not destination.is_symlink()
+    if not is_folder or not ((destination / "corpus.json").is_file() or not any(destination.iterdir())):
+        raise ValueError(f"{destination} is not a corpus: only a corpus is ever overwritten")
+
+
 @dataclass(frozen=True)
 class _Prepared:
-    """Encoded audio ready to be written, and what was done to it."""
+    """Encoded audio ready to be written, and how it was changed."""
 
     data: bytes
     seconds: float
@@ -149,21 +166,22 @@ class _Writer:
 
     def add_all(self, candidates: list[Candidate], options: ImportOptions, progress: Progress) -> None:
         num_workers = options.num_workers or os.cpu_count() or 1
-        prepared = _in_order(lambda candidate: _prepare(candidate, options), candidates, num_workers)
+        threads = ThreadPoolExecutor(num_workers)
+        # Only a little ahead, so that little audio is in memory at once.
+        prepared = map_ahead(threads, partial(_prepare, options=options), candidates, 4 * num_workers)
         progress(0, len(candidates))
         with (
             open(self.folder / "audio.pack", "xb") as pack,
             open(self.folder / "utterances.jsonl", "x", encoding="utf-8", errors="backslashreplace") as index,
+            closing(prepared),
         ):
-            for done, (candidate, result) in enumerate(zip(candidates, prepared, strict=True), 1):
+            for done, (candidate, result) in enumerate(prepared, 1):
                 if isinstance(result, Skipped):
                     self.skipped.append(result)
                 else:
                     index.write(self._utterance(candidate, result, pack.tell()).to_json() + "\n")
                     pack.write(result.data)
                 progress(done, len(candidates))
-            _sync(pack.fileno(), pack.flush)
-            _sync(index.fileno(), index.flush)
 
     def _utterance(self, candidate: Candidate, result: _Prepared, offset: int) -> Utterance:
         self.num_utterances += 1
@@ -179,7 +197,6 @@ class _Writer:
     def finish(self, source: str, alphabet: str | None, skipped: Iterable[Skipped]) -> None:
         with open(self.folder / "skipped.jsonl", "x", encoding="utf-8") as file:
             file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in skipped)
-            _sync(file.fileno(), file.flush)
         about = {
             "format": FORMAT,
             "sample_rate": SAMPLE_RATE,
@@ -190,30 +207,8 @@ class _Writer:
         }
         with open(self.folder / "corpus.json", "x", encoding="utf-8") as file:
             file.write(json.dumps(about, ensure_ascii=False, indent=2) + "\n")
-            _sync(file.fileno(), file.flush)
-
-
-def _sync(descriptor: int, flush: Callable[[], None]) -> None:
-    """On disk before the folder gets its name: a crash must not leave a corpus with holes."""
-    flush()
-    os.fsync(descriptor)
-
-
-def _in_order(
-    function: Callable[[Candidate], _Prepared | Skipped], items: Iterable[Candidate], num_workers: int
-) -> Iterator[_Prepared | Skipped]:
-    """`map` in threads that looks only a little ahead, so that little audio is in memory at once."""
-    pool = ThreadPoolExecutor(num_workers)
-    ahead: deque[Future[_Prepared | Skipped]] = deque()
-    try:
-        for item in items:
-            ahead.append(pool.submit(function, item))
-            if len(ahead) >= 4 * num_workers:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+        for path in self.folder.iterdir():
+            sync(path)  # before the folder gets its name: a crash must not leave a corpus with holes
 
 
 def _nothing_left(

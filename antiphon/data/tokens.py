@@ -1,4 +1,4 @@
-"""Text to token ids and back: characters, or SentencePiece unigram pieces.
+"""Text to token ids and back: characters, SentencePiece unigram pieces, or whole words (language models).
 
 Id 0 is the boundary (the CTC blank; the start and end of an attention decoder), id 1 the unknown
 token. Text is taken as it is: words separated by single spaces, none at either end.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,10 +26,12 @@ BOUNDARY = 0
 UNKNOWN = 1
 UNKNOWN_TEXT = "⁇"
 FORMAT = "antiphon-tokens/1"
+WORDS_FORMAT = "antiphon-words/1"
+WORDS_FILE = "words.json"
 
 
 class Tokens(Protocol):
-    """Ids 0 … size - 1; `encode` never gives 0, `decode` leaves 0 out and writes 1 as ⁇."""
+    """Ids 0 … size - 1; `encode` never returns 0, `decode` omits 0 and writes 1 as ⁇."""
 
     @property
     def size(self) -> int: ...
@@ -39,7 +42,7 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True)
 class Characters:
-    """One token a character: id 2 is the first of `characters`."""
+    """One token per character: id 2 is the first of `characters`."""
 
     characters: str
 
@@ -74,7 +77,7 @@ class Unigram:
         return SentencePieceProcessor(model_proto=self.model)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Unigram, (self.model,)  # to a worker process goes the model, not the processor
+        return Unigram, (self.model,)  # a worker process is sent the model, not the processor
 
     @property
     def size(self) -> int:
@@ -92,6 +95,34 @@ class Unigram:
 
 
 @dataclass(frozen=True)
+class Words:
+    """One token per word: id 2 is the first of the vocabulary.
+
+    >>> Words(("go", "on")).encode("go on now")
+    [2, 3, 1]
+    """
+
+    vocabulary: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return 2 + len(self.vocabulary)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: 2 + place for place, word in enumerate(self.vocabulary)}
+
+    def encode(self, text: str) -> list[int]:
+        return [self._ids.get(word, UNKNOWN) for word in text.split()]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(UNKNOWN_TEXT if id == UNKNOWN else self.vocabulary[id - 2] for id in ids if id != 0)
+
+    def save(self, folder: str | Path) -> None:
+        write_tokens(Path(folder), {"words": self.vocabulary}, WORDS_FILE, WORDS_FORMAT)
+
+
+@dataclass(frozen=True)
 class CharactersConfig:
     """Characters of the alphabet, with the space; without an alphabet, those of the texts."""
 
@@ -106,7 +137,7 @@ class CharactersConfig:
 class UnigramConfig:
     """`size` tokens, boundary and unknown included, learnt from texts the server may read.
 
-    Characters of the alphabet are pieces whether the texts hold them or not.
+    All characters of the alphabet are pieces, even if the texts do not have them.
     """
 
     size: int = 256
@@ -132,8 +163,8 @@ class UnigramConfig:
                 unk_surface=UNKNOWN_TEXT,
                 character_coverage=1.0,
                 normalization_rule_name="identity",
-                max_sentence_length=1 << 20,  # the default silently leaves out longer ones
-                num_threads=1,  # several threads add up in no fixed order
+                max_sentence_length=1 << 20,  # the default silently skips longer ones
+                num_threads=1,  # several threads add up in a random order
                 minloglevel=3,
             )
         except RuntimeError as error:
@@ -142,10 +173,24 @@ class UnigramConfig:
 
 
 @dataclass(frozen=True)
-class SavedTokensConfig:
-    """The tokens of a model that is there already: whatever the texts, its output layer is for these."""
+class WordsConfig:
+    """The most frequent words of the texts: at most `size` tokens, boundary and unknown included."""
 
-    folder: str  # of a run, or of a model
+    size: int = 20_000
+
+    def fit(self, texts: Iterable[str], alphabet: str | None) -> Words:
+        counts = Counter(word for text in texts for word in text.split())
+        if not counts:
+            raise ValueError("no words to make tokens of: the texts are empty")
+        ordered = sorted(counts, key=lambda word: (-counts[word], word))
+        return Words(tuple(ordered[: self.size - 2]))
+
+
+@dataclass(frozen=True)
+class SavedTokensConfig:
+    """The tokens of a saved model, whose output layer needs exactly these."""
+
+    folder: str  # of a run or of a model
 
     def fit(self, texts: Iterable[str], alphabet: str | None) -> Tokens:
         folder = Path(self.folder)
@@ -153,23 +198,25 @@ class SavedTokensConfig:
 
 
 def _explain(size: int, message: str) -> str:
-    """SentencePiece's complaint about the vocabulary size in words that say what to do."""
-    if found := re.search(r"<= (\d+)", message):
-        return f"the texts have too few different pieces for size={size}: choose at most {found[1]}"
-    if found := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        return f"size={size} is too small for the characters of the texts: choose at least {found[1]}"
+    """What to do about an error of SentencePiece, which is nearly always about the size."""
+    if match := re.search(r"<= (\d+)", message):
+        return f"the texts have too few different pieces for size={size}: choose at most {match[1]}"
+    if match := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return f"size={size} is too small for the characters of the texts: choose at least {match[1]}"
     return f"SentencePiece cannot learn size={size} tokens from these texts: {message}"
 
 
-def write_tokens(folder: Path, about: dict[str, Any]) -> None:
-    """Writes tokens.json: of which kind the tokens are, and what that kind needs to know."""
+def write_tokens(
+    folder: Path, about: dict[str, Any], file: str = "tokens.json", format: str = FORMAT
+) -> None:
+    """Write what is needed to load the tokens again: their kind, and what that kind needs to know."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"format": FORMAT, **about}, ensure_ascii=False)
-    (folder / "tokens.json").write_text(text, encoding="utf-8")
+    text = json.dumps({"format": format, **about}, ensure_ascii=False)
+    (folder / file).write_text(text, encoding="utf-8")
 
 
 def _load_tokenizer(folder: Path, about: dict[str, Any]) -> Tokens:
-    from antiphon.data.huggingface import load_tokenizer  # which itself needs what is above
+    from antiphon.data.huggingface import load_tokenizer  # imported here: it imports this module
 
     return load_tokenizer(folder, about)
 
@@ -191,3 +238,15 @@ def load_tokens(folder: str | Path) -> Tokens:
     if about.get("format") != FORMAT or about.get("kind") not in _LOADERS:
         raise ValueError(f"{folder / 'tokens.json'} is not of a kind this antiphon reads ({FORMAT})")
     return _LOADERS[about["kind"]](folder, about)
+
+
+def load_words(folder: str | Path) -> Words:
+    """The words saved in `folder`."""
+    path = Path(folder) / WORDS_FILE
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} holds no words (cannot read {WORDS_FILE}: {error})") from error
+    if about.get("format") != WORDS_FORMAT:
+        raise ValueError(f"{path} has format {about.get('format')!r}, not {WORDS_FORMAT!r}")
+    return Words(tuple(about["words"]))

@@ -14,7 +14,7 @@ al., "Language Model Adaptation Using Dynamic Marginals", 1997.
 p'(w | h) ∝ (g(w) / u(w))^λ p(w | h), eq. 1. Not normalised here: a text gets λ Σ ln(g/u) over its words on
 top of its ln p. That needs nothing of the model but ln p(text), so it is the same for a model of words and
 one of subwords: there, a word's factor is paid where the word ends. The end of a sentence has none.
-`decoding.normalised` divides by Z(h), for perplexity.
+`benchmarks/normalised_lm.py` divides by Z(h), for perplexity.
 
 Smoothing, which the paper leaves open: both q̄ and q_i are mixed with `smoothing` parts of u. It is done
 where they are used, not before they are sent: eq. 6 is linear, so both come to the same, and what travels

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from antiphon.data.candidates import numbered_lines
+from antiphon.data.text import numbered_lines
 
 # Names of parts that first passes here give. `Hypothesis.parts` may hold others.
 ACOUSTIC = "acoustic"  # ln p(tokens | speech), as far as the search has summed it

@@ -1,29 +1,17 @@
-"""Beam searches for transducers: a fast one, and an exact one.
+"""Beam search for transducers: time-synchronous decoding.
 
-`TransducerBeam` goes from frame to frame and takes up to `symbols_per_frame` tokens at each: time-synchronous
-decoding (G. Saon et al., "Alignment-Length Synchronous Decoding for RNN Transducer", ICASSP 2020). In a
-frame's first step all prefixes are open. Each takes a token and stays open for another step, or a blank, and
-then it waits for the next frame; what waits and reads the same is one prefix, with the sum of all that leads
-there. The last step's tokens need no blank, as in `Transducer.greedy`, so that at one symbol a frame this is
-the `modified_beam_search` of icefall (k2-fsa). Deviation: prefixes that wait and those that are open compete
-for the same `width` places; in the paper the open ones have as many of their own. So a width of 1 is
-`Transducer.greedy` at as many symbols a frame, and most utterances are through a frame after a step or two.
+`TransducerBeam` goes from frame to frame and takes up to `symbols_per_frame` tokens at each (G. Saon et al.,
+"Alignment-Length Synchronous Decoding for RNN Transducer", ICASSP 2020). In the first step of a frame all
+prefixes are open. Each takes a token and stays open for another step, or takes a blank and waits for the next
+frame. Waiting prefixes with the same tokens are merged, and their probabilities are added. The tokens of the
+last step need no blank, as in `Transducer.greedy`, so with one symbol per frame this is the
+`modified_beam_search` of icefall (k2-fsa).
 
-`ExactTransducerBeam` goes from token to token over all frames at once. It holds α(t, y) of a prefix y at
-every frame (A. Graves, "Sequence Transduction with Recurrent Neural Networks", 2012, eq. 16), so its acoustic
-part is ln p(tokens | speech) in full, the negative of `Transducer.losses`, whatever the width. What the width
-decides is which prefixes are looked at, by their prefix probability Σ_t α(t, y) p(k | t, y), which no
-continuation of y k can exceed (the prefix search of A. Graves et al., ICML 2006, §3.2, for transducers).
-A search that never had to drop a prefix for want of width has found the best there are.
+Deviation: waiting and open prefixes compete for the same `width` places; in the paper, open prefixes have as
+many places of their own. So a width of 1 is `Transducer.greedy` with as many symbols per frame, and most
+utterances are done with a frame after a step or two.
 
-| symbol | name here |
-| --- | --- |
-| y, k | a prefix: its `place` in `Prefixes`; a token |
-| α(t, y) | `alpha` (ln) |
-| α(t, y) p(k ∣ t, y) | `entering` (ln): with it the prefix y k begins at frame t |
-
-With a language model scores are those of `fusion`; there, a bonus for words may let a continuation exceed
-what the exact search foresaw.
+With a language model, scores are those of `fusion`.
 """
 
 from __future__ import annotations
@@ -41,7 +29,6 @@ from antiphon.data.tokens import BOUNDARY, Tokens
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import Hypothesis
 from antiphon.decoding.prefixes import Prefixes, highest, hypotheses, speller_for
-from antiphon.models.rnnt_loss import running_sum
 from antiphon.models.transducer import Transducer
 
 
@@ -54,7 +41,8 @@ class TransducerBeam:
     fusion: Fusion | None = None
 
     def __post_init__(self) -> None:
-        _check_width(self.width)
+        if self.width < 1:
+            raise ValueError(f"a beam needs a width of at least 1, not {self.width}")
         if self.symbols_per_frame < 1:
             raise ValueError(f"a beam needs at least 1 symbol a frame, not {self.symbols_per_frame}")
 
@@ -78,68 +66,6 @@ class TransducerBeam:
             hypotheses(dict(zip(beam.places, beam.acoustic.tolist(), strict=True)), prefixes, tokens)
             for beam, prefixes in zip(beams, tries, strict=True)
         ]
-
-
-@dataclass(frozen=True)
-class ExactTransducerBeam:
-    """`nbest` gives up to `width` hypotheses an utterance with their full likelihoods, best first.
-
-    As with greedy search, no hypothesis has more than the model's `symbols_per_frame` tokens a frame.
-    """
-
-    width: int = 8
-    fusion: Fusion | None = None
-
-    def __post_init__(self) -> None:
-        _check_width(self.width)
-
-    @torch.inference_mode()
-    def nbest(self, model: Transducer, tokens: Tokens, batch: Batch) -> list[tuple[Hypothesis, ...]]:
-        """Hypotheses of each utterance of the batch. Call `model.eval()` first."""
-        frames, lengths = model.listen(batch)
-        speller = speller_for(self.fusion, tokens)
-        found = []
-        for own, length in zip(frames, lengths.tolist(), strict=True):
-            prefixes = Prefixes(speller)
-            finished = self._search(model, own[: max(length, 1)], prefixes)
-            found.append(hypotheses(finished, prefixes, tokens))
-        return found
-
-    def _search(self, model: Transducer, frames: Tensor, prefixes: Prefixes) -> dict[int, float]:
-        """The likeliest of all that ends somewhere: place -> ln p(tokens | frames [T, joint_dim])."""
-        finished: dict[int, float] = {}
-        scores: dict[int, float] = {}
-        places, contexts = [0], model.start(1)
-        entering = frames.new_full((1, len(frames)), -torch.inf, dtype=torch.float64)
-        entering[0, 0] = 0.0
-        for _ in range(model.config.symbols_per_frame * len(frames) + 1):
-            log_probs = _log_probs(model, frames, model.predict(contexts)[:, None])
-            alpha = _alpha(entering, log_probs[..., BOUNDARY])
-            ended = (alpha[:, -1] + log_probs[:, -1, BOUNDARY]).tolist()
-            for place, acoustic in zip(places, ended, strict=True):
-                finished[place] = acoustic
-                scores[place] = acoustic + prefixes.final_bonus(place)
-            kept = sorted(finished, key=lambda place: -scores[place])[: self.width]
-            finished = {place: finished[place] for place in kept}
-            worth = scores[kept[-1]] if len(kept) == self.width else -np.inf
-            rows, symbols = self._extensions(alpha, log_probs, places, prefixes, worth)
-            if not len(rows):
-                break
-            places = [prefixes.child(places[row], int(k)) for row, k in zip(rows, symbols, strict=True)]
-            row, symbol = (torch.from_numpy(chosen).to(frames.device) for chosen in (rows, symbols))
-            entering = alpha[row] + log_probs[row, :, symbol]
-            contexts = model.advance(contexts[row], symbol)
-        return finished
-
-    def _extensions(
-        self, alpha: Tensor, log_probs: Tensor, places: list[int], prefixes: Prefixes, worth: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Which prefixes and tokens to go on with: those that may still end up above `worth`."""
-        reached = torch.logsumexp(alpha[..., None] + log_probs, dim=1).cpu().numpy()  # [K, V]
-        scores = reached + _bonuses(prefixes, places, reached.shape[1])
-        scores[:, BOUNDARY] = -np.inf
-        best = _best(scores.ravel(), self.width)
-        return np.divmod(best[scores.ravel()[best] > worth], scores.shape[1])
 
 
 @dataclass(frozen=True)
@@ -205,12 +131,6 @@ def _merge(beam: Beam, reached: np.ndarray, prefixes: Prefixes, may_stay: bool) 
             reached[other] = -np.inf
 
 
-def _alpha(entering: Tensor, blank: Tensor) -> Tensor:
-    """ln α [K, T] of prefixes that begin with `entering` [K, T] at each frame and wait by `blank` [K, T]."""
-    waited = F.pad(running_sum(blank)[:, :-1], (1, 0))  # as in `rnnt_loss`
-    return torch.logcumsumexp(entering - waited, dim=-1) + waited
-
-
 def _log_probs(model: Transducer, frames: Tensor, states: Tensor) -> Tensor:
     return F.log_softmax(model.classify(frames, states).double(), dim=-1)
 
@@ -225,8 +145,3 @@ def _best(scores: np.ndarray, width: int) -> np.ndarray:
     """Places of the `width` highest scores [n], highest first."""
     best = highest(scores, width)
     return best[np.argsort(-scores[best], kind="stable")]
-
-
-def _check_width(width: int) -> None:
-    if width < 1:
-        raise ValueError(f"a beam needs a width of at least 1, not {width}")

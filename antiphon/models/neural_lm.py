@@ -13,9 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from antiphon.data.batches import plan_batches
-from antiphon.data.tokens import UNKNOWN, Tokens, load_tokens
-from antiphon.data.words import FILE as WORDS_FILE
-from antiphon.data.words import load_words
+from antiphon.data.tokens import UNKNOWN, WORDS_FILE, Tokens, load_tokens, load_words
 from antiphon.models.arpa import load_ngram
 from antiphon.models.ngram import Perplexity, SentenceModel
 from antiphon.models.transformer_lm import TransformerLm, TransformerLmConfig, text_batch

@@ -24,14 +24,13 @@ from antiphon import config
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.fedavg import dga, select
 from antiphon.algorithms.rehearsal import Rehearsed
-from antiphon.data.borrowed import borrow_features
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.engines import draw_voices, find_engines
 from antiphon.data.overlap import Forbidden
 from antiphon.data.partition import BySession, Iid
 from antiphon.data.session_texts import SessionText, TextRules, read_session_texts
-from antiphon.data.speaking import Progress, RealSpeech, SpokenCorpus, plan_sayings, speak_corpus
-from antiphon.data.store import FeatureStore
+from antiphon.data.spoken_corpus import Progress, RealSpeech, SpokenCorpus, plan_sayings, speak_corpus
+from antiphon.data.store import FeatureStore, borrow_features
 from antiphon.data.tokens import UNKNOWN, SavedTokensConfig, Tokens, load_tokens
 from antiphon.decoding.recognizer import Blueprint, open_blueprint
 from antiphon.engine import Rounds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from antiphon.algorithms.fedavg import FedAvg, dga, fedavg, hierarchical
-from antiphon.data.synthesis import SpeakerGroup
+from antiphon.data.demo_corpus import SpeakerGroup
 from antiphon.engine import Rounds
 from antiphon.local import LocalTraining
 from antiphon.models.blstm import BlstmConfig

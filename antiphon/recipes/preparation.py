@@ -19,8 +19,7 @@ from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Pool, RunContext, Tensors, Worker
 from antiphon.core import prepare as prepare_algorithm
 from antiphon.data.corpus import Corpus
-from antiphon.data.corrupted import corrupted_features
-from antiphon.data.corruption import Chosen
+from antiphon.data.corruption import Chosen, corrupted_features
 from antiphon.data.store import FeatureStore, Progress, compute_features
 from antiphon.data.tokens import Tokens
 from antiphon.decoding.recognizer import Blueprint, Recognizer

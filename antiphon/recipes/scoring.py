@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from antiphon.decoding.error_rate import Errors, character_errors, word_errors
 from antiphon.decoding.greedy import recognise
 from antiphon.decoding.normalisation import Normalisation
 from antiphon.decoding.recognizer import Recognizer
+from antiphon.files import replace_file
 from antiphon.models.las import Las
 from antiphon.recipes.attention import attention_of
 from antiphon.report.attention import FILE
@@ -89,17 +89,10 @@ def score(
     if isinstance(recognizer.model, Las):
         attention = attention_of(recognizer.model, store, indices)
         if attention is not None:
-            _write_whole(folder / FILE, json.dumps(attention) + "\n")
+            replace_file(folder / FILE, lambda path: path.write_text(json.dumps(attention) + "\n"))
     write_json(folder / "scores.json", scores)
     return scores
 
 
 def write_json(path: Path, body: dict[str, Any]) -> None:
-    _write_whole(path, json.dumps(body, indent=1) + "\n")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Whole under its name, or not there: a run may be killed at any time, and is resumed from its files."""
-    unfinished = path.with_name(f".{path.name}.part")
-    unfinished.write_text(text)
-    os.replace(unfinished, path)
+    replace_file(path, lambda unfinished: unfinished.write_text(json.dumps(body, indent=1) + "\n"))

@@ -14,7 +14,7 @@ import torch
 
 from antiphon import config
 from antiphon.data.batches import collate, plan_batches
-from antiphon.data.speaking import SpokenCorpus
+from antiphon.data.spoken_corpus import SpokenCorpus
 from antiphon.data.store import FeatureStore
 from antiphon.decoding.greedy import BATCH_SECONDS
 from antiphon.decoding.recognizer import Recognizer

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from antiphon import config
 from antiphon.data.corpus import Corpus
-from antiphon.data.speaking import SpokenCorpus
+from antiphon.data.spoken_corpus import SpokenCorpus
 from antiphon.recipes import adaptation
 from antiphon.recipes.folder import check_folder
 from antiphon.recipes.launch import Scores, run_experiment

@@ -116,7 +116,7 @@ def demo(
     Example:
         scores = antiphon.demo("demo", settings=["runs.dga.rounds.total=4"])
     """
-    from antiphon.data.synthesis import synthesise_corpus
+    from antiphon.data.demo_corpus import synthesise_corpus
     from antiphon.recipes.demo import SENTENCES_PER_SPEAKER, SPLITS
 
     experiment = _experiment("demo", settings)

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from antiphon.data.sentences import read_sentences
-from antiphon.data.tokens import UnigramConfig
-from antiphon.data.words import WordsConfig
+from antiphon.data.text import read_sentences
+from antiphon.data.tokens import UnigramConfig, WordsConfig
 from antiphon.models.arpa import save_ngram
 from antiphon.models.kneser_ney import estimate
 from antiphon.models.lm_training import LmTraining, train_lm

@@ -91,7 +91,7 @@ def test_the_demo_is_its_recipe_on_a_corpus_that_it_makes(
         shutil.copytree(world.corpus, path)
         progress(sentences, sentences)
 
-    monkeypatch.setattr("antiphon.data.synthesis.synthesise_corpus", synthesise)
+    monkeypatch.setattr("antiphon.data.demo_corpus.synthesise_corpus", synthesise)
     small = ["frontend.dim=8", "model.encoder.dim=8", "runs.*.rounds.total=1", "runs.*.rounds.cohort=2"]
     steps = Steps()
     scores = library.demo(tmp_path, settings=[*small, "runs.seed.rounds.cohort=1"], progress=steps)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from antiphon.data.audio import BadAudioError, encode_flac, read_sound
 from antiphon.data.candidates import Skipped
-from antiphon.data.listing import assign_splits
+from antiphon.data.source_listing import assign_splits
 from antiphon.data.text import normalise, strange_characters
 
 soundfile = pytest.importorskip("soundfile")

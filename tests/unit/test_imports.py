@@ -24,6 +24,7 @@ TOP = {
 MAY_SEE = {
     "core": set(),
     "seeding": set(),
+    "files": set(),
     "config": set(),
     "checkpoint": set(),
     "schedule": set(),
@@ -51,7 +52,7 @@ MAY_SEE = {
         "privacy",
         "labelling",
     },
-    "data": {"core", "seeding"},
+    "data": {"core", "seeding", "files"},
     "models": {"core", "seeding", "data", "kept", "prunable"},
     "decoding": {"core", "seeding", "data", "models", "config", "kept"},
     "clients": {"core", "seeding", "data", "models", "decoding", "local", "checkpoint", "kept", "labelling"},

@@ -1,54 +1,62 @@
-"""Formats that can be imported: one module each, and one line in `FORMATS`.
-
-A module has `LOOKS_FOR` (for people), `recognises(source)` and `read(source, options)`.
-"""
+"""Formats that can be imported: one module each, and one line in `FORMATS`."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from antiphon.data.candidates import Candidate, ImportOptions, Skipped
-from antiphon.data.importers import kaldi, lhotse_manifests, librispeech, manifest, nemo
+from antiphon.data.importers.kaldi import Kaldi
+from antiphon.data.importers.lhotse_manifests import LhotseManifests
+from antiphon.data.importers.librispeech import LibriSpeech
+from antiphon.data.importers.manifest import Manifest
+from antiphon.data.importers.nemo import NemoManifest
 
 
 class Importer(Protocol):
-    """What a module of this package offers."""
+    """Reads a source in one format. Built without arguments."""
 
-    LOOKS_FOR: str
+    @property
+    def looks_for(self) -> str:
+        """What a source in this format is, for people to read."""
+        ...
 
-    def recognises(self, source: Path) -> bool: ...
-    def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]: ...
+    def recognises(self, source: Path) -> bool:
+        """Whether a file or folder is in this format."""
+        ...
+
+    def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
+        """Describe every utterance, or why it is left out. Open no audio, run no command, fetch no URL."""
+        ...
 
 
-FORMATS: Mapping[str, Importer] = {
-    "manifest": manifest,
-    "librispeech": librispeech,
-    "kaldi": kaldi,
-    "lhotse": lhotse_manifests,
-    "nemo": nemo,
+FORMATS: Mapping[str, Callable[[], Importer]] = {
+    "manifest": Manifest,
+    "librispeech": LibriSpeech,
+    "kaldi": Kaldi,
+    "lhotse": LhotseManifests,
+    "nemo": NemoManifest,
 }
 
 
 def choose_format(source: Path, name: str | None) -> str:
-    """The name of the format to read a source with: the one asked for, or the only one that recognises it."""
+    """The name of the format to read a source with: the requested one, or the only one that recognises it."""
     if not source.exists():
         raise ValueError(f"nothing to import: {source} does not exist")
-    looked_for = "".join(f"\n  {known:<12} {importer.LOOKS_FOR}" for known, importer in FORMATS.items())
-    if name is not None:
-        if name not in FORMATS:
-            near = difflib.get_close_matches(name, FORMATS, n=1)
-            raise ValueError(
-                f"unknown format {name!r}"
-                + (f", did you mean {near[0]!r}?" if near else "")
-                + f" Formats:{looked_for}"
-            )
-        if not FORMATS[name].recognises(source):
-            raise ValueError(f"{source} is not {name!r}, which is {FORMATS[name].LOOKS_FOR}")
+    if name is not None and name in FORMATS:
+        importer = FORMATS[name]()
+        if not importer.recognises(source):
+            raise ValueError(f"{source} is not {name!r}, which is {importer.looks_for}")
         return name
-    names = [known for known, importer in FORMATS.items() if importer.recognises(source)]
+    importers = {known: make() for known, make in FORMATS.items()}
+    looked_for = "".join(f"\n  {known:<12} {importer.looks_for}" for known, importer in importers.items())
+    if name is not None:
+        near = difflib.get_close_matches(name, importers, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ValueError(f"unknown format {name!r}{hint} Formats:{looked_for}")
+    names = [known for known, importer in importers.items() if importer.recognises(source)]
     if not names:
         raise ValueError(f"the format of {source} is not known. Looked for:{looked_for}")
     if len(names) > 1:

@@ -1,8 +1,8 @@
-"""Kaldi data directories: wav.scp, text, utt2spk and, where recordings hold several utterances, segments.
+"""Kaldi data directories: wav.scp, text, utt2spk and, if recordings hold several utterances, segments.
 
-The session is speaker-recording where there are segments, else the speaker. `wav.scp` may hold shell commands
-("sox … |"): they are refused and never run, which is why this is not read with Lhotse, whose recordings would
-run them to learn their length. utt2dur, if there, is what each whole file is checked against.
+The session is speaker-recording if there are segments, else the speaker. `wav.scp` may hold shell commands
+("sox … |"), which are refused and never run. Lhotse is not used here, because it would run them to learn the
+length of the audio. If there is an utt2dur, the length of each whole file is checked against it.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from antiphon.data.candidates import (
     RefusedError,
     Skipped,
     find_audio,
-    numbered_lines,
 )
-
-LOOKS_FOR = "a Kaldi data directory with wav.scp and text"
-
-
-def recognises(source: Path) -> bool:
-    return (source / "wav.scp").is_file() and (source / "text").is_file()
+from antiphon.data.text import numbered_lines
 
 
-def read(source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
-    tables = _Tables.read(source)
-    for utterance, (where, text) in tables.text.items():
-        try:
-            yield _candidate(utterance, text, where, tables, source, options)
-        except RefusedError as reason:
-            yield Skipped(utterance, where, str(reason))
-    for utterance, (where, _) in (tables.segments or tables.wav).items():
-        if utterance not in tables.text:
-            yield Skipped(utterance, where, "no text: the utterance has no line in text")
-    for where, utterance in tables.repeated:
-        yield Skipped(utterance, where, "duplicate id: an earlier line of the same file has it too")
+class Kaldi:
+    """An `Importer` of Kaldi data directories."""
+
+    looks_for = "a Kaldi data directory with wav.scp and text"
+
+    def recognises(self, source: Path) -> bool:
+        return (source / "wav.scp").is_file() and (source / "text").is_file()
+
+    def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
+        tables = _Tables.read(source)
+        for utterance, (where, text) in tables.text.items():
+            try:
+                yield _candidate(utterance, text, where, tables, source, options)
+            except RefusedError as reason:
+                yield Skipped(utterance, where, str(reason))
+        for utterance, (where, _) in (tables.segments or tables.wav).items():
+            if utterance not in tables.text:
+                yield Skipped(utterance, where, "no text: the utterance has no line in text")
+        for where, utterance in tables.repeated:
+            yield Skipped(utterance, where, "duplicate id: an earlier line of the same file has it too")
 
 
 Table = Mapping[str, tuple[str, str]]  # key -> place, rest of the line
@@ -67,7 +69,7 @@ class _Tables:
 
 
 def _table(path: Path, repeated: list[tuple[str, str]]) -> Table:
-    """A file of "key rest" lines; empty if there is no such file. The first line of a key counts."""
+    """A file of "key rest" lines; empty if there is no such file. Only the first line of a key is used."""
     table: dict[str, tuple[str, str]] = {}
     if not path.is_file():
         return table
@@ -89,7 +91,7 @@ def _candidate(
     path = tables.wav[recording][1]
     if path.endswith("|"):
         raise RefusedError("command in wav.scp: commands are not run, write its audio to a file first")
-    # Kaldi's own convention without utt2spk, one speaker an utterance, would make no sense as a client.
+    # Kaldi's convention without utt2spk is one speaker per utterance, which makes no sense as a client.
     if utterance not in tables.speakers:
         raise RefusedError("no speaker: utt2spk has no entry for the utterance")
     speaker = tables.speakers[utterance][1]
@@ -108,7 +110,7 @@ def _candidate(
 
 
 def _segment(utterance: str, tables: _Tables) -> tuple[str, float, float | None]:
-    """The recording an utterance is in, its start and its stop in seconds (-1 and none: the end)."""
+    """An utterance's recording, start and stop in seconds; a stop of -1 or none is the end."""
     if not tables.segments:
         return utterance, 0.0, None
     if utterance not in tables.segments:

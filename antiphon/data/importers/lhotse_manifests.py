@@ -1,10 +1,9 @@
 """Lhotse manifests: recordings with supervisions, or cuts, as .jsonl or .jsonl.gz.
 
-Lhotse itself makes its objects out of the lines, so whatever versions of the format it knows are read. It is
-given one line at a time, because a malformed line would end its own iterators, and it is never asked for
-audio: sources that are commands or URLs would be run or fetched. One supervision is one utterance.
-`client_key` and `session_key` may name fields of a supervision's `custom`. The end of a name such as
-`x_recordings_dev.jsonl.gz` is the split.
+Lhotse itself reads each line, so all versions of the format that it knows can be imported. It gets one line
+at a time, because a malformed line would end its own iterators. It is never asked for audio, because it would
+run commands or fetch URLs. One supervision is one utterance. `client_key` and `session_key` may name fields
+of a supervision's `custom`. The end of a name such as `x_recordings_dev.jsonl.gz` is the split.
 """
 
 from __future__ import annotations
@@ -24,33 +23,38 @@ from antiphon.data.candidates import (
     json_rows,
 )
 
-LOOKS_FOR = "Lhotse manifests, *recordings*.jsonl[.gz] with *supervisions*.jsonl[.gz], or *cuts*.jsonl[.gz]"
 NAME = re.compile(r"(.*_)?(recordings|cuts)(?:[_-](?P<split>.+))?\.jsonl(\.gz)?")
 
 
-def recognises(source: Path) -> bool:
-    return bool(_manifests(source))
+class LhotseManifests:
+    """An `Importer` of Lhotse manifests."""
 
+    looks_for = (
+        "Lhotse manifests, *recordings*.jsonl[.gz] with *supervisions*.jsonl[.gz], or *cuts*.jsonl[.gz]"
+    )
 
-def read(source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
-    for manifest in _manifests(source):
-        name = NAME.fullmatch(manifest.name)
-        split = name["split"] if name else None
-        supervisions = _supervisions(manifest)
-        cuts = _cuts(manifest) if supervisions is None else _pairs(manifest, supervisions)
-        for item in cuts:
-            if isinstance(item, Skipped):
-                yield item
-                continue
-            where, recording, supervision, start = item
-            try:
-                yield _candidate(where, recording, supervision, start, split, manifest.parent, options)
-            except RefusedError as reason:
-                yield Skipped(str(supervision.id), where, str(reason))
+    def recognises(self, source: Path) -> bool:
+        return bool(_manifests(source))
+
+    def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
+        for manifest in _manifests(source):
+            name = NAME.fullmatch(manifest.name)
+            split = name["split"] if name else None
+            supervisions = _supervisions(manifest)
+            cuts = _cuts(manifest) if supervisions is None else _pairs(manifest, supervisions)
+            for item in cuts:
+                if isinstance(item, Skipped):
+                    yield item
+                    continue
+                where, recording, supervision, start = item
+                try:
+                    yield _candidate(where, recording, supervision, start, split, manifest.parent, options)
+                except RefusedError as reason:
+                    yield Skipped(str(supervision.id), where, str(reason))
 
 
 def _manifests(source: Path) -> list[Path]:
-    """Files of cuts, and files of recordings that have their supervisions beside them."""
+    """Files of cuts, and files of recordings with a file of supervisions beside them."""
     paths = (
         [source] if source.is_file() else sorted(source.glob("*.jsonl")) + sorted(source.glob("*.jsonl.gz"))
     )
@@ -82,7 +86,7 @@ def _objects(path: Path) -> Iterator[tuple[str, Any] | Skipped]:
         where, fields = row
         try:
             yield where, deserialize_item(dict(fields))
-        except Exception as error:  # whatever Lhotse's constructors raise at fields they do not know
+        except Exception as error:  # Lhotse's constructors raise many kinds at unknown fields
             name = str(fields.get("id", ""))
             yield Skipped(name, where, f"malformed manifest: Lhotse cannot read the line ({error!r})")
 
@@ -131,7 +135,7 @@ def _candidate(
     options: ImportOptions,
 ) -> Candidate:
     for transform in recording.to_dict().get("transforms") or ():
-        # Resampling we do ourselves; anything else changes what is heard.
+        # We resample ourselves; any other transform changes the speech.
         if transform["name"] != "Resample":
             raise RefusedError(
                 f"transformed recording: {transform['name']} is not applied here, save the audio first"
@@ -162,7 +166,7 @@ def _candidate(
 
 
 def _source(recording: Any, channel: int | list[int]) -> tuple[Any, int | None]:
-    """The source a supervision is about, and the channel in it; several channels are averaged."""
+    """The source of a supervision, and the channel in it; several channels are averaged."""
     if isinstance(channel, int):
         for source in recording.sources:
             if channel in source.channels:
@@ -173,6 +177,6 @@ def _source(recording: Any, channel: int | list[int]) -> tuple[Any, int | None]:
 
 
 def _plain(supervision: Any, custom: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields to keep: what JSON can hold, so no arrays."""
+    """Fields to keep: plain values, no arrays."""
     fields = {"language": supervision.language, "gender": supervision.gender, **custom}
     return {key: value for key, value in fields.items() if isinstance(value, str | int | float | bool)}

@@ -1,8 +1,7 @@
-"""LibriSpeech as it is unpacked: part/speaker/chapter/speaker-chapter.trans.txt beside the FLAC files.
+"""LibriSpeech as unpacked: part/speaker/chapter/speaker-chapter.trans.txt beside the FLAC files.
 
-The split is the part (dev-clean), the session is speaker-chapter. Read here rather than with Lhotse: the
-folders already say everything, and `prepare_librispeech` opens every audio file a first time to write
-manifests that would be read a second time.
+The split is the part (dev-clean), the session is speaker-chapter. Lhotse is not used here: the folders hold
+everything needed, and its `prepare_librispeech` would open every audio file once more, to write manifests.
 """
 
 from __future__ import annotations
@@ -17,25 +16,28 @@ from antiphon.data.candidates import (
     Skipped,
     find_audio,
     locate,
-    numbered_lines,
 )
+from antiphon.data.text import numbered_lines
 
-LOOKS_FOR = "LibriSpeech folders, [part/]speaker/chapter/*.trans.txt with .flac files"
-# From the folder that holds all parts (or holds LibriSpeech/), from one part, or from one speaker.
+# From the folder with all parts (or with LibriSpeech/), from one part, or from one speaker.
 DEPTHS = ("*/*.trans.txt", "*/*/*.trans.txt", "*/*/*/*.trans.txt", "*/*/*/*/*.trans.txt")
 
 
-def recognises(source: Path) -> bool:
-    return source.is_dir() and any(next(source.glob(depth), None) for depth in DEPTHS)
+class LibriSpeech:
+    """An `Importer` of LibriSpeech folders."""
 
+    looks_for = "LibriSpeech folders, [part/]speaker/chapter/*.trans.txt with .flac files"
 
-def read(source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
-    for transcripts in sorted(path for depth in DEPTHS for path in source.glob(depth)):
-        relative = str(transcripts.relative_to(source))
-        try:
-            yield from _chapter(locate(relative, source, options), transcripts.parent, source, options)
-        except RefusedError as reason:
-            yield Skipped("", relative, str(reason))
+    def recognises(self, source: Path) -> bool:
+        return source.is_dir() and any(next(source.glob(depth), None) for depth in DEPTHS)
+
+    def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
+        for transcripts in sorted(path for depth in DEPTHS for path in source.glob(depth)):
+            relative = str(transcripts.relative_to(source))
+            try:
+                yield from _chapter(locate(relative, source, options), transcripts.parent, source, options)
+            except RefusedError as reason:
+                yield Skipped("", relative, str(reason))
 
 
 def _chapter(

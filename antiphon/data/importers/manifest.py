@@ -1,8 +1,8 @@
 """antiphon's own manifest: JSON lines beside tars or folders of audio.
 
 Fields: id, path, split, speaker, session (default: the speaker), duration, text, and tar, the archive that
-`path` is in (default: `audio.tar` when there is one beside the manifest, else `path` is a plain file). Other
-fields are kept. Tars must not be compressed: members are read where they lie and never unpacked.
+`path` is in (default: `audio.tar` if there is one beside the manifest, else `path` is a plain file). Other
+fields are kept. Tars must not be compressed: members are read in place and never unpacked.
 """
 
 from __future__ import annotations
@@ -20,28 +20,31 @@ from antiphon.data.candidates import (
     RefusedError,
     Skipped,
     candidates_of,
+    common_fields,
     first_row,
     locate,
     take_number,
     take_text,
 )
 
-LOOKS_FOR = "a manifest.jsonl (the file or its folder) with the fields id, path, speaker, text"
 
+class Manifest:
+    """An `Importer` of antiphon's own manifests."""
 
-def recognises(source: Path) -> bool:
-    return {"id", "path"} <= first_row(_manifest(source)).keys()
+    looks_for = "a manifest.jsonl (the file or its folder) with the fields id, path, speaker, text"
 
+    def recognises(self, source: Path) -> bool:
+        return {"id", "path"} <= first_row(_manifest(source)).keys()
 
-def read(source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
-    manifest = _manifest(source)
-    audio = _Audio(manifest.parent, options)
-    yield from candidates_of(
-        manifest,
-        options.client_key,
-        make=lambda row, where: _candidate(row, where, audio, options),
-        name=lambda row: str(row.get("id", "")),
-    )
+    def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
+        manifest = _manifest(source)
+        audio = _Audio(manifest.parent, options)
+        yield from candidates_of(
+            manifest,
+            options.client_key,
+            make=lambda row, where: _candidate(row, where, audio, options),
+            name=lambda row: str(row.get("id", "")),
+        )
 
 
 def _manifest(source: Path) -> Path:
@@ -49,24 +52,17 @@ def _manifest(source: Path) -> Path:
 
 
 def _candidate(row: Mapping[str, Any], where: str, audio: _Audio, options: ImportOptions) -> Candidate:
-    own = {"id", "path", "split", "duration", "text", options.client_key, options.session_key}
-    speaker = take_text(row, options.client_key)
     return Candidate(
-        id=take_text(row, "id"),
-        speaker=speaker,
-        session=take_text(row, options.session_key) if row.get(options.session_key) is not None else speaker,
-        split=take_text(row, "split") if row.get("split") is not None else None,
-        text=take_text(row, "text"),
+        **common_fields(row, options, lambda row: take_text(row, "id"), "path", "duration"),
         audio=audio.find(take_text(row, "path"), row.get("tar")),
         where=where,
         duration=take_number(row, "duration"),
-        extra={key: value for key, value in row.items() if key not in own},
     )
 
 
 @dataclass(frozen=True)
 class _Tar:
-    """Where the members of a tar lie in it, and what is wrong with the tar, if anything."""
+    """The places of the members of a tar, and what is wrong with the tar (empty: nothing)."""
 
     members: Mapping[str, Blob | str]
     damage: str
@@ -85,7 +81,7 @@ class _Tar:
 
 
 def _blob(path: Path, member: tarfile.TarInfo) -> Blob | str:
-    """Where a member lies, or why it is refused."""
+    """The place of a member, or why it is refused."""
     if not member.isreg() or member.issparse():
         return "is a link, a folder or a device, not a file"
     if member.offset_data + member.size > path.stat().st_size:
@@ -94,7 +90,7 @@ def _blob(path: Path, member: tarfile.TarInfo) -> Blob | str:
 
 
 class _Audio:
-    """Finds audio in the folder of a manifest; each tar is indexed once, when first asked for."""
+    """Finds audio in the folder of a manifest; each tar is indexed once, when it is first needed."""
 
     def __init__(self, folder: Path, options: ImportOptions) -> None:
         self.folder, self.options = folder, options
@@ -102,7 +98,7 @@ class _Audio:
         self.tars: dict[str, _Tar] = {}
 
     def find(self, path: str, tar: object) -> Blob | str:
-        """Where a file lies, or why it cannot be had."""
+        """The place of a file, or why it cannot be used."""
         try:
             return self._find(path, tar)
         except RefusedError as reason:

@@ -1,8 +1,8 @@
 """NeMo manifests: JSON lines with audio_filepath, duration, text and, for a part of a file, offset.
 
-They have no ids and no fixed name for the speaker: `client_key` says which field it is. An utterance is
-called after its file, with its offset in milliseconds where it has one. Not read with Lhotse: a line is one
-utterance already, and keeping its other fields is the point.
+They have no ids and no fixed name for the speaker: `client_key` names the field. An utterance is named after
+its file, followed by its offset in milliseconds if it has one. Lhotse is not used here, because all other
+fields of a line are kept.
 """
 
 from __future__ import annotations
@@ -16,31 +16,34 @@ from antiphon.data.candidates import (
     ImportOptions,
     Skipped,
     candidates_of,
+    common_fields,
     find_audio,
     first_row,
     take_number,
     take_text,
 )
 
-LOOKS_FOR = "a NeMo manifest, a .json or .jsonl file of lines with audio_filepath (or a folder with one)"
 
+class NemoManifest:
+    """An `Importer` of NeMo manifests."""
 
-def recognises(source: Path) -> bool:
-    return bool(_manifests(source))
+    looks_for = "a NeMo manifest, a .json or .jsonl file of lines with audio_filepath (or a folder with one)"
 
+    def recognises(self, source: Path) -> bool:
+        return bool(_manifests(source))
 
-def read(source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
-    manifests = _manifests(source)
-    if len(manifests) > 1:
-        names = ", ".join(path.name for path in manifests)
-        raise ValueError(f"{source} holds several NeMo manifests: import one of {names}")
-    (manifest,) = manifests
-    yield from candidates_of(
-        manifest,
-        options.client_key,
-        make=lambda row, where: _candidate(row, where, manifest.parent, options),
-        name=_name,
-    )
+    def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
+        manifests = _manifests(source)
+        if len(manifests) > 1:
+            names = ", ".join(path.name for path in manifests)
+            raise ValueError(f"{source} holds several NeMo manifests: import one of {names}")
+        (manifest,) = manifests
+        yield from candidates_of(
+            manifest,
+            options.client_key,
+            make=lambda row, where: _candidate(row, where, manifest.parent, options),
+            name=_name,
+        )
 
 
 def _manifests(source: Path) -> list[Path]:
@@ -50,35 +53,19 @@ def _manifests(source: Path) -> list[Path]:
 
 def _candidate(row: Mapping[str, Any], where: str, folder: Path, options: ImportOptions) -> Candidate:
     offset, duration = take_number(row, "offset"), take_number(row, "duration")
-    own = {
-        "id",
-        "audio_filepath",
-        "duration",
-        "offset",
-        "text",
-        "split",
-        options.client_key,
-        options.session_key,
-    }
-    speaker = take_text(row, options.client_key)
     has_part = offset is not None and duration is not None
     return Candidate(
-        id=_name(row),
-        speaker=speaker,
-        session=take_text(row, options.session_key) if row.get(options.session_key) is not None else speaker,
-        split=take_text(row, "split") if row.get("split") is not None else None,
-        text=take_text(row, "text"),
+        **common_fields(row, options, _name, "audio_filepath", "duration", "offset"),
         audio=find_audio(take_text(row, "audio_filepath"), folder, options),
         where=where,
         start=offset or 0.0,
         stop=(offset or 0.0) + (duration or 0.0) if has_part else None,
         duration=None if has_part else duration,
-        extra={key: value for key, value in row.items() if key not in own},
     )
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """An id: the row's own, or its path without folder roots and ending, so that equal file names stay apart.
+    """The row's id, or its path without root and suffix, so that equal file names in two folders differ.
 
     >>> _name({"audio_filepath": "wav/ann/01.wav", "offset": 1.5})
     'wav-ann-01-1500'

@@ -12,7 +12,7 @@ from antiphon import config
 from antiphon.data.corruption import Chosen, Corruption
 from antiphon.data.distortion import Babble, Distortion, Room, White
 from antiphon.data.partition import BySession, BySpeaker, Dirichlet, Iid, Partition
-from antiphon.data.wrong_texts import OfOthers, Shuffled
+from antiphon.data.wrong_transcripts import OfOthers, Shuffled
 
 SHUFFLED = Corruption(transcripts=Shuffled())
 

@@ -16,7 +16,7 @@ from sources import Source, tone
 from antiphon.data.audio import encode_flac
 from antiphon.data.corpus import Corpus
 from antiphon.data.importing import ImportOptions, ImportSummary, import_corpus
-from antiphon.data.listing import assign_splits
+from antiphon.data.source_listing import assign_splits
 
 soundfile = pytest.importorskip("soundfile")
 

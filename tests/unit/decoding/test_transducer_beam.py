@@ -8,12 +8,13 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from exact_transducer_beam import ExactTransducerBeam
 
 from antiphon.data.batches import Batch
 from antiphon.data.tokens import Characters
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.hypothesis import ACOUSTIC, LM, WORDS
-from antiphon.decoding.transducer_beam import ExactTransducerBeam, TransducerBeam
+from antiphon.decoding.transducer_beam import TransducerBeam
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.kneser_ney import estimate
 from antiphon.models.transducer import Transducer, TransducerConfig

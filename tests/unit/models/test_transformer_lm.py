@@ -11,8 +11,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from antiphon.data.batches import Batch
-from antiphon.data.tokens import CharactersConfig, UnigramConfig
-from antiphon.data.words import WordsConfig
+from antiphon.data.tokens import CharactersConfig, UnigramConfig, WordsConfig
 from antiphon.models.lm_training import LmTraining, train_lm
 from antiphon.models.neural_lm import NeuralLm
 from antiphon.models.noise import drawing

@@ -12,7 +12,7 @@ from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.importing import import_corpus
 from antiphon.data.partition import BySession, Iid
 from antiphon.data.session_texts import Sentence, SessionText
-from antiphon.data.voices import SilentError, Voice
+from antiphon.data.synthesiser import SilentError, Voice
 from antiphon.engine import Rounds
 from antiphon.recipes import recipe
 from antiphon.recipes.adaptation import (

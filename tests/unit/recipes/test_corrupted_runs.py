@@ -22,7 +22,7 @@ from antiphon.core import Task
 from antiphon.data.corruption import Corruption
 from antiphon.data.distortion import Babble, Distortion
 from antiphon.data.partition import BySpeaker, Iid
-from antiphon.data.wrong_texts import Shuffled
+from antiphon.data.wrong_transcripts import Shuffled
 from antiphon.engine import Rounds
 from antiphon.local import LocalTraining
 from antiphon.recipes import launch

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from antiphon.data.candidates import Blob, ImportOptions, RefusedError, Skipped, find_audio, locate
-from antiphon.data.importers import manifest
+from antiphon.data.importers.manifest import Manifest
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def source(tmp_path: Path) -> Path:
 def read_one(source: Path, **fields: Any) -> Blob | str:
     row = {"id": "a", "path": "sub/a.flac", "speaker": "ann", "text": "a"} | fields
     (source / "manifest.jsonl").write_text(json.dumps(row))
-    (item,) = manifest.read(source, ImportOptions())
+    (item,) = Manifest().read(source, ImportOptions())
     return item.reason if isinstance(item, Skipped) else item.audio
 
 

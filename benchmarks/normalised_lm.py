@@ -23,7 +23,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from antiphon.data.words import Words
+from antiphon.data.tokens import Words
 from antiphon.decoding.adaptation import Factors
 from antiphon.models.neural_lm import MOST_LOGITS, NeuralLm, plan_text_batches
 from antiphon.models.ngram import END_ID, NONE, START_ID, NgramModel, contexts_of, walk

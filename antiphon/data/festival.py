@@ -1,8 +1,8 @@
-"""The Festival speech synthesis system, with whatever English voices are installed.
+"""The Festival speech synthesis system, with all English voices that are installed.
 
-A process of it is kept: starting one takes longer than a sentence. What it says does not depend on what it
-said before (a test compares). Voices take a rate; a pitch is given to them by resampling, which moves the
-formants as well, as if the speaker were smaller or larger.
+One process is kept running: starting it takes longer than a sentence. What it says does not depend on what it
+said before (a test compares). Voices take a rate. Their pitch is changed by resampling, which also moves the
+formants, as if the speaker were smaller or larger.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.data.programs import TIMEOUT, find_program, heard_in_file, told
-from antiphon.data.voices import SilentError, Voice, no_voice
+from antiphon.data.synthesiser import (
+    TIMEOUT,
+    SilentError,
+    Voice,
+    check_voice,
+    find_program,
+    output_of,
+    read_speech,
+)
 
 ENGLISH = ("cmu_us_", "nitech_us_", "kal_", "ked_", "rab_", "don_", "en1_", "us1_", "us2_", "us3_")
 INSTALL = "apt-get install festival festvox-us-slt-hts"
@@ -39,34 +46,33 @@ class Festival:
             raise ValueError("festival: it has no English voice, apt-get install festvox-us-slt-hts")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Festival, ()  # another process has its own
+        return Festival, ()  # another process starts its own
 
     @cached_property
     def version(self) -> str:
-        found = re.search(r"System: (\S+)", told([self._program, "--version"]))
-        return f"festival {found[1]}" if found else "festival"
+        match = re.search(r"System: (\S+)", output_of([self._program, "--version"]))
+        return f"festival {match[1]}" if match else "festival"
 
     @cached_property
     def voices(self) -> tuple[str, ...]:
-        said = told([self._program, "--batch", "(print (voice.list))"])
-        return tuple(name for name in sorted(re.findall(r"\w+", said)) if name.startswith(ENGLISH))
+        names = re.findall(r"\w+", output_of([self._program, "--batch", "(print (voice.list))"]))
+        return tuple(name for name in sorted(names) if name.startswith(ENGLISH))
 
     def say(self, text: str, voice: Voice) -> np.ndarray:
-        if voice.name not in self.voices:
-            raise no_voice(voice, self.voices)
-        slower = voice.pitch / voice.rate  # resampling will make up for the pitch
-        # The voice sets a stretch of its own, so ours comes after it; HTS voices have it elsewhere.
+        check_voice(voice, self.voices)
+        slower = voice.pitch / voice.rate  # resampling to the pitch will make it faster again
+        # The voice sets its own stretch, so ours comes after it; HTS voices have another setting.
         stretch = f"(Parameter.set 'Duration_Stretch {slower:.4f})"
         if voice.name.endswith("_hts"):
             stretch = f'(set! hts_engine_params (cons \'("-r" {1 / slower:.4f}) hts_engine_params))'
-        words = re.sub(r'["\\]', " ", text)  # or they would end the string they go into
+        words = re.sub(r'["\\]', " ", text)  # these would end the string
         with tempfile.TemporaryDirectory() as folder:
             sound = Path(folder) / "sound.wav"
             self._order(f'(voice_{voice.name})\n{stretch}\n(say_it "{words}" "{sound}")\n')
-            return heard_in_file(sound, voice)
+            return read_speech(sound, voice)
 
     def _order(self, orders: str) -> None:
-        """Has Festival do something; after an error in one order it goes on with the next."""
+        """Have Festival execute orders; after an error it goes on with the next one."""
         with _lock:
             process = self._running()
             assert process.stdin is not None
@@ -91,14 +97,14 @@ class Festival:
 
     @staticmethod
     def _wait(process: subprocess.Popen[bytes]) -> None:
-        assert process.stderr is not None  # standard output would come in blocks
-        heard = b""
-        while DONE.encode() not in heard:
+        assert process.stderr is not None  # standard output is buffered
+        output = b""
+        while DONE.encode() not in output:
             if not select.select([process.stderr], [], [], TIMEOUT)[0]:
                 raise SilentError(f"no answer in {TIMEOUT:.0f} s")
             if not (piece := process.stderr.read(1 << 16)):
                 raise SilentError("it ended")
-            heard += piece
+            output += piece
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from world import World
 
 from antiphon.data.partition import BySpeaker
-from antiphon.data.wrong_texts import OfOthers, Shuffled, deranged
+from antiphon.data.wrong_transcripts import OfOthers, Shuffled, deranged
 
 
 @given(st.lists(st.sampled_from("abcdef"), max_size=12), st.integers(0, 99))

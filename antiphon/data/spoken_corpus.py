@@ -1,23 +1,22 @@
-"""Sentences spoken into a corpus, in several processes, beside real speech of another corpus.
+"""A corpus of sentences spoken by synthesisers, beside real speech of another corpus.
 
-The corpus is an ordinary one, made by the import. plan.json in it says what it was made of: the same plan
-finds it there and nothing is said again.
+It is an ordinary corpus, made by the import. Its plan.json says what it was made of: with the same plan it is
+opened again, and nothing is spoken twice.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -25,20 +24,21 @@ from antiphon.data.audio import SAMPLE_RATE, encode_flac
 from antiphon.data.candidates import Skipped
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.importing import ImportOptions, import_corpus
-from antiphon.data.processes import chunks, in_processes
+from antiphon.data.processes import map_in_processes
 from antiphon.data.session_texts import SessionText
-from antiphon.data.voices import SilentError, Synthesiser, Voice
+from antiphon.data.store import Progress
+from antiphon.data.synthesiser import SilentError, Synthesiser, Voice
+from antiphon.files import new_folder
 from antiphon.seeding import derive
 
 FORMAT = "antiphon-spoken/1"
-CHUNK = 8  # sentences a message
-Progress = Callable[[int, int], None]
+CHUNK = 8  # sentences in a message to a worker process
 Said = Generator[tuple["Saying", "Spoken | str"], None, None]
 
 
 @dataclass(frozen=True)
 class Saying:
-    """A sentence for one voice; where that has nothing to say, the others are asked."""
+    """A sentence for one voice; if that voice cannot say it, the others are tried."""
 
     id: str
     split: str
@@ -50,7 +50,7 @@ class Saying:
 
 @dataclass(frozen=True)
 class Spoken:
-    """Who said it in the end, and the audio as FLAC."""
+    """The voice that said a sentence, and the audio as FLAC."""
 
     voice: Voice
     audio: bytes
@@ -59,7 +59,7 @@ class Spoken:
 
 @dataclass(frozen=True)
 class RealSpeech:
-    """Utterances of a corpus that are taken over, each into some split."""
+    """Utterances of a corpus to take over, each into some split."""
 
     corpus: Corpus
     chosen: tuple[tuple[Utterance, str], ...]
@@ -67,7 +67,10 @@ class RealSpeech:
 
 @dataclass(frozen=True)
 class SpokenCorpus:
-    """A corpus of speech from text; `unsaid` no voice could say. Nothing was `said` now if it was there."""
+    """A corpus of speech from text, and the sentences that no voice could say.
+
+    said: sentences spoken now, 0 if the corpus was there already.
+    """
 
     corpus: Corpus
     unsaid: tuple[Skipped, ...]
@@ -79,17 +82,17 @@ class SpokenCorpus:
 def plan_sayings(
     split: str, sessions: Sequence[SessionText], voices: Sequence[Voice], takes: int, seed: int
 ) -> list[Saying]:
-    """Every sentence by so many different voices, drawn for each sentence."""
+    """Every sentence by `takes` different voices, drawn for each sentence."""
     if not 1 <= takes <= len(voices):
         raise ValueError(f"a sentence can be said by 1 to {len(voices)} voices, not by {takes}")
     sayings = []
     for session in sessions:
         for number, sentence in enumerate(session.sentences):
-            draw = np.random.default_rng(derive(seed, "takes", split, session.name, sentence.written))
-            for take, place in enumerate(draw.permutation(len(voices))[:takes].tolist()):
+            generator = np.random.default_rng(derive(seed, "takes", split, session.name, sentence.written))
+            for take, place in enumerate(generator.permutation(len(voices))[:takes].tolist()):
                 id = f"tts-{split}-{session.name}-{number:05d}-{take}"
-                own = (id, split, session.name, sentence.spoken, sentence.written)
-                sayings.append(Saying(*own, voices[place]))
+                texts = (sentence.spoken, sentence.written)
+                sayings.append(Saying(id, split, session.name, *texts, voices[place]))
     return sayings
 
 
@@ -100,29 +103,16 @@ def say_in_order(
     num_workers: int,
 ) -> Said:
     """Every saying with its speech, or with the reason why no voice could say it."""
-    if num_workers == 1:
-        speaker = _Speaker(voices, engines)
-        yield from ((saying, speaker.say(saying)) for saying in sayings)
-        return
-    work = in_processes(
-        chunks(sayings, CHUNK),
-        _work,
-        num_workers,
-        "synthesising",
-        _start_worker,
-        tuple(voices),
-        dict(engines),
+    return map_in_processes(
+        sayings, num_workers, CHUNK, "synthesising", _Speaker, tuple(voices), dict(engines)
     )
-    with closing(work):
-        for chunk, spoken in work:
-            yield from zip(chunk, spoken, strict=True)
 
 
 class _Speaker:
     def __init__(self, voices: Sequence[Voice], engines: Mapping[str, Synthesiser]) -> None:
         self.voices, self.engines = voices, engines
 
-    def say(self, saying: Saying) -> Spoken | str:
+    def __call__(self, saying: Saying) -> Spoken | str:
         reason = ""
         for voice in (saying.voice, *(other for other in self.voices if other != saying.voice)):
             try:
@@ -135,19 +125,6 @@ class _Speaker:
         return f"no voice can say it: {reason}"
 
 
-_speaker: _Speaker | None = None  # one in each worker process
-
-
-def _start_worker(voices: Sequence[Voice], engines: Mapping[str, Synthesiser]) -> None:
-    global _speaker
-    _speaker = _Speaker(voices, engines)
-
-
-def _work(sayings: list[Saying]) -> list[Spoken | str]:
-    assert _speaker is not None
-    return [_speaker.say(saying) for saying in sayings]
-
-
 def speak_corpus(
     destination: str | Path,
     sayings: Sequence[Saying],
@@ -157,23 +134,22 @@ def speak_corpus(
     num_workers: int = 1,
     progress: Progress = lambda done, total: None,
 ) -> SpokenCorpus:
-    """The corpus of these sayings and this real speech: made, or opened where it is there already."""
+    """The corpus of these sayings and this real speech: made, or opened if it is there already."""
     destination = Path(destination)
     digest = _digest(sayings, voices, engines, real)
     if destination.exists():
         return _open(destination, digest)
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".speaking-", dir=destination.parent) as scratch:
-        with closing(_Source(Path(scratch) / "source")) as source:
-            if real is not None:
-                _write_real(source, real)
-            began = time.perf_counter()
-            with closing(say_in_order(sayings, voices, engines, num_workers)) as said:
-                unsaid, seconds = _write_spoken(source, said, len(sayings), progress)
-            wall_seconds = time.perf_counter() - began
+    with new_folder(destination) as folder, temporary_source(destination) as source:
+        if real is not None:
+            _write_real(source, real)
+        began = time.perf_counter()
+        with closing(say_in_order(sayings, voices, engines, num_workers)) as said:
+            unsaid, seconds = _write_spoken(source, said, len(sayings), progress)
+        wall_seconds = time.perf_counter() - began
         alphabet = real.corpus.alphabet if real else None
-        options = ImportOptions(alphabet=alphabet, lowercase=False, max_seconds=3600.0)
-        import_corpus(Path(scratch) / "source", Path(scratch) / "corpus", options)
+        source.import_into(
+            folder, ImportOptions(alphabet=alphabet, lowercase=False, max_seconds=3600.0, overwrite=True)
+        )
         plan = {
             "format": FORMAT,
             "digest": digest,
@@ -182,8 +158,7 @@ def speak_corpus(
             "seconds": seconds,
             "unsaid": [asdict(one) for one in unsaid],
         }
-        (Path(scratch) / "corpus" / "plan.json").write_text(json.dumps(plan, indent=1) + "\n")
-        os.rename(Path(scratch) / "corpus", destination)
+        (folder / "plan.json").write_text(json.dumps(plan, indent=1) + "\n")
     return SpokenCorpus(Corpus.open(destination), tuple(unsaid), seconds, len(sayings), wall_seconds)
 
 
@@ -206,18 +181,18 @@ def _digest(
     engines: Mapping[str, Synthesiser],
     real: RealSpeech | None,
 ) -> str:
-    """Made of all that the corpus depends on."""
-    told = hashlib.sha256(FORMAT.encode())
+    """A digest of everything that the corpus depends on."""
+    digest = hashlib.sha256(FORMAT.encode())
     used = {voice.engine for voice in voices} | {saying.voice.engine for saying in sayings}
     parts: list[Any] = [{name: engine.version for name, engine in engines.items() if name in used}]
     parts += [asdict(voice) for voice in voices] + [asdict(saying) for saying in sayings]
     parts += [(utterance.to_json(), split) for utterance, split in (real.chosen if real else ())]
     for part in parts:
-        told.update(json.dumps(part).encode() + b"\n")
-    return told.hexdigest()
+        digest.update(json.dumps(part).encode() + b"\n")
+    return digest.hexdigest()
 
 
-def _write_real(source: _Source, real: RealSpeech) -> None:
+def _write_real(source: AudioSource, real: RealSpeech) -> None:
     for number, (utterance, split) in enumerate(real.chosen):
         row = {"id": utterance.id, "split": split, "speaker": utterance.speaker, "text": utterance.text}
         audio = real.corpus.read_bytes(utterance)
@@ -225,9 +200,9 @@ def _write_real(source: _Source, real: RealSpeech) -> None:
 
 
 def _write_spoken(
-    source: _Source, said: Said, num_sayings: int, progress: Progress
+    source: AudioSource, said: Said, num_sayings: int, progress: Progress
 ) -> tuple[list[Skipped], float]:
-    """Returns what no voice could say, and the seconds that were said."""
+    """Returns what no voice could say, and the seconds of speech."""
     unsaid: list[Skipped] = []
     seconds = 0.0
     for done, (saying, spoken) in enumerate(said, 1):
@@ -235,40 +210,47 @@ def _write_spoken(
             unsaid.append(Skipped(saying.id, saying.session, spoken))
         else:
             seconds += spoken.seconds
-            source.add(f"spoken/{done:06d}.flac", _row(saying, spoken), spoken.audio)
+            row = {
+                "id": saying.id,
+                "split": saying.split,
+                "speaker": spoken.voice.speaker,
+                "session": saying.session,
+                "text": saying.written,
+                "voice": asdict(spoken.voice),
+            }
+            source.add(f"spoken/{done:06d}.flac", row, spoken.audio)
         progress(done, num_sayings)
     return unsaid, seconds
 
 
-def _row(saying: Saying, spoken: Spoken) -> dict[str, Any]:
-    return {
-        "id": saying.id,
-        "split": saying.split,
-        "speaker": spoken.voice.speaker,
-        "session": saying.session,
-        "text": saying.written,
-        "voice": asdict(spoken.voice),
-    }
+@dataclass(frozen=True)
+class AudioSource:
+    """A folder for the import: a manifest, and a tar of audio."""
 
-
-class _Source:
-    """A manifest and a tar in a folder, for the import."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        self.tar = tarfile.open(folder / "audio.tar", "w")  # noqa: SIM115 (closed by `close`)
-        self.manifest = open(folder / "manifest.jsonl", "w")  # noqa: SIM115
+    folder: Path
+    tar: tarfile.TarFile
+    manifest: TextIO
 
     def add(self, path: str, row: Mapping[str, Any], content: bytes) -> None:
-        add_file(self.tar, path, content)
+        info = tarfile.TarInfo(path)
+        info.size = len(content)
+        self.tar.addfile(info, BytesIO(content))
         self.manifest.write(json.dumps({**row, "path": path}) + "\n")
 
-    def close(self) -> None:
+    def import_into(self, destination: Path, options: ImportOptions) -> None:
+        """Make a corpus of all that was added; nothing can be added afterwards."""
         self.tar.close()
         self.manifest.close()
+        import_corpus(self.folder, destination, options)
 
 
-def add_file(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    tar.addfile(info, BytesIO(content))
+@contextmanager
+def temporary_source(destination: Path) -> Iterator[AudioSource]:
+    """A source beside the corpus that will be made of it; it is removed at the end."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=".speaking-", dir=destination.parent) as folder,
+        tarfile.open(Path(folder) / "audio.tar", "w") as tar,
+        open(Path(folder) / "manifest.jsonl", "w") as manifest,
+    ):
+        yield AudioSource(Path(folder), tar, manifest)

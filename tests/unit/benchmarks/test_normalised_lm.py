@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from normalised_lm import NormalisedNeural, NormalisedNgram, normalised
 
-from antiphon.data.tokens import UnigramConfig
-from antiphon.data.words import WordsConfig
+from antiphon.data.tokens import UnigramConfig, WordsConfig
 from antiphon.decoding.adaptation import Marginals, Mixture
 from antiphon.decoding.cache import Cache
-from antiphon.decoding.normalised import NormalisedNeural, NormalisedNgram, normalised
 from antiphon.models.kneser_ney import estimate
 from antiphon.models.lm_training import LmTraining, train_lm
 from antiphon.models.ngram import END_ID, NgramModel

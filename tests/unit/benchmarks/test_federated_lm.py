@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from federated_lm import FineTuned, FineTuning, Texts
 
 from antiphon.algorithms.fedavg import fedavg
 from antiphon.core import size_in_bytes
@@ -15,7 +16,6 @@ from antiphon.decoding.hypothesis import Hypothesis, NBest
 from antiphon.local import LocalTraining
 from antiphon.models.neural_lm import NeuralLm
 from antiphon.models.transformer_lm import TransformerLmConfig, text_batch
-from antiphon.recipes.fine_tuning import FineTuned, FineTuning
 
 TOKENS = Characters(" abc")
 LISTS = {"x": [("ab", "abc"), ("b a", "b"), ("cc", "c")], "y": [("a", "b"), ("bca", "ac")], "z": [("c", "a")]}
@@ -34,6 +34,12 @@ def lm() -> NeuralLm:
     torch.manual_seed(0)
     config = TransformerLmConfig(8, num_layers=1, num_heads=2, feed_forward_dim=12, dropout=0.0)
     return NeuralLm(config, TOKENS, config.build(0, TOKENS.size).double())
+
+
+def test_a_text_has_a_frame_without_values_for_each_prediction() -> None:
+    texts = Texts(["ab", "b"], TOKENS)
+    assert texts.num_frames.tolist() == [3, 2]
+    assert texts.features(0).shape == (3, 0)
 
 
 def run(lm: NeuralLm, rounds: int, lr: float = LR) -> FineTuned:

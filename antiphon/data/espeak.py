@@ -1,6 +1,6 @@
 """espeak-ng, through its library: formant synthesis, many accents and timbres, 70 to 200 times real time.
 
-It is GPL, comes with the `demo` extra only, and is no part of antiphon.
+It is GPL and not part of antiphon: only the `demo` extra installs it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.data.audio import SAMPLE_RATE, resample
-from antiphon.data.voices import SilentError, Voice, heard
+from antiphon.data.synthesiser import SilentError, Voice, check_speech
 
 ACCENTS = (
     "en",
@@ -29,25 +29,25 @@ ACCENTS = (
     "en-gb-x-gbclan",
     "en-gb-x-gbcwmd",
 )
-# Those of espeak-ng's variants that sound like a person.
+# The variants of espeak-ng that sound like a person.
 LIKE_PEOPLE = (
     "f1 f2 f3 f4 f5 m1 m2 m3 m4 m5 m6 m7 m8 Alex Alicia Andrea Andy Annie Denis Gene Lee Mario Michael Mike "
     "adam anika antonio aunty belinda benjamin boris caleb david ed edward grandma grandpa ian john linda "
     "max michel miguel norbert pablo paul pedro quincy rob robert sandro shelby steph travis victor zac"
 )
 VARIANTS = tuple(LIKE_PEOPLE.split())
-USUAL_RATE, USUAL_PITCH = 175, 50  # words a minute; a scale from 0 to 99 on which 50 more are an octave
+USUAL_RATE, USUAL_PITCH = 175, 50  # words a minute; on a scale from 0 to 99, where 50 is an octave
 
 OUTPUT_SYNCHRONOUS = 2
 DO_NOT_EXIT = 0x8000  # espeak-ng would end the process when it cannot find its data
 CHARACTERS_UTF8 = 1
 RATE_PARAMETER, PITCH_PARAMETER = 1, 3
 Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
-_lock = threading.Lock()  # espeak-ng is one per process, not one per caller
+_lock = threading.Lock()  # a process has one espeak-ng for all callers
 
 
 class Espeak:
-    """A `Synthesiser`. Its voices are an accent and a timbre each: "en-us+f3"."""
+    """A `Synthesiser`. A voice is an accent and a timbre: "en-us+f3"."""
 
     def __init__(self) -> None:
         try:
@@ -68,10 +68,10 @@ class Espeak:
     def say(self, text: str, voice: Voice) -> np.ndarray:
         height = min(99, max(0, round(USUAL_PITCH + 50 * math.log2(voice.pitch))))
         samples = self.speak(text, voice.name, round(USUAL_RATE * voice.rate), height)
-        return heard(samples, SAMPLE_RATE, voice)
+        return check_speech(samples, SAMPLE_RATE, voice)
 
     def speak(self, text: str, name: str, words_per_minute: int, pitch: int) -> np.ndarray:
-        """On espeak-ng's own scales: [samples] float32 in -1..1 at 16 kHz."""
+        """Speak with rate and pitch on espeak-ng's own scales: [samples] float32 in -1..1 at 16 kHz."""
         pieces: list[bytes] = []
 
         def listen(samples: Any, num_samples: int, events: Any) -> int:
@@ -94,10 +94,10 @@ class Espeak:
 
     @contextmanager
     def _loaded(self) -> Iterator[tuple[Any, int]]:
-        """The library, loaded afresh, and its sample rate.
+        """The library, loaded again, and its sample rate.
 
-        Phases and flutter live in the library's static variables and survive espeak_Terminate: only a
-        library that is loaded again says the same thing twice. That takes 2 ms.
+        Phases and flutter are static variables of the library, which espeak_Terminate does not reset. Only a
+        library that is loaded again gives the same samples twice. That takes 2 ms.
         """
         espeak = ctypes.CDLL(self._library)
         espeak.espeak_Synth.argtypes = [

@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from antiphon.data.sentences import read_sentences
+from antiphon.data.text import read_sentences
 
 
 def test_sentences_stand_after_the_last_tab_and_have_one_form(tmp_path):

@@ -4,7 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.data.folders import new_folder
+from antiphon.files import new_folder, replace_file
+
+
+def test_a_file_is_replaced_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def write(unfinished: Path) -> None:
+        unfinished.write_text("new")
+        assert path.read_text() == "old"
+
+    replace_file(path, write)
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Transcripts that are not what was said: a client's own in another order, or those of other people.
+"""Wrong transcripts: a client's own in another order, or those of other speakers.
 
-Both are called with a store, the clients (name -> utterances), the utterances of the pool and a seed, and
-give utterance -> text. What a client gets depends on the seed and the client's name, on nobody else's.
+Both classes are called with a store, the clients (name -> utterances), the utterances of the pool and a seed,
+and return utterance -> text. Only the seed and the client's name decide what a client gets.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Texts = dict[int, str]
 class Shuffled:
     """A client's own transcripts, each with another of its utterances.
 
-    No utterance keeps its text as long as that is possible: where more than half of a client's texts are
-    the same one, or there is only one utterance, as few keep theirs as can be.
+    No utterance keeps its text if that is possible. If more than half of a client's texts are equal, or it
+    has only one utterance, as few as possible keep theirs.
     """
 
     def __call__(
@@ -69,22 +69,22 @@ class OfOthers:
         return wrong
 
     def _near(self, own: str, speaker: int, donors: list[tuple[str, int]], lengths: np.ndarray) -> list[str]:
-        """The texts nearest in length that others said, but not those who said the same."""
+        """The texts of other speakers that are nearest in length, without equal texts."""
         middle = int(np.searchsorted(lengths, len(own)))
-        sides = (range(middle - 1, -1, -1), range(middle, len(donors)))  # ever shorter, ever longer ones
+        sides = (range(middle - 1, -1, -1), range(middle, len(donors)))  # shorter and longer texts
         near: list[str] = []
         for side in sides:
-            said = (donors[place] for place in side)
-            wrong = (text for text, other in said if other != speaker and text != own)
+            others = (donors[place] for place in side)
+            wrong = (text for text, other in others if other != speaker and text != own)
             near += islice(wrong, self.nearest)
         return sorted(near, key=lambda text: abs(len(text) - len(own)))[: self.nearest]
 
 
 def deranged(texts: list[str], generator: np.random.Generator) -> list[int]:
-    """Where each place takes its text from: a permutation in which as few as possible keep their text.
+    """The index that each text is replaced from: a permutation in which as few as possible keep their text.
 
-    Equal texts are put side by side, in random order; then everyone takes the text of the one that comes
-    as many places later as the commonest text has copies. Without copies that is a random cycle.
+    Equal texts are put next to each other, in random order. Each then takes the text that comes n places
+    later, where n is the number of copies of the most frequent text. Without copies this is a random cycle.
     """
     if not texts:
         return []

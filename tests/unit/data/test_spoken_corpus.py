@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from world import World, tones
 
-from antiphon.data.borrowed import borrow_features
 from antiphon.data.corpus import Corpus
 from antiphon.data.engines import draw_voices, find_engines
 from antiphon.data.frontends import Filterbank
 from antiphon.data.session_texts import Sentence, SessionText
-from antiphon.data.speaking import RealSpeech, Saying, SpokenCorpus, plan_sayings, speak_corpus
-from antiphon.data.store import compute_features
-from antiphon.data.voices import SilentError, Voice
+from antiphon.data.spoken_corpus import RealSpeech, Saying, SpokenCorpus, plan_sayings, speak_corpus
+from antiphon.data.store import borrow_features, compute_features
+from antiphon.data.synthesiser import SilentError, Voice
 
 VOICES = (Voice("tones", "low"), Voice("tones", "high", 1.1))
 

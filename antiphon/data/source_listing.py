@@ -1,4 +1,4 @@
-"""The first half of an import: what a source describes, checked without opening audio, split and sorted."""
+"""The first half of an import: the candidates of a source are checked without opening audio, and sorted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from antiphon.data.candidates import Candidate, ImportOptions, RefusedError, Skipped
-from antiphon.data.text import normalise, strange_characters
+from antiphon.data.text import is_utf8, normalise, strange_characters
 from antiphon.seeding import derive
 
 Progress = Callable[[int, int | None], None]  # done, total (None while the source is still being listed)
@@ -15,18 +15,18 @@ Progress = Callable[[int, int | None], None]  # done, total (None while the sour
 
 @dataclass(frozen=True)
 class Listing:
-    """What a source describes: what is worth opening, and what is not."""
+    """The candidates of a source that should be opened, and those that were skipped."""
 
-    candidates: list[Candidate]  # as they will lie in the corpus
+    candidates: list[Candidate]  # in the order of the corpus
     skipped: list[Skipped]
     num_filtered: int
-    keys: set[str]  # the fields `where` could have asked for
+    keys: set[str]  # the fields that `where` can name
 
 
 def list_candidates(
     items: Iterable[Candidate | Skipped], options: ImportOptions, progress: Progress
 ) -> Listing:
-    """Everything the source describes, checked as far as that goes without opening audio, and sorted."""
+    """Check all candidates as far as possible without opening audio, and sort them."""
     kept: list[Candidate] = []
     listing = Listing([], [], 0, set())
     num_filtered = 0
@@ -74,7 +74,7 @@ def _fields(candidate: Candidate) -> dict[str, Any]:
 
 
 def _checked(candidate: Candidate, options: ImportOptions) -> Candidate:
-    """The candidate with its split decided, if its names can be printed and written."""
+    """The candidate with its split; refused if its names cannot be printed."""
     split = options.split if candidate.split is None else options.splits.get(candidate.split, candidate.split)
     names = {"id": candidate.id, "speaker": candidate.speaker, "session": candidate.session, "split": split}
     for key, name in names.items():
@@ -85,7 +85,7 @@ def _checked(candidate: Candidate, options: ImportOptions) -> Candidate:
 
 
 def _with_good_text(candidate: Candidate, options: ImportOptions) -> Candidate:
-    if any("\ud800" <= character <= "\udfff" for character in candidate.text):
+    if not is_utf8(candidate.text):
         raise RefusedError("bad text: it is not UTF-8")
     text = normalise(candidate.text, options.lowercase)
     if not text:
@@ -99,9 +99,9 @@ def _with_good_text(candidate: Candidate, options: ImportOptions) -> Candidate:
 def assign_splits(
     speakers: Iterable[str], fractions: tuple[float, float, float], seed: int
 ) -> dict[str, str]:
-    """Speakers to pool, heldout and test by fractions; who goes where depends on seed and names only.
+    """Assign speakers to pool, heldout and test by fractions; only the seed and the names decide.
 
-    A split with a fraction above 0 gets one speaker at least.
+    A split with a fraction above 0 gets at least one speaker.
 
     >>> sorted(assign_splits("abcde", (0.6, 0.2, 0.2), seed=0).values())
     ['heldout', 'pool', 'pool', 'pool', 'test']
@@ -115,9 +115,9 @@ def assign_splits(
             f"{len(order)} speakers cannot be divided into {', '.join(wanted)}: set split instead"
         )
     splits: dict[str, str] = {}
-    # The largest split comes last and takes what rounding leaves.
-    for place, name in enumerate(sorted(wanted, key=lambda name: wanted[name])):
-        num_after = len(wanted) - place - 1
+    # The largest split comes last and takes the rest after rounding.
+    for number, name in enumerate(sorted(wanted, key=lambda name: wanted[name]), 1):
+        num_after = len(wanted) - number
         count = max(1, round(wanted[name] * len(order))) if num_after else len(order)
         free = order[len(splits) :]
         splits |= dict.fromkeys(free[: min(count, len(free) - num_after)], name)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from antiphon.data.engines import ENGINES, draw_voices, find_engines
-from antiphon.data.voices import SilentError, Synthesiser, Voice
+from antiphon.data.synthesiser import SilentError, Synthesiser, Voice
 
 TEXT = "All of our results are good."
 

@@ -1,31 +1,27 @@
-"""A small many-speaker corpus out of nothing: home-assistant phrases spoken by espeak-ng.
+"""The demo's corpus: home-assistant phrases in many voices of espeak-ng.
 
-espeak-ng is GPL and comes with the `demo` extra only. Everything follows from one seed: who speaks
-(accent, timbre, rate, pitch), what they say, and the noise around some of them.
+espeak-ng is GPL and comes only with the `demo` extra. One seed decides everything: the speakers (accent,
+timbre, rate, pitch), their sentences, and the noise around some of them.
 """
 
 from __future__ import annotations
 
-import json
-import tarfile
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from antiphon.data.audio import SAMPLE_RATE, encode_flac
+from antiphon.data.audio import encode_flac
 from antiphon.data.corpus import Corpus
-from antiphon.data.importing import ImportOptions, import_corpus
-from antiphon.data.speaking import add_file
-from antiphon.data.voices_espeak import ACCENTS, VARIANTS, Espeak
+from antiphon.data.espeak import ACCENTS, VARIANTS, Espeak
+from antiphon.data.importing import ImportOptions
+from antiphon.data.spoken_corpus import temporary_source
+from antiphon.data.store import Progress
 from antiphon.seeding import derive
 
-Progress = Callable[[int, int], None]  # (utterances done, utterances in all)
-
-# --- Who speaks -----------------------------------------------------------------------------------
+# --- Speakers -------------------------------------------------------------------------------------
 
 RATES = (130, 220)  # words a minute
 PITCHES = (20, 80)  # espeak-ng's scale, 0 to 99
@@ -36,8 +32,8 @@ SNRS = (5.0, 15.0)  # decibels
 class DemoVoice:
     """A speaker: `name` is espeak-ng's voice (an accent), `variant` its timbre.
 
-    `noise_db` is the speech-to-noise ratio where they speak (None: silence around them); the noise's
-    power falls with frequency as 1 / f ** noise_slope: 0 is white, 1 is pink.
+    `noise_db` is the speech-to-noise ratio (None: no noise); the power of the noise falls with frequency as
+    1 / f ** noise_slope: 0 is white, 1 is pink.
     """
 
     name: str
@@ -49,9 +45,9 @@ class DemoVoice:
 
 
 def make_voices(num: int, seed: int) -> list[DemoVoice]:
-    """`num` speakers, no two alike, in silence; the first ones do not depend on `num`.
+    """`num` different speakers without noise; the first ones do not depend on `num`.
 
-    Accent and timbre repeat only once every pair of them has been used.
+    Accent and timbre repeat only after every pair of them has been used.
     """
     generator = np.random.default_rng(derive(seed, "voices"))
     voices: dict[DemoVoice, None] = {}
@@ -72,8 +68,8 @@ def make_noisy(voices: list[DemoVoice], fraction: float, seed: int) -> list[Demo
     ratios = np.round(generator.uniform(*SNRS, len(voices)), 1).tolist()
     slopes = generator.integers(0, 2, len(voices)).tolist()
     return [
-        replace(voice, noise_db=ratios[place], noise_slope=float(slopes[place])) if place in noisy else voice
-        for place, voice in enumerate(voices)
+        replace(voice, noise_db=ratios[index], noise_slope=float(slopes[index])) if index in noisy else voice
+        for index, voice in enumerate(voices)
     ]
 
 
@@ -88,7 +84,7 @@ def add_noise(
     return (samples + noise * np.sqrt(wanted / np.mean(np.square(noise)))).astype(np.float32)
 
 
-# --- What they say --------------------------------------------------------------------------------
+# --- Sentences ------------------------------------------------------------------------------------
 
 ROOMS = "kitchen bedroom bathroom garage hall garden"
 NUMBERS = "one two three four five six seven eight nine ten"
@@ -106,17 +102,17 @@ PHRASES = (
 
 
 def make_sentence(generator: np.random.Generator) -> str:
-    """A phrase of 3 to 6 words, one from each slot, out of a vocabulary of about 80."""
+    """A phrase of 3 to 6 words, one from each slot; the vocabulary has about 80 words."""
     slots = [slot.split() for slot in PHRASES[generator.integers(len(PHRASES))]]
     return " ".join(slot[generator.integers(len(slot))] for slot in slots)
 
 
-# --- A corpus of it -------------------------------------------------------------------------------
+# --- The corpus -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SpeakerGroup:
-    """How many speakers a split has, and what fraction of them speak in noise."""
+    """The number of speakers of a split, and the fraction of them who speak in noise."""
 
     num_speakers: int
     noisy_fraction: float = 0.25
@@ -127,38 +123,32 @@ def synthesise_corpus(
     splits: Mapping[str, SpeakerGroup],
     sentences_per_speaker: int,
     seed: int,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Corpus:
-    """A corpus in `destination` in which every split has speakers of its own.
+    """Make a corpus in `destination` in which no two splits share a speaker.
 
     Speakers are called s000, s001, …; their voice is kept in each utterance's `extra`.
     """
     destination = Path(destination)
     if destination.exists():
         raise ValueError(f"{destination} exists already: choose another name, or delete it")
-    destination.parent.mkdir(parents=True, exist_ok=True)
     speakers = plan_speakers(splits, seed)
     total = len(speakers) * sentences_per_speaker
-    with tempfile.TemporaryDirectory(prefix=".synthesis-", dir=destination.parent) as scratch:
-        folder = Path(scratch)
-        with tarfile.open(folder / "audio.tar", "w") as tar, open(folder / "manifest.jsonl", "w") as manifest:
-            spoken = speak_all(speakers, sentences_per_speaker, seed)
-            for done, (row, audio) in enumerate(spoken, 1):
-                add_file(tar, row["path"], audio)
-                manifest.write(json.dumps(row) + "\n")
-                if progress is not None:
-                    progress(done, total)
-        import_corpus(folder, destination, ImportOptions())
+    with temporary_source(destination) as source:
+        for done, (row, audio) in enumerate(speak_all(speakers, sentences_per_speaker, seed), 1):
+            source.add(f"{row['id']}.flac", row, audio)
+            progress(done, total)
+        source.import_into(destination, ImportOptions())
     return Corpus.open(destination)
 
 
 def plan_speakers(splits: Mapping[str, SpeakerGroup], seed: int) -> dict[str, tuple[str, DemoVoice]]:
-    """Speaker name -> split and voice; no two speakers of any splits are alike."""
+    """Speaker name -> split and voice; no two speakers have the same voice."""
     voices = make_voices(sum(group.num_speakers for group in splits.values()), seed)
     speakers: dict[str, tuple[str, DemoVoice]] = {}
     for split, group in splits.items():
-        own = voices[len(speakers) : len(speakers) + group.num_speakers]
-        for voice in make_noisy(own, group.noisy_fraction, derive(seed, split)):
+        members = voices[len(speakers) : len(speakers) + group.num_speakers]
+        for voice in make_noisy(members, group.noisy_fraction, derive(seed, split)):
             speakers[f"s{len(speakers):03d}"] = (split, voice)
     return speakers
 
@@ -174,11 +164,9 @@ def speak_all(
             text, samples = speak(synthesiser, voice, derive(seed, "utterance", id))
             row = {
                 "id": id,
-                "path": f"{id}.flac",
                 "split": split,
                 "speaker": speaker,
                 "session": speaker,
-                "duration": len(samples) / SAMPLE_RATE,
                 "text": text,
                 "voice": asdict(voice),
             }
@@ -186,7 +174,7 @@ def speak_all(
 
 
 def speak(synthesiser: Espeak, voice: DemoVoice, seed: int) -> tuple[str, np.ndarray]:
-    """A random sentence and its sound in the voice's surroundings: [samples] float32 at 16 kHz."""
+    """A random sentence and its speech, with the voice's noise: [samples] float32 at 16 kHz."""
     generator = np.random.default_rng(seed)
     text = make_sentence(generator)
     samples = synthesiser.speak(text, f"{voice.name}+{voice.variant}", voice.rate, voice.pitch)

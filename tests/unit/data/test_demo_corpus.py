@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.data.synthesis import (
+from antiphon.data.demo_corpus import (
     PHRASES,
     DemoVoice,
     SpeakerGroup,
@@ -18,7 +18,7 @@ from antiphon.data.synthesis import (
     plan_speakers,
     synthesise_corpus,
 )
-from antiphon.data.voices_espeak import ACCENTS, VARIANTS, Espeak
+from antiphon.data.espeak import ACCENTS, VARIANTS, Espeak
 
 HANNAH = DemoVoice("en-us", "f3", rate=170, pitch=60)
 

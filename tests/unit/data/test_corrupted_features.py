@@ -9,11 +9,10 @@ import pytest
 from world import FRONTEND, World
 
 from antiphon.data.corpus import Corpus
-from antiphon.data.corrupted import corrupted_features
-from antiphon.data.corruption import Chosen, Corruption
+from antiphon.data.corruption import Chosen, Corruption, corrupted_features
 from antiphon.data.distortion import Babble, Distortion, Room, White
 from antiphon.data.store import FeatureStore, compute_features
-from antiphon.data.wrong_texts import Shuffled
+from antiphon.data.wrong_transcripts import Shuffled
 from antiphon.seeding import derive
 
 EVERYTHING = Distortion(0.9, Room(0.2), Babble(5.0, 3), 0.02)

@@ -1,7 +1,7 @@
-"""CMU Flite: four voices, compiled into a program that says one sentence and ends.
+"""CMU Flite: four voices in a program that says one sentence and ends.
 
-Voices take a rate; a pitch is given to them by resampling, which moves the formants as well, as if the
-speaker were smaller or larger.
+Voices take a rate. Their pitch is changed by resampling, which also moves the formants, as if the speaker
+were smaller or larger.
 """
 
 from __future__ import annotations
@@ -14,10 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
-from antiphon.data.programs import TIMEOUT, find_program, heard_in_file, told
-from antiphon.data.voices import SilentError, Voice, no_voice
+from antiphon.data.synthesiser import (
+    TIMEOUT,
+    SilentError,
+    Voice,
+    check_voice,
+    find_program,
+    output_of,
+    read_speech,
+)
 
-VOICES = ("slt", "rms", "awb", "kal16")  # the others are of 8 kHz, or tell the time only
+VOICES = ("slt", "rms", "awb", "kal16")  # the others have 8 kHz, or only tell the time
 
 
 class Flite:
@@ -28,32 +35,31 @@ class Flite:
 
     @cached_property
     def version(self) -> str:
-        found = re.search(r"version: (\S+)", told([self._program, "--version"]))
-        return found[1] if found else "flite"
+        match = re.search(r"version: (\S+)", output_of([self._program, "--version"]))
+        return match[1] if match else "flite"
 
     @cached_property
     def voices(self) -> tuple[str, ...]:
-        there = told([self._program, "-lv"]).split()
-        return tuple(name for name in VOICES if name in there)
+        installed = output_of([self._program, "-lv"]).split()
+        return tuple(name for name in VOICES if name in installed)
 
     def say(self, text: str, voice: Voice) -> np.ndarray:
-        if voice.name not in self.voices:
-            raise no_voice(voice, self.voices)
+        check_voice(voice, self.voices)
         with tempfile.TemporaryDirectory() as folder:
             words, sound = Path(folder) / "text", Path(folder) / "sound.wav"
             words.write_text(text, encoding="utf-8")
             stretch = f"duration_stretch={voice.pitch / voice.rate:.4f}"
             self._run("-voice", voice.name, "--setf", stretch, "-f", str(words), "-o", str(sound))
-            return heard_in_file(sound, voice)
+            return read_speech(sound, voice)
 
     def _run(self, *options: str) -> None:
-        """Whatever goes wrong in the program is silence."""
+        """Run the program; any failure is a `SilentError`."""
         command = [self._program, *options]
         try:
             subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=TIMEOUT
             )
         except subprocess.TimeoutExpired:
-            raise SilentError(f"flite did not come to an end in {TIMEOUT:.0f} s") from None
+            raise SilentError(f"flite did not finish in {TIMEOUT:.0f} s") from None
         except subprocess.CalledProcessError as error:
             raise SilentError(f"flite ended with code {error.returncode}") from None

@@ -1,6 +1,6 @@
-"""SVOX Pico through `ttspico`, which brings its voices.
+"""SVOX Pico through the package `ttspico`, which includes its voices.
 
-A fresh engine says each sentence: one that has spoken would say it otherwise.
+Each sentence has a new engine: an engine's output depends on what it said before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from importlib.metadata import version
 import numpy as np
 
 from antiphon.data.audio import SAMPLE_RATE
-from antiphon.data.voices import Voice, heard, no_voice
+from antiphon.data.synthesiser import Voice, check_speech, check_voice
 
 VOICES = ("en-US", "en-GB")
 
@@ -33,9 +33,8 @@ class Pico:
     def say(self, text: str, voice: Voice) -> np.ndarray:
         import ttspico
 
-        if voice.name not in VOICES:
-            raise no_voice(voice, VOICES)
+        check_voice(voice, VOICES)
         engine = ttspico.TtsEngine(voice.name)
         engine.rate, engine.pitch = round(100 * voice.rate), round(100 * voice.pitch)
         data = engine.speak(text) or b""
-        return heard(np.frombuffer(data, dtype=np.int16) / np.float32(32768), SAMPLE_RATE, voice)
+        return check_speech(np.frombuffer(data, dtype=np.int16) / np.float32(32768), SAMPLE_RATE, voice)
