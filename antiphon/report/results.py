@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
+from antiphon.decoding.error_rate import Errors
 from antiphon.report import tables
 from antiphon.report.attention import Row, attention_rows
 from antiphon.report.formatting import NONE, bounds, percent, plural, ranges, signed, size
-from antiphon.report.run import Counts, RunFolder
+from antiphon.report.run import RunFolder
 from antiphon.report.statistics import NUM_RESAMPLES
 from antiphon.report.weights import weights_by_kind
 
@@ -84,7 +85,7 @@ def _seconds(run: RunFolder) -> str:
     return NONE if run.total_seconds is None else f"{run.total_seconds:,.1f}"
 
 
-def _edits(counts: Counts) -> str:
+def _edits(counts: Errors) -> str:
     return f"{counts.substitutions:,} / {counts.deletions:,} / {counts.insertions:,}"
 
 

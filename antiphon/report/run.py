@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.decoding.error_rate import Tally
 from antiphon.report import journal
 
 FORMAT = "antiphon-run/1"
@@ -22,42 +23,11 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Errors against references of `length` words (or characters)."""
-
-    substitutions: int
-    deletions: int
-    insertions: int
-    length: int
-
-    @property
-    def total(self) -> int:
-        return self.substitutions + self.deletions + self.insertions
-
-    @property
-    def rate(self) -> float:
-        return self.total / self.length if self.length else (math.inf if self.total else 0.0)
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Counts of one speaker, or of all."""
-
-    words: Counts
-    characters: Counts
-    num_utterances: int
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """What one model scored on one split, in all and by speaker."""
 
-    split: str
-    which: str
-    round: int | None
-    overall: Scores
-    speakers: Mapping[str, Scores]
-    real_time_factor: float | None
+    overall: Tally
+    speakers: Mapping[str, Tally]
 
 
 @dataclass(frozen=True)
@@ -224,19 +194,10 @@ def _read_evaluations(folder: Path) -> dict[str, dict[str, Evaluation]]:
     for path in sorted(folder.glob("*/*/scores.json")):
         value = read_json(path)
         try:
-            evaluation = Evaluation(
-                split=str(value["split"]),
-                which=str(value["which"]),
-                round=value.get("round"),
-                overall=_scores(value),
-                speakers={str(name): _scores(scores) for name, scores in value["speakers"].items()},
-                real_time_factor=value.get("real_time_factor"),
-            )
+            split, which = str(value["split"]), str(value["which"])
+            speakers = {str(name): Tally.from_dict(scores) for name, scores in value["speakers"].items()}
+            evaluation = Evaluation(Tally.from_dict(value), speakers)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} lacks or mistypes {error}; the file is damaged") from None
-        evaluations.setdefault(evaluation.split, {})[evaluation.which] = evaluation
+        evaluations.setdefault(split, {})[which] = evaluation
     return evaluations
-
-
-def _scores(value: Entry) -> Scores:
-    return Scores(Counts(**value["words"]), Counts(**value["characters"]), int(value["num_utterances"]))
