@@ -101,14 +101,24 @@ class RunFolder:
         return {name: series(measured, "valid", name) for name in names}
 
     @property
+    def bytes_down(self) -> int:
+        return sum(int(entry.get("bytes_down", 0)) for entry in self.trained)
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(int(entry.get("bytes_up", 0)) for entry in self.trained)
+
+    @property
     def total_bytes(self) -> int | None:
-        if not self.trained:
-            return None
-        return sum(int(entry.get("bytes_down", 0)) + int(entry.get("bytes_up", 0)) for entry in self.trained)
+        return self.bytes_down + self.bytes_up if self.trained else None
 
     @property
     def total_seconds(self) -> float | None:
         return sum(float(entry.get("seconds") or 0) for entry in self.clock) if self.clock else None
+
+    def peak_mib(self, memory: str) -> float:
+        """The most memory of a kind ("rss", "gpu") that was used by a round."""
+        return max((entry.get(f"{memory}_mib") or 0.0 for entry in self.clock), default=0.0)
 
     @cached_property
     def speech_seconds(self) -> float | None:
