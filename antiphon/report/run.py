@@ -49,11 +49,7 @@ class RunFolder:
             raise ValueError(
                 f"{path} is not a run folder: it has no run.json (give a folder `antiphon run` made)"
             )
-        about = read_json(path / "run.json")
-        if about.get("format") != FORMAT:
-            raise ValueError(
-                f"{path / 'run.json'}: format is {about.get('format')!r}, this antiphon reads {FORMAT!r}"
-            )
+        about = read_json(path / "run.json", FORMAT)
         missing = [key for key in ("name", "recipe", "seed", "config", "rounds") if key not in about]
         if missing:
             raise ValueError(f"{path / 'run.json'} lacks {', '.join(missing)}; the file is damaged")
@@ -163,12 +159,9 @@ def runs_of(path: Path) -> list[Path]:
     """The run folders of an experiment that have begun, in its order; a run folder is its own."""
     if not (path / "experiment.json").is_file():
         return [path]
-    about = read_json(path / "experiment.json")
-    names = about.get("runs")
-    if about.get("format") != EXPERIMENT_FORMAT or not isinstance(names, list):
-        raise ValueError(
-            f"{path / 'experiment.json'}: format is {about.get('format')!r}, expected {EXPERIMENT_FORMAT!r}"
-        )
+    names = read_json(path / "experiment.json", EXPERIMENT_FORMAT).get("runs")
+    if not isinstance(names, list):
+        raise ValueError(f"{path / 'experiment.json'} lacks runs; the file is damaged")
     begun = [path / str(name) for name in names if (path / str(name) / "run.json").is_file()]
     if not begun:
         raise ValueError(
@@ -177,14 +170,16 @@ def runs_of(path: Path) -> list[Path]:
     return begun
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """An object of a file; a ValueError names one that is damaged."""
+def read_json(path: Path, format: str = "") -> dict[str, Any]:
+    """Reads an object from a file; a ValueError names one that is damaged or of another format."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}); the file is damaged") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} is not a JSON object; the file is damaged")
+    if format and value.get("format") != format:
+        raise ValueError(f"{path}: format is {value.get('format')!r}, this antiphon reads {format!r}")
     return value
 
 
