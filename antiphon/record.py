@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from antiphon import checkpoint
+from antiphon.records.tensorboard import EventWriter, scalars_of
 from antiphon.report.journal import Journal, read
-from antiphon.report.tensorboard import EventWriter, scalars_of, write_scalars
 
 Moment = tuple[int, int]  # round, call
 
@@ -134,9 +134,8 @@ class Record:
         self.clock = Journal(self.folder / "clock.jsonl")
 
     def _open_events(self) -> None:
-        """An event file of what the journal holds already, and a new one for what is to come."""
-        folder, now = self.folder / "tensorboard", time.time()
+        """An event file of what the journal holds already, open for what is to come."""
         clock = read(self.clock.path)
-        started = now - sum(entry["seconds"] for entry in clock)
-        write_scalars(folder, read(self.journal.path), clock, started)
-        self.events = EventWriter(folder, now)
+        started = time.time() - sum(entry["seconds"] for entry in clock)
+        self.events = EventWriter(self.folder / "tensorboard")
+        self.events.add_rounds(read(self.journal.path), clock, started)

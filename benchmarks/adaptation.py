@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from adaptation_texts import new_words, write_texts
 from common import argument_parser, print_table, write_result
 
 from antiphon import config
@@ -25,7 +26,7 @@ from antiphon.cli.terminal import Terminal
 from antiphon.data.corpus import Corpus
 from antiphon.data.session_texts import LEAK
 from antiphon.recipes import adaptation
-from antiphon.recipes.adaptation_tables import TENANT_ROUNDS, new_words, table_rows, write_texts
+from antiphon.recipes.adaptation_tables import TENANT_ROUNDS, table_rows
 from antiphon.recipes.launch import run_experiment
 from antiphon.recipes.session_report import session_errors
 

@@ -30,13 +30,8 @@ class Aligned:
 
     @property
     def errors(self) -> Errors:
-        counts = Counter(edit for edit, _, _ in self.rows)
-        return Errors(
-            counts[Edit.SUBSTITUTION],
-            counts[Edit.DELETION],
-            counts[Edit.INSERTION],
-            length=len(self.rows) - counts[Edit.INSERTION],
-        )
+        length = sum(said is not None for _, said, _ in self.rows)
+        return Errors.count((edit for edit, _, _ in self.rows), length)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ insertion and that to a substitution or match. Without rapidfuzz the same split 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,11 @@ class Errors:
     insertions: int = 0
     length: int = 0
 
+    @classmethod
+    def count(cls, edits: Iterable[Edit], length: int) -> Errors:
+        counts = Counter(edits)
+        return cls(counts[Edit.SUBSTITUTION], counts[Edit.DELETION], counts[Edit.INSERTION], length)
+
     def __add__(self, other: Errors) -> Errors:
         return Errors(
             self.substitutions + other.substitutions,
@@ -60,6 +66,36 @@ class Errors:
         if self.length == 0:
             return float("inf") if self.total else 0.0
         return self.total / self.length
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Errors in words and in characters over utterances; `+` pools."""
+
+    words: Errors = Errors()
+    characters: Errors = Errors()
+    num_utterances: int = 0
+
+    @classmethod
+    def of(cls, reference: str, hypothesis: str) -> Tally:
+        """One utterance."""
+        return cls(word_errors(reference, hypothesis), character_errors(reference, hypothesis), 1)
+
+    @classmethod
+    def from_dict(cls, scores: Mapping[str, Any]) -> Tally:
+        """The counts in a scores.json, of all or of one speaker or session."""
+        kinds = [field.name for field in fields(Errors)]
+        words, characters = (
+            Errors(*(scores[unit][kind] for kind in kinds)) for unit in ("words", "characters")
+        )
+        return cls(words, characters, int(scores["num_utterances"]))
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.words + other.words,
+            self.characters + other.characters,
+            self.num_utterances + other.num_utterances,
+        )
 
 
 Edits = list[tuple[Edit, int, int]]  # without matches: what, place in the reference, place in the hypothesis
@@ -91,10 +127,7 @@ def word_distances(texts: Sequence[str]) -> np.ndarray:
 
 
 def token_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> Errors:
-    counts = Counter(edit for edit, _, _ in find_edits(reference, hypothesis))
-    return Errors(
-        counts[Edit.SUBSTITUTION], counts[Edit.DELETION], counts[Edit.INSERTION], length=len(reference)
-    )
+    return Errors.count((edit for edit, _, _ in find_edits(reference, hypothesis)), len(reference))
 
 
 def alignment(

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.decoding.alignment import Aligned, align_words
+from antiphon.decoding.error_rate import Tally
 from antiphon.decoding.normalisation import Normalisation
 from antiphon.decoding.segments import error_segments
-from antiphon.recipes.scoring import Tally
 from antiphon.report.significance import (
     MatchedPairs,
     PairedBootstrap,

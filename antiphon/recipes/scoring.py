@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from antiphon.data.store import FeatureStore
-from antiphon.decoding.error_rate import Errors, character_errors, word_errors
+from antiphon.decoding.error_rate import Tally
 from antiphon.decoding.greedy import recognise
 from antiphon.decoding.normalisation import Normalisation
 from antiphon.decoding.recognizer import Recognizer
@@ -21,27 +21,6 @@ from antiphon.models.las import Las
 from antiphon.recipes.attention import attention_of
 from antiphon.report.attention import FILE
 from antiphon.report.trn import write_trn
-
-
-@dataclass(frozen=True)
-class Tally:
-    """Errors over utterances; `+` pools."""
-
-    words: Errors = Errors()
-    characters: Errors = Errors()
-    num_utterances: int = 0
-
-    @classmethod
-    def of(cls, reference: str, hypothesis: str) -> Tally:
-        """One utterance."""
-        return cls(word_errors(reference, hypothesis), character_errors(reference, hypothesis), 1)
-
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            self.words + other.words,
-            self.characters + other.characters,
-            self.num_utterances + other.num_utterances,
-        )
 
 
 def score(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from antiphon import config
 from antiphon.data.batches import collate, plan_batches
 from antiphon.data.spoken_corpus import SpokenCorpus
 from antiphon.data.store import FeatureStore
+from antiphon.decoding.error_rate import Errors, Tally
 from antiphon.decoding.greedy import BATCH_SECONDS
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.recipes.adaptation import SESSIONS, Speaking, Texts
@@ -114,11 +114,8 @@ def _session_losses(recognizer: Recognizer, store: FeatureStore) -> dict[str, fl
 def session_errors(run: Path, which: str) -> dict[str, Rate]:
     """Word errors by session, over all its speakers."""
     (path,) = (run / "evaluation").glob(f"*/{which}/scores.json")
-    found: Counter[str] = Counter()
-    lengths: Counter[str] = Counter()
+    errors: dict[str, Errors] = defaultdict(Errors)
     for speaker in json.loads(path.read_text())["speakers"].values():
-        for session, own in speaker["sessions"].items():
-            words: Mapping[str, Any] = own["words"]
-            found[session] += sum(words[kind] for kind in ("substitutions", "deletions", "insertions"))
-            lengths[session] += words["length"]
-    return {session: (found[session], lengths[session]) for session in lengths}
+        for session, scores in speaker["sessions"].items():
+            errors[session] += Tally.from_dict(scores).words
+    return {session: (words.total, words.length) for session, words in errors.items()}

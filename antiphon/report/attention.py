@@ -6,10 +6,8 @@ token and a column an encoded frame. The texts are in `hyp.trn`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -73,12 +71,9 @@ def span(weights: Array) -> float:
 def load_attention(run: RunFolder, split: str, which: str) -> Attention | None:
     """What an evaluation has left; None for models without attention."""
     path = run.path / "evaluation" / split / which / FILE
-    return _parsed(read_json(path), path) if path.is_file() else None
-
-
-def _parsed(body: Mapping[str, Any], path: Path) -> Attention:
-    if body.get("format") != FORMAT:
-        raise ValueError(f"{path}: format is {body.get('format')!r}, this antiphon reads {FORMAT!r}")
+    if not path.is_file():
+        return None
+    body = read_json(path, FORMAT)
     try:
         examples = [
             Example(str(one["speaker"]), float(one["seconds"]), np.array(one["weights"], dtype=np.float64))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from antiphon.decoding.error_rate import Errors
 from antiphon.report.statistics import Interval
 
 NONE = "–"
@@ -41,6 +42,14 @@ def signed(interval: Interval | None, digits: int = 2) -> str:
         for value in (interval.estimate, interval.low, interval.high)
     )
     return f"{middle} [{low}, {high}]"
+
+
+def edits(errors: Errors) -> str:
+    """
+    >>> edits(Errors(1200, 3, 4, length=9000))
+    '1,200 / 3 / 4'
+    """
+    return f"{errors.substitutions:,} / {errors.deletions:,} / {errors.insertions:,}"
 
 
 def size(num_bytes: float | None) -> str:

@@ -22,7 +22,7 @@ class Journal:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        self.truncate(_finished_size(path))
+        self.truncate(path.read_bytes().rfind(b"\n") + 1)
 
     @property
     def size(self) -> int:
@@ -61,20 +61,6 @@ class Journal:
             file.truncate(size)
             file.flush()
             os.fsync(file.fileno())
-
-
-def _finished_size(path: Path) -> int:
-    """Bytes up to and including the last newline, read from the end: journals grow large."""
-    with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(0, end - 65536)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                return start + newline + 1
-            end = start
-    return 0
 
 
 def read(path: Path, note: Callable[[str], None] = log.warning) -> list[dict[str, Any]]:

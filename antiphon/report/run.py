@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.decoding.error_rate import Tally
 from antiphon.report import journal
 
 FORMAT = "antiphon-run/1"
@@ -22,42 +23,11 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Errors against references of `length` words (or characters)."""
-
-    substitutions: int
-    deletions: int
-    insertions: int
-    length: int
-
-    @property
-    def total(self) -> int:
-        return self.substitutions + self.deletions + self.insertions
-
-    @property
-    def rate(self) -> float:
-        return self.total / self.length if self.length else (math.inf if self.total else 0.0)
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Counts of one speaker, or of all."""
-
-    words: Counts
-    characters: Counts
-    num_utterances: int
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """What one model scored on one split, in all and by speaker."""
 
-    split: str
-    which: str
-    round: int | None
-    overall: Scores
-    speakers: Mapping[str, Scores]
-    real_time_factor: float | None
+    overall: Tally
+    speakers: Mapping[str, Tally]
 
 
 @dataclass(frozen=True)
@@ -79,11 +49,7 @@ class RunFolder:
             raise ValueError(
                 f"{path} is not a run folder: it has no run.json (give a folder `antiphon run` made)"
             )
-        about = read_json(path / "run.json")
-        if about.get("format") != FORMAT:
-            raise ValueError(
-                f"{path / 'run.json'}: format is {about.get('format')!r}, this antiphon reads {FORMAT!r}"
-            )
+        about = read_json(path / "run.json", FORMAT)
         missing = [key for key in ("name", "recipe", "seed", "config", "rounds") if key not in about]
         if missing:
             raise ValueError(f"{path / 'run.json'} lacks {', '.join(missing)}; the file is damaged")
@@ -131,14 +97,24 @@ class RunFolder:
         return {name: series(measured, "valid", name) for name in names}
 
     @property
+    def bytes_down(self) -> int:
+        return sum(int(entry.get("bytes_down", 0)) for entry in self.trained)
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(int(entry.get("bytes_up", 0)) for entry in self.trained)
+
+    @property
     def total_bytes(self) -> int | None:
-        if not self.trained:
-            return None
-        return sum(int(entry.get("bytes_down", 0)) + int(entry.get("bytes_up", 0)) for entry in self.trained)
+        return self.bytes_down + self.bytes_up if self.trained else None
 
     @property
     def total_seconds(self) -> float | None:
         return sum(float(entry.get("seconds") or 0) for entry in self.clock) if self.clock else None
+
+    def peak_mib(self, memory: str) -> float:
+        """The most memory of a kind ("rss", "gpu") that was used by a round."""
+        return max((entry.get(f"{memory}_mib") or 0.0 for entry in self.clock), default=0.0)
 
     @cached_property
     def speech_seconds(self) -> float | None:
@@ -183,12 +159,9 @@ def runs_of(path: Path) -> list[Path]:
     """The run folders of an experiment that have begun, in its order; a run folder is its own."""
     if not (path / "experiment.json").is_file():
         return [path]
-    about = read_json(path / "experiment.json")
-    names = about.get("runs")
-    if about.get("format") != EXPERIMENT_FORMAT or not isinstance(names, list):
-        raise ValueError(
-            f"{path / 'experiment.json'}: format is {about.get('format')!r}, expected {EXPERIMENT_FORMAT!r}"
-        )
+    names = read_json(path / "experiment.json", EXPERIMENT_FORMAT).get("runs")
+    if not isinstance(names, list):
+        raise ValueError(f"{path / 'experiment.json'} lacks runs; the file is damaged")
     begun = [path / str(name) for name in names if (path / str(name) / "run.json").is_file()]
     if not begun:
         raise ValueError(
@@ -197,14 +170,16 @@ def runs_of(path: Path) -> list[Path]:
     return begun
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """An object of a file; a ValueError names one that is damaged."""
+def read_json(path: Path, format: str = "") -> dict[str, Any]:
+    """Reads an object from a file; a ValueError names one that is damaged or of another format."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}); the file is damaged") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} is not a JSON object; the file is damaged")
+    if format and value.get("format") != format:
+        raise ValueError(f"{path}: format is {value.get('format')!r}, this antiphon reads {format!r}")
     return value
 
 
@@ -224,19 +199,10 @@ def _read_evaluations(folder: Path) -> dict[str, dict[str, Evaluation]]:
     for path in sorted(folder.glob("*/*/scores.json")):
         value = read_json(path)
         try:
-            evaluation = Evaluation(
-                split=str(value["split"]),
-                which=str(value["which"]),
-                round=value.get("round"),
-                overall=_scores(value),
-                speakers={str(name): _scores(scores) for name, scores in value["speakers"].items()},
-                real_time_factor=value.get("real_time_factor"),
-            )
+            split, which = str(value["split"]), str(value["which"])
+            speakers = {str(name): Tally.from_dict(scores) for name, scores in value["speakers"].items()}
+            evaluation = Evaluation(Tally.from_dict(value), speakers)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} lacks or mistypes {error}; the file is damaged") from None
-        evaluations.setdefault(evaluation.split, {})[evaluation.which] = evaluation
+        evaluations.setdefault(split, {})[which] = evaluation
     return evaluations
-
-
-def _scores(value: Entry) -> Scores:
-    return Scores(Counts(**value["words"]), Counts(**value["characters"]), int(value["num_utterances"]))

@@ -80,16 +80,7 @@ def matched_pairs(first: npt.ArrayLike, second: npt.ArrayLike) -> MatchedPairs:
         z = mean / (spread / math.sqrt(number))
     else:
         z = float(difference.sum() / np.sqrt((difference**2).sum()))
-    return MatchedPairs(number, mean, spread, z, two_sided(z))
-
-
-def two_sided(z: float) -> float:
-    """P(|N(0, 1)| ≥ |z|).
-
-    >>> round(two_sided(1.96), 3), two_sided(0.0)
-    (0.05, 1.0)
-    """
-    return math.erfc(abs(z) / math.sqrt(2))
+    return MatchedPairs(number, mean, spread, z, p=math.erfc(abs(z) / math.sqrt(2)))
 
 
 def paired_bootstrap(

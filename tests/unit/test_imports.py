@@ -58,8 +58,9 @@ MAY_SEE = {
     "clients": {"core", "seeding", "data", "models", "decoding", "local", "checkpoint", "kept", "labelling"},
     "pools": {"core", "seeding", "checkpoint"},
     "team": {"core", "pools"},
-    "report": {"core"},
-    "record": {"core", "checkpoint", "report"},
+    "report": {"core", "decoding"},
+    "records": set(),
+    "record": {"core", "checkpoint", "records", "report"},
     "engine": {"core", "seeding", "observed", "record", "team", "kept"},
 }
 # What must be importable without its extra: these are imported where they are used.
@@ -75,6 +76,7 @@ EXTRAS = {
     "transformers",
     "peft",
     "dp_accounting",
+    "tensorboard",
 }
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
