@@ -11,24 +11,23 @@ from antiphon.data.festival import Festival
 from antiphon.data.flite import Flite
 from antiphon.data.pico import Pico
 from antiphon.data.synthesiser import Synthesiser, Voice
+from antiphon.registry import Registry, unknown_name
 from antiphon.seeding import derive
 
 RATES = (0.85, 1.15)
 PITCHES = (0.9, 1.1)
 
-ENGINES: Mapping[str, Callable[[], Synthesiser]] = {
-    "flite": Flite,
-    "festival": Festival,
-    "pico": Pico,
-    "espeak": Espeak,
-}
+# In this order voices are drawn from them.
+ENGINES = Registry("antiphon.synthesisers", ("version", "voices", "say"), is_config=False)
+for engine in (Flite, Festival, Pico, Espeak):
+    ENGINES.register(engine)
 
 
 def find_engines(names: Sequence[str] = ()) -> dict[str, Synthesiser]:
     """The named engines, all of which must be installed; without names, all installed ones, at least one."""
     for name in names:
         if name not in ENGINES:
-            raise ValueError(f"no engine {name!r}: there are {', '.join(ENGINES)}")
+            raise unknown_name(name, ENGINES, "engine")
     if names:
         return {name: ENGINES[name]() for name in names}
     installed, missing = {}, []

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,12 +23,17 @@ import torch
 from torch import Tensor
 
 from antiphon.data.audio import SAMPLE_RATE
+from antiphon.registry import Registry, open_kind
 
 Extract = Callable[[np.ndarray], np.ndarray]
 
 
 class Frontend(Protocol):
-    """Samples [samples] at 16 kHz to frames [frames, dim] float32."""
+    """Samples [samples] at 16 kHz to frames [frames, dim] float32. A frozen dataclass of settings.
+
+    One that needs files may also have `packed(folder)`, which copies them into a model's folder and returns
+    the front end as it is stored there, and `unpacked(folder)`, its inverse.
+    """
 
     @property
     def dim(self) -> int: ...
@@ -36,6 +41,17 @@ class Frontend(Protocol):
     def frames_per_second(self) -> float: ...
     def key(self) -> str: ...
     def load(self) -> Extract: ...
+
+
+FRONTENDS = open_kind(
+    Frontend,
+    Registry(
+        "antiphon.frontends",
+        ("dim", "frames_per_second", "key", "load"),
+        homes=["antiphon.data.frontends", "antiphon.data.huggingface"],
+        default="filterbank",
+    ),
+)
 
 
 # --- Filterbank: Kaldi's definition, without dither -----------------------------------------------
@@ -49,6 +65,7 @@ LOG_FLOOR = torch.finfo(torch.float32).eps
 SMALLEST_DEVIATION = 1e-3  # a mel bin that never changes becomes 0 instead of amplified rounding
 
 
+@FRONTENDS.register
 @dataclass(frozen=True)
 class Filterbank:
     """Log-mel energies every 10 ms: Kaldi's fbank (25 ms Povey window, preemphasis 0.97, 20 Hz to 8 kHz).
@@ -131,6 +148,7 @@ def check_samples(samples: np.ndarray) -> None:
 # --- A frozen pretrained encoder ------------------------------------------------------------------
 
 
+@FRONTENDS.register
 @dataclass(frozen=True)
 class OnnxEncoder:
     """A pretrained encoder in an ONNX file: float32 [1, samples] at 16 kHz in, [1, frames, dim] out.
@@ -139,6 +157,18 @@ class OnnxEncoder:
     """
 
     path: str
+
+    def unpacked(self, folder: Path) -> OnnxEncoder:
+        """Look for the file beside the model, under its name, if it is not where it was."""
+        if Path(self.path).exists():
+            return self
+        moved = folder / Path(self.path).name
+        if not moved.exists():
+            raise ValueError(
+                f"the model in {folder} needs the ONNX encoder {self.path}, which does not exist: "
+                f"put the file there, or beside the model as {moved}"
+            )
+        return replace(self, path=str(moved))
 
     @property
     def dim(self) -> int:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from antiphon.data.audio import SAMPLE_RATE
-from antiphon.data.frontends import Extract, check_samples
-from antiphon.data.tokens import BOUNDARY, UNKNOWN_TEXT, write_tokens
+from antiphon.data.frontends import FRONTENDS, Extract, check_samples
+from antiphon.data.tokens import BOUNDARY, TOKENS, UNKNOWN_TEXT, write_tokens
 
 WAVE_FRAME = 320  # samples in a frame of a waveform: 20 ms
 DESCRIPTIONS = {".json", ".txt", ".model"}  # suffixes of files that are not weights
@@ -78,11 +78,20 @@ def copy_descriptions(source: str | Path, target: Path) -> None:
 # --- Features -------------------------------------------------------------------------------------
 
 
+@FRONTENDS.register
 @dataclass(frozen=True)
 class HuggingFaceFeatures:
     """The feature extractor of a folder (preprocessor_config.json) as a front end."""
 
     folder: str
+
+    def packed(self, folder: Path) -> HuggingFaceFeatures:
+        """Copy the settings of the extractor into a model's folder, so that the folder can be moved."""
+        copy_descriptions(self.folder, folder / "frontend")
+        return replace(self, folder="frontend")
+
+    def unpacked(self, folder: Path) -> HuggingFaceFeatures:
+        return replace(self, folder=str(folder / self.folder))
 
     @property
     def dim(self) -> int:
@@ -156,6 +165,7 @@ def log_mel_frames(extractor: Any, samples: np.ndarray) -> np.ndarray:
 # --- Tokens ---------------------------------------------------------------------------------------
 
 
+@TOKENS.register
 @dataclass(frozen=True)
 class HuggingFaceTokensConfig:
     """The tokens that a folder's model was trained with."""
@@ -174,6 +184,12 @@ class HuggingFaceTokensConfig:
                 "set tokens.capitals=true"
             )
         return tokens
+
+    @staticmethod
+    def load(folder: Path, about: Mapping[str, Any]) -> HuggingFaceTokens:
+        return HuggingFaceTokens(
+            str(folder / "tokenizer"), about["size"], about["boundary"], about["capitals"]
+        )
 
 
 @dataclass(frozen=True)
@@ -244,8 +260,3 @@ def exchanged(id: int, boundary: int) -> int:
     [2, 1, 0, 3]
     """
     return {BOUNDARY: boundary, boundary: BOUNDARY}.get(id, id)
-
-
-def load_tokenizer(folder: Path, about: dict[str, Any]) -> HuggingFaceTokens:
-    """Load what `HuggingFaceTokens.save` wrote."""
-    return HuggingFaceTokens(str(folder / "tokenizer"), about["size"], about["boundary"], about["capitals"])

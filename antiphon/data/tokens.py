@@ -16,11 +16,13 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
+
+from antiphon.registry import Registry, open_kind
 
 BOUNDARY = 0
 UNKNOWN = 1
@@ -38,6 +40,28 @@ class Tokens(Protocol):
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
     def save(self, folder: str | Path) -> None: ...
+
+
+class TokensConfig(Protocol):
+    """A frozen dataclass of settings that makes tokens, and loads those it has made."""
+
+    def fit(self, texts: Iterable[str], alphabet: str | None) -> Tokens: ...
+    @staticmethod
+    def load(folder: Path, about: Mapping[str, Any]) -> Tokens:
+        """Return what `Tokens.save` wrote: `about` is tokens.json, whose "kind" is this class's name."""
+        ...
+
+
+TOKENS = open_kind(
+    TokensConfig,
+    Registry(
+        "antiphon.tokens",
+        ("fit", "load"),
+        homes=["antiphon.data.tokens", "antiphon.data.huggingface"],
+        default="characters",
+    ),
+)
+OLD_KINDS = {"hugging_face": "hugging_face_tokens"}  # what tokens.json says, and the name today
 
 
 @dataclass(frozen=True)
@@ -122,6 +146,7 @@ class Words:
         write_tokens(Path(folder), {"words": self.vocabulary}, WORDS_FILE, WORDS_FORMAT)
 
 
+@TOKENS.register
 @dataclass(frozen=True)
 class CharactersConfig:
     """Characters of the alphabet, with the space; without an alphabet, those of the texts."""
@@ -132,7 +157,12 @@ class CharactersConfig:
             raise ValueError("no characters to make tokens of: the alphabet or the texts are empty")
         return Characters("".join(sorted(characters | {" "})))
 
+    @staticmethod
+    def load(folder: Path, about: Mapping[str, Any]) -> Characters:
+        return Characters(about["characters"])
 
+
+@TOKENS.register
 @dataclass(frozen=True)
 class UnigramConfig:
     """`size` tokens, boundary and unknown included, learnt from texts the server may read.
@@ -171,6 +201,10 @@ class UnigramConfig:
             raise ValueError(_explain(self.size, str(error))) from error
         return Unigram(model.getvalue())
 
+    @staticmethod
+    def load(folder: Path, about: Mapping[str, Any]) -> Unigram:
+        return Unigram((folder / "unigram.model").read_bytes())
+
 
 @dataclass(frozen=True)
 class WordsConfig:
@@ -186,6 +220,7 @@ class WordsConfig:
         return Words(tuple(ordered[: self.size - 2]))
 
 
+@TOKENS.register
 @dataclass(frozen=True)
 class SavedTokensConfig:
     """The tokens of a saved model, whose output layer needs exactly these."""
@@ -195,6 +230,10 @@ class SavedTokensConfig:
     def fit(self, texts: Iterable[str], alphabet: str | None) -> Tokens:
         folder = Path(self.folder)
         return load_tokens(folder / "model" if (folder / "model" / "tokens.json").exists() else folder)
+
+    @staticmethod
+    def load(folder: Path, about: Mapping[str, Any]) -> Tokens:
+        raise ValueError(f"{folder}: tokens are saved under the name of their own kind")
 
 
 def _explain(size: int, message: str) -> str:
@@ -215,19 +254,6 @@ def write_tokens(
     (folder / file).write_text(text, encoding="utf-8")
 
 
-def _load_tokenizer(folder: Path, about: dict[str, Any]) -> Tokens:
-    from antiphon.data.huggingface import load_tokenizer  # imported here: it imports this module
-
-    return load_tokenizer(folder, about)
-
-
-_LOADERS: dict[str, Callable[[Path, dict[str, Any]], Tokens]] = {
-    "characters": lambda folder, about: Characters(about["characters"]),
-    "unigram": lambda folder, about: Unigram((folder / "unigram.model").read_bytes()),
-    "hugging_face": _load_tokenizer,
-}
-
-
 def load_tokens(folder: str | Path) -> Tokens:
     """The tokens saved in `folder`."""
     folder = Path(folder)
@@ -235,9 +261,11 @@ def load_tokens(folder: str | Path) -> Tokens:
         about = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no tokens (cannot read tokens.json: {error})") from error
-    if about.get("format") != FORMAT or about.get("kind") not in _LOADERS:
+    kind = OLD_KINDS.get(about.get("kind"), about.get("kind"))
+    if about.get("format") != FORMAT or kind not in TOKENS:
         raise ValueError(f"{folder / 'tokens.json'} is not of a kind this antiphon reads ({FORMAT})")
-    return _LOADERS[about["kind"]](folder, about)
+    tokens: Tokens = TOKENS[kind].load(folder, about)
+    return tokens
 
 
 def load_words(folder: str | Path) -> Words:

@@ -15,16 +15,12 @@ from safetensors.torch import load_file, save_file
 from antiphon import config
 from antiphon.data.audio import SAMPLE_RATE, decode, resample
 from antiphon.data.batches import Batch
-from antiphon.data.frontends import Filterbank, OnnxEncoder
-from antiphon.data.huggingface import HuggingFaceFeatures, copy_descriptions
+from antiphon.data.frontends import Filterbank, Frontend
 from antiphon.data.tokens import Tokens, load_tokens
 from antiphon.kept import Kept
 from antiphon.models.ctc import CtcConfig
-from antiphon.models.huggingface import HuggingFaceConfig
-from antiphon.models.las import LasConfig
-from antiphon.models.model import Model
+from antiphon.models.model import Model, ModelConfig
 from antiphon.models.reduced import ReducedConfig
-from antiphon.models.transducer import TransducerConfig
 
 FORMAT = "antiphon-model/1"
 
@@ -33,8 +29,8 @@ FORMAT = "antiphon-model/1"
 class Blueprint:
     """What a model is made of; with parameters and tokens it is a recogniser."""
 
-    frontend: Filterbank | OnnxEncoder | HuggingFaceFeatures = Filterbank()
-    model: CtcConfig | LasConfig | TransducerConfig | HuggingFaceConfig | ReducedConfig = CtcConfig()
+    frontend: Frontend = Filterbank()
+    model: ModelConfig = CtcConfig()
 
     def build(self, num_tokens: int) -> Model:
         return self.model.build(self.frontend.dim, num_tokens)
@@ -43,12 +39,10 @@ class Blueprint:
         """Of the same with what is kept of the model (`antiphon.kept`); refuses models that stay whole."""
         return replace(self, model=ReducedConfig(self.whole_model(), Kept.read(shape))) if shape else self
 
-    def whole_model(self) -> CtcConfig | LasConfig | TransducerConfig:
+    def whole_model(self) -> ModelConfig:
         """The model, if units can be removed from it."""
-        if isinstance(self.model, ReducedConfig):
-            raise ValueError("this model was pruned already: prune the one it was made from")
-        if isinstance(self.model, HuggingFaceConfig):
-            raise ValueError("a Hugging Face model cannot be pruned here: take ctc, las or transducer")
+        if reason := getattr(self.model, "why_whole", ""):
+            raise ValueError(reason)
         return self.model
 
     @property
@@ -57,39 +51,14 @@ class Blueprint:
         return self.model.kept.write() if isinstance(self.model, ReducedConfig) else ""
 
     def packed(self, folder: Path) -> Blueprint:
-        """Copies what Hugging Face folders say, all but weights, into a model's folder: it can be moved."""
-        packed = self
-        if isinstance(self.frontend, HuggingFaceFeatures):
-            copy_descriptions(self.frontend.folder, folder / "frontend")
-            packed = replace(packed, frontend=replace(self.frontend, folder="frontend"))
-        if isinstance(self.model, HuggingFaceConfig):
-            copy_descriptions(self.model.folder, folder / "network")
-            packed = replace(packed, model=replace(self.model, folder="network"))
-        return packed
+        """Copy the files that front end and model need into a model's folder, so that it can be moved."""
+        parts = {name: getattr(self, name) for name in ("frontend", "model")}
+        return replace(self, **{n: p.packed(folder) for n, p in parts.items() if hasattr(p, "packed")})
 
     def unpacked(self, folder: Path) -> Blueprint:
-        """The blueprint of a model in `folder`, where `packed` has put what it needs.
-
-        An ONNX encoder that is not where it was is looked for beside the model, under its name.
-        """
-        found = self
-        if isinstance(self.frontend, OnnxEncoder) and not Path(self.frontend.path).exists():
-            found = replace(found, frontend=self._encoder_beside(folder, self.frontend))
-        if isinstance(self.frontend, HuggingFaceFeatures):
-            found = replace(found, frontend=replace(self.frontend, folder=str(folder / self.frontend.folder)))
-        if isinstance(self.model, HuggingFaceConfig):
-            found = replace(found, model=replace(self.model, folder=str(folder / self.model.folder)))
-        return found
-
-    @staticmethod
-    def _encoder_beside(folder: Path, encoder: OnnxEncoder) -> OnnxEncoder:
-        moved = folder / Path(encoder.path).name
-        if not moved.exists():
-            raise ValueError(
-                f"the model in {folder} hears through the ONNX encoder {encoder.path}, which does not exist: "
-                f"put the file there, or beside the model as {moved}"
-            )
-        return replace(encoder, path=str(moved))
+        """The blueprint of a model in `folder`, where `packed` has put what it needs."""
+        parts = {name: getattr(self, name) for name in ("frontend", "model")}
+        return replace(self, **{n: p.unpacked(folder) for n, p in parts.items() if hasattr(p, "unpacked")})
 
 
 def open_blueprint(folder: str | Path) -> tuple[Path, Blueprint]:

@@ -14,8 +14,10 @@ from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc_loss import ctc_fits, ctc_losses
 from antiphon.models.layers import at_least_float32, frame_mask
+from antiphon.models.model import MODELS
 
 
+@MODELS.register
 @dataclass(frozen=True)
 class CtcConfig:
     """A CTC recogniser on a Conformer or a bidirectional LSTM.

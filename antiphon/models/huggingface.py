@@ -11,26 +11,29 @@ Deviation: audio is cut into frames of 20 ms, so a waveform may be up to 20 ms o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.data.batches import Batch, repeated
-from antiphon.data.huggingface import architecture, boundary_of, library, opened
+from antiphon.data.huggingface import architecture, boundary_of, copy_descriptions, library, opened
 from antiphon.models.ctc import Framewise
 from antiphon.models.ctc_loss import ctc_fits
 from antiphon.models.huggingface_inputs import Inputs, LogMel, Waveform
 from antiphon.models.huggingface_network import Lengths, open_network, padded, tame, train_dropout
 from antiphon.models.layers import at_least_float32, next_token_losses, next_tokens, spell_greedily
 from antiphon.models.lora import LoraAdapter
+from antiphon.models.model import MODELS
 
 # Types of models whose padding is tested here; others are tried out when they are built.
 TESTED = {"wav2vec2", "hubert", "whisper", "moonshine"}
 
 
+@MODELS.register
 @dataclass(frozen=True)
 class HuggingFaceConfig:
     """A local folder in Hugging Face format: config.json and safetensors; without weights, drawn ones.
@@ -42,6 +45,15 @@ class HuggingFaceConfig:
     lora: LoraAdapter | None = None
     fresh_output: bool = False  # CTC: a new output layer, for tokens that are not the folder's own
     prompt: tuple[str, ...] = ()  # what the decoder is told after its start, such as <|en|>
+    why_whole: ClassVar[str] = "a Hugging Face model cannot be pruned here: take ctc, las or transducer"
+
+    def packed(self, folder: Path) -> HuggingFaceConfig:
+        """Copy all but the weights of the Hugging Face folder into a model's folder, which can be moved."""
+        copy_descriptions(self.folder, folder / "network")
+        return replace(self, folder="network")
+
+    def unpacked(self, folder: Path) -> HuggingFaceConfig:
+        return replace(self, folder=str(folder / self.folder))
 
     def build(self, input_dim: int, num_tokens: int) -> HuggingFaceCtc | HuggingFaceSeq2Seq:
         config = architecture(self.folder)

@@ -44,9 +44,11 @@ from antiphon.models.layers import (
     spell_greedily,
 )
 from antiphon.models.lstm import LstmCell
+from antiphon.models.model import MODELS
 from antiphon.models.noise import Dropout
 
 
+@MODELS.register
 @dataclass(frozen=True)
 class LasConfig:
     """Sizes, and what the loss of training is made of.

@@ -13,19 +13,18 @@ from antiphon.algorithms.fedavg import FedAvg
 from antiphon.clients.faults import Unreliability
 from antiphon.core import Algorithm, parts_of
 from antiphon.data.corruption import Corruption
-from antiphon.data.frontends import Filterbank, OnnxEncoder
-from antiphon.data.huggingface import HuggingFaceFeatures, HuggingFaceTokensConfig
+from antiphon.data.frontends import Filterbank, Frontend
+from antiphon.data.huggingface import HuggingFaceTokensConfig
 from antiphon.data.partition import BySession, BySpeaker, Dirichlet, Iid
 from antiphon.data.store import FeatureStore
-from antiphon.data.tokens import CharactersConfig, SavedTokensConfig, UnigramConfig
+from antiphon.data.tokens import CharactersConfig, SavedTokensConfig, TokensConfig
 from antiphon.decoding.recognizer import Blueprint
 from antiphon.engine import Rounds
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.huggingface import HuggingFaceConfig
-from antiphon.models.las import LasConfig
+from antiphon.models.model import ModelConfig
 from antiphon.models.specaugment import SpecAugment
-from antiphon.models.transducer import TransducerConfig
 from antiphon.seeding import derive
 
 
@@ -89,7 +88,7 @@ class Run:
     )
     rounds: Rounds = Rounds()
     labelled: float = 1.0  # share of the clients that have texts; the others' texts are never read
-    model: CtcConfig | LasConfig | TransducerConfig | None = None  # null: the experiment's
+    model: ModelConfig | None = None  # null: the experiment's
     held_out: float = (
         0.0  # share of each client's utterances that it does not train on: they score its own model
     )
@@ -145,11 +144,9 @@ class Experiment:
 
     recipe: str = ""
     seed: int = 0
-    frontend: Filterbank | OnnxEncoder | HuggingFaceFeatures = Filterbank()
-    tokens: CharactersConfig | UnigramConfig | HuggingFaceTokensConfig | SavedTokensConfig = (
-        CharactersConfig()
-    )
-    model: CtcConfig | LasConfig | TransducerConfig | HuggingFaceConfig = CtcConfig(ConformerConfig(stack=4))
+    frontend: Frontend = Filterbank()
+    tokens: TokensConfig = CharactersConfig()
+    model: ModelConfig = CtcConfig(ConformerConfig(stack=4))
     augment: SpecAugment = SpecAugment()
     speakers: Speakers = Speakers()
     corruption: Corruption = Corruption()
@@ -204,9 +201,7 @@ class Experiment:
 
     def check_masks(self) -> None:
         """Refuses to mask bands of frequency where frames are samples; looks at the front end's files."""
-        if not isinstance(self.frontend, HuggingFaceFeatures) or not self.augment.num_frequency_masks:
-            return
-        if self.frontend.is_waveform:
+        if self.augment.num_frequency_masks and getattr(self.frontend, "is_waveform", False):
             raise ValueError(
                 "a waveform has no bands of frequency to mask: set augment.num_frequency_masks=0"
             )
@@ -218,7 +213,7 @@ class Experiment:
                 raise config.unknown(name, self.runs, "", "run")
         return {name: run for name, run in self.runs.items() if not names or name in names}
 
-    def model_of(self, name: str) -> CtcConfig | LasConfig | TransducerConfig | HuggingFaceConfig:
+    def model_of(self, name: str) -> ModelConfig:
         """The model of a run."""
         return self.runs[name].model or self.model
 

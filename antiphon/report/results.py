@@ -109,8 +109,8 @@ def _attention_table(rows: Sequence[Row]) -> str:
     cells = []
     for row in rows:
         before, after = row.before, row.after
-        monotonic = (percent(before and before.monotonic, 1), percent(after.monotonic, 1))
-        spans = (percent(before and before.span, 1), percent(after.span, 1))
+        monotonic = (percent(before.monotonic if before else None, 1), percent(after.monotonic, 1))
+        spans = (percent(before.span if before else None, 1), percent(after.span, 1))
         cells.append([row.label, after.num_utterances, *monotonic, *spans])
     return _table(head, cells)
 

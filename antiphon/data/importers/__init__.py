@@ -1,18 +1,14 @@
-"""Formats that can be imported: one module each, and one line in `FORMATS`."""
+"""Formats that can be imported, by name: one module each."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 from antiphon.data.candidates import Candidate, ImportOptions, Skipped
-from antiphon.data.importers.kaldi import Kaldi
-from antiphon.data.importers.lhotse_manifests import LhotseManifests
-from antiphon.data.importers.librispeech import LibriSpeech
-from antiphon.data.importers.manifest import Manifest
-from antiphon.data.importers.nemo import NemoManifest
+from antiphon.registry import Registry
 
 
 class Importer(Protocol):
@@ -32,13 +28,14 @@ class Importer(Protocol):
         ...
 
 
-FORMATS: Mapping[str, Callable[[], Importer]] = {
-    "manifest": Manifest,
-    "librispeech": LibriSpeech,
-    "kaldi": Kaldi,
-    "lhotse": LhotseManifests,
-    "nemo": NemoManifest,
-}
+# A new file in this package that registers an importer is found without any other edit.
+FORMATS = Registry(
+    "antiphon.importers",
+    ("looks_for", "recognises", "read"),
+    homes=["antiphon.data.importers"],
+    default="manifest",
+    is_config=False,
+)
 
 
 def choose_format(source: Path, name: str | None) -> str:
@@ -46,11 +43,11 @@ def choose_format(source: Path, name: str | None) -> str:
     if not source.exists():
         raise ValueError(f"nothing to import: {source} does not exist")
     if name is not None and name in FORMATS:
-        importer = FORMATS[name]()
+        importer: Importer = FORMATS[name]()
         if not importer.recognises(source):
             raise ValueError(f"{source} is not {name!r}, which is {importer.looks_for}")
         return name
-    importers = {known: make() for known, make in FORMATS.items()}
+    importers: dict[str, Importer] = {known: FORMATS[known]() for known in FORMATS}
     looked_for = "".join(f"\n  {known:<12} {importer.looks_for}" for known, importer in importers.items())
     if name is not None:
         near = difflib.get_close_matches(name, importers, n=1)

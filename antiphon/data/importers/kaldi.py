@@ -18,9 +18,11 @@ from antiphon.data.candidates import (
     Skipped,
     find_audio,
 )
+from antiphon.data.importers import FORMATS
 from antiphon.data.text import numbered_lines
 
 
+@FORMATS.named("kaldi")
 class Kaldi:
     """An `Importer` of Kaldi data directories."""
 

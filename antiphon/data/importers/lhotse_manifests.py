@@ -22,10 +22,12 @@ from antiphon.data.candidates import (
     first_row,
     json_rows,
 )
+from antiphon.data.importers import FORMATS
 
 NAME = re.compile(r"(.*_)?(recordings|cuts)(?:[_-](?P<split>.+))?\.jsonl(\.gz)?")
 
 
+@FORMATS.named("lhotse")
 class LhotseManifests:
     """An `Importer` of Lhotse manifests."""
 

@@ -17,12 +17,14 @@ from antiphon.data.candidates import (
     find_audio,
     locate,
 )
+from antiphon.data.importers import FORMATS
 from antiphon.data.text import numbered_lines
 
 # From the folder with all parts (or with LibriSpeech/), from one part, or from one speaker.
 DEPTHS = ("*/*.trans.txt", "*/*/*.trans.txt", "*/*/*/*.trans.txt", "*/*/*/*/*.trans.txt")
 
 
+@FORMATS.named("librispeech")
 class LibriSpeech:
     """An `Importer` of LibriSpeech folders."""
 

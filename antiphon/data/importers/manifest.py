@@ -26,8 +26,10 @@ from antiphon.data.candidates import (
     take_number,
     take_text,
 )
+from antiphon.data.importers import FORMATS
 
 
+@FORMATS.named("manifest")
 class Manifest:
     """An `Importer` of antiphon's own manifests."""
 

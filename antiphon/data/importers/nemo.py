@@ -22,8 +22,10 @@ from antiphon.data.candidates import (
     take_number,
     take_text,
 )
+from antiphon.data.importers import FORMATS
 
 
+@FORMATS.named("nemo")
 class NemoManifest:
     """An `Importer` of NeMo manifests."""
 
