@@ -93,14 +93,14 @@ def as_svg(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Markup]:
 
 
 def plot(
-    title: str = "", width: float = HALF, height: float = 3.0
+    title: str = "", height: float = 3.0
 ) -> Callable[[Callable[Concatenate[Axes, Parameters], None]], Callable[Parameters, Markup]]:
-    """Makes a function that draws on axes return inline SVG of a figure with these axes, sizes in inches."""
+    """Makes a function that draws on axes return inline SVG of a figure that is one column wide."""
 
     def decorate(draw: Callable[Concatenate[Axes, Parameters], None]) -> Callable[Parameters, Markup]:
         @as_svg
         def drawn(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Figure:
-            figure, axes = new_figure(width, height)
+            figure, axes = new_figure(HALF, height)
             axes.set_title(title)
             draw(axes, *args, **kwargs)
             return figure

@@ -109,9 +109,10 @@ def _attention_table(rows: Sequence[Row]) -> str:
     cells = []
     for row in rows:
         before, after = row.before, row.after
-        monotonic = (percent(before.monotonic if before else None, 1), percent(after.monotonic, 1))
-        spans = (percent(before.span if before else None, 1), percent(after.span, 1))
-        cells.append([row.label, after.num_utterances, *monotonic, *spans])
+        monotonic = (before.monotonic if before else None, after.monotonic)
+        spans = (before.span if before else None, after.span)
+        shares = (percent(share, 1) for share in (*monotonic, *spans))
+        cells.append([row.label, after.num_utterances, *shares])
     return _table(head, cells)
 
 
