@@ -11,13 +11,14 @@ from typing import Any, Protocol
 from antiphon import config
 from antiphon.clients.client import Bench
 from antiphon.clients.states import ClientStates
-from antiphon.core import RunContext, Stopped, Tensors
+from antiphon.core import Pool, RunContext, Stopped, Tensors
 from antiphon.decoding.recognizer import Recognizer
 from antiphon.engine import Engine, Listener, Silent
 from antiphon.jobs import run_jobs
 from antiphon.measure import measure
 from antiphon.recipes.experiment import Experiment, Run
 from antiphon.recipes.folder import check_folder, claim_folder
+from antiphon.recipes.personal_scores import score_clients
 from antiphon.recipes.preparation import Prepared, device_name, prepare, structure_in
 from antiphon.recipes.provenance import commit, versions
 from antiphon.recipes.scoring import score, write_json
@@ -192,6 +193,12 @@ def _carry_out(
     team.first(open_folder)
     valid = sorted(prepared.valid_clients())
     states = ClientStates(folder / "clients", run.rounds.renew_lost_states)
+    clients = sorted(prepared.clients[name])
+
+    def validate(pool: Pool, params: Tensors) -> dict[str, float]:
+        """On the validation speakers; on what clients held out where they have models of their own."""
+        return measure(pool, params, clients if run.held_out else valid, bool(run.held_out))
+
     engine = Engine(
         run.algorithm,
         prepared.pool(name, bench, team, states),
@@ -199,7 +206,7 @@ def _carry_out(
         run.rounds,
         folder,
         prepared.experiment.seed,
-        validate=lambda pool, params: measure(pool, params, valid),
+        validate=validate,
         listener=listener,
         team=team,
         expect=lambda cohort: prepared.expect(name, cohort),
@@ -219,6 +226,8 @@ def _carry_out(
         blueprint = recognizer.blueprint.shaped(outcome.submodel)
         result = Recognizer(blueprint, recognizer.tokens, last.model)
         result.save(folder / "model", {"run": name, "round": outcome.best_round})
+        if run.held_out:
+            score_clients(prepared, name, engine.algorithm, bench, outcome, states, folder)
         return _score(prepared, result, folder, "best", outcome.best_round)
 
     return team.first(finish)

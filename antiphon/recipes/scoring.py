@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,11 @@ def score(
     folder: Path,
     notes: dict[str, Any],
     normalisation: Normalisation = Normalisation(),
+    hypotheses: Callable[[], dict[int, str]] | None = None,
 ) -> dict[str, Any]:
-    """Recognises the utterances; writes scores.json, ref.trn and hyp.trn; returns the scores.
+    """Recognise utterances; write scores.json, ref.trn and hyp.trn; return the scores.
+
+    With `hypotheses`, that function recognises them: clients may have models of their own.
 
     What an attention model looked at goes to attention.json.
 
@@ -39,7 +43,10 @@ def score(
     """
     began = time.perf_counter()
     device = next(recognizer.model.parameters()).device
-    heard = recognise(recognizer.model, recognizer.tokens, store, indices, device)
+    if hypotheses is None:
+        heard = recognise(recognizer.model, recognizer.tokens, store, indices, device)
+    else:
+        heard = hypotheses()
     taken = time.perf_counter() - began
     sessions: dict[str, dict[str, Tally]] = defaultdict(lambda: defaultdict(Tally))
     for index, hypothesis in heard.items():
@@ -65,7 +72,7 @@ def score(
     rows = [(i, store.speaker(i), store.id(i)) for i in heard]
     write_trn(folder / "ref.trn", [(store.text(i), speaker, id) for i, speaker, id in rows])
     write_trn(folder / "hyp.trn", [(heard[i], speaker, id) for i, speaker, id in rows])
-    if isinstance(recognizer.model, Las):
+    if isinstance(recognizer.model, Las) and hypotheses is None:
         attention = attention_of(recognizer.model, store, indices)
         if attention is not None:
             replace_file(folder / FILE, lambda path: path.write_text(json.dumps(attention) + "\n"))
