@@ -446,7 +446,11 @@ ClientWork = Callable[[Task, Any], "Update | Answer"]
 
 # Work by the kind of its task. Kinds come over the wire, so only registered names and entry points count.
 CLIENT_WORK = Registry(
-    "antiphon.client_work", ("__call__",), homes=["antiphon.clients"], is_config=False, takes_paths=False
+    "antiphon.client_work",
+    ("__call__",),
+    homes=["antiphon.clients", "antiphon.algorithms"],
+    is_config=False,
+    takes_paths=False,
 )
 
 

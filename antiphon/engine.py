@@ -177,7 +177,7 @@ class Engine:
         cohort = self._cohort(state.round)
         if state.round + 1 < self.rounds.total:
             self.expect(self._cohort(state.round + 1))
-        pool = self._recording(cohort, self.rounds.min_clients, interrupted, state.round)
+        pool = self._recording(cohort, self.rounds.min_clients, interrupted, state.round, self.faults)
         try:
             after, metrics = self.algorithm.round(state, cohort, pool)
         except Stopped:
@@ -195,12 +195,15 @@ class Engine:
         return sample_cohort(self.clients, self.rounds.cohort, self.seed, round)
 
     def _recording(
-        self, cohort: Sequence[str], min_clients: int, interrupted: threading.Event, round: int
+        self,
+        cohort: Sequence[str],
+        min_clients: int,
+        interrupted: threading.Event,
+        round: int,
+        faults: Faults,
     ) -> RecordingPool:
         replied = self.listener.replied
-        return RecordingPool(
-            self.pool, cohort, min_clients, replied, interrupted, self.team, round, self.faults
-        )
+        return RecordingPool(self.pool, cohort, min_clients, replied, interrupted, self.team, round, faults)
 
     def _sync_states(self, pool: RecordingPool) -> None:
         """Put what clients kept in this round on the disk, before the checkpoint that relies on it."""
@@ -223,7 +226,7 @@ class Engine:
         trained = time.perf_counter()
         last = state.round == self.rounds.total
         if self.validate and (state.round % self.rounds.valid_every == 0 or last):
-            pool = self._recording((), 1, interrupted, state.round)
+            pool = self._recording((), 1, interrupted, state.round, no_faults)
             through = personal_pool(self.algorithm, SubmodelPool(pool, state.submodel))
             entry["valid"] = dict(self.validate(through, state.model))
             if pool.failures:

@@ -30,7 +30,10 @@ from antiphon.registry import Registry
 VIEWS = "views"  # the key in a task's configuration
 
 CLIENT_VIEWS = Registry(
-    "antiphon.client_views", ("before", "after", "arrive"), homes=["antiphon.clients"], takes_paths=False
+    "antiphon.client_views",
+    ("before", "after", "arrive"),
+    homes=["antiphon.clients", "antiphon.algorithms"],
+    takes_paths=False,
 )
 
 
@@ -43,6 +46,7 @@ class View:
 
     effect: ClassVar[str] = ""
     refuses: ClassVar[Mapping[str, str]] = {}
+    consumes: ClassVar[tuple[str, ...]] = ()  # parts of a task's tensors that the work does not see
 
     def before(self, task: Task, client: Any) -> tuple[Task, Any]:
         """On the client: change the task or the client before the work."""
@@ -117,7 +121,8 @@ def arrived(task: Task) -> Callable[[Update], Update]:
     Its report gets the number of bytes that came. An answer whose tensors are not those that the kind of work
     declares is a failure.
     """
-    views, expected = views_of(task), _expected(task)
+    views = views_of(task)
+    expected = _expected(task, {part for view in views for part in view.consumes})
 
     def arrive(update: Update) -> Update:
         if update.is_empty:
@@ -134,13 +139,13 @@ def arrived(task: Task) -> Callable[[Update], Update]:
     return arrive
 
 
-def _expected(task: Task) -> Mapping[str, Any] | None:
+def _expected(task: Task, consumed: set[str]) -> Mapping[str, Any] | None:
     """Return the tensors that an answer must be like; None: anything goes."""
     if task.kind not in CLIENT_WORK:
         return None
     answers = getattr(CLIENT_WORK[task.kind], "answers", "")
     if answers == "everything":
-        return task.tensors
+        return {n: t for n, t in task.tensors.items() if n.rpartition("/")[0] not in consumed}
     return {"parameters": parameters_in(task.tensors), "nothing": {}}.get(answers)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from antiphon.clients.sgd import local_sgd
+from antiphon.clients.sgd import local_sgd, mean_loss
 from antiphon.core import Tensors
 from antiphon.data.batches import Batch, Utterances, padded_tokens, plan_batches
 from antiphon.data.feeding import Feeder, feeder, sent
@@ -206,6 +206,10 @@ class Client:
     def train(self, steps: LocalSteps) -> Trained:
         """Take steps of SGD on this client's utterances."""
         return local_sgd(self, steps)
+
+    def mean_loss(self, params: Tensors) -> float:
+        """Return the mean loss per token of these parameters on the client's utterances."""
+        return mean_loss(self, params)
 
     @property
     def seconds(self) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,6 +40,7 @@ class PseudoLabels(View):
 
     labelling: Labelling = Labelling()
     model: str = ""  # the folder of a teacher; empty: a model built like the one that is trained
+    consumes: ClassVar[tuple[str, ...]] = (TEACHER,)
 
     def before(self, task: Task, client: Client) -> tuple[Task, Client]:
         teacher = part_of(task.tensors, TEACHER)

@@ -120,6 +120,18 @@ def local_sgd(client: SpeechClient, steps: LocalSteps) -> Trained:
     return Trained(delta, report(client, meter.mean, meter.num_steps, **measure_delta(start)))
 
 
+def mean_loss(client: SpeechClient, params: Tensors) -> float:
+    """Mean loss per token over the client's utterances, without masks, dropout or training."""
+    bench, meter = client.bench, LossMeter()
+    bench.load(params)
+    bench.model.eval()
+    with torch.inference_mode(), bench.precision():
+        for step in client.steps(LocalTraining(), round_seed=0):
+            batch = bench.worded(bench.feed(step.indices), client.labels.texts)
+            meter.add(batch.per_token(bench.model.losses(batch)))
+    return meter.mean
+
+
 def _anchor(steps: LocalSteps, start: list[Tensor]) -> list[Tensor]:
     if not steps.anchor:
         return start

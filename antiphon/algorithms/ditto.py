@@ -1,0 +1,92 @@
+"""Ditto: every client also trains a model of its own, held near the global one.
+
+T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML
+2021, arXiv:2012.04221: Algorithm 1.
+
+| paper     | here                                                                              |
+| --------- | --------------------------------------------------------------------------------- |
+| w^t       | the parameters that travel in the inner algorithm's task                          |
+| v_k       | the client's state "ditto/name"                                                   |
+| λ         | `strength`                                                                        |
+| s, η      | `local`: number of steps or epochs, learning rate                                 |
+
+Deviations. Any inner algorithm trains w^t. v_k starts as the global model of the client's first round, not of
+the run's. On a GPU the clients' own models are trained one after another, the inner algorithm's all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from antiphon.algorithms.fedavg import FedAvg
+from antiphon.core import (
+    ALGORITHMS,
+    Algorithm,
+    Answer,
+    Metrics,
+    Pool,
+    Task,
+    Tensors,
+    as_part,
+    parameters_in,
+    part_of,
+)
+from antiphon.local import LocalSteps, LocalTraining, seed_of
+from antiphon.seeding import derive
+from antiphon.views import CLIENT_VIEWS, View, ViewPool
+
+DITTO = "ditto"
+
+
+@CLIENT_VIEWS.register
+@dataclass(frozen=True)
+class DittoView(View):
+    """After its work, the client trains its own model. It evaluates its own model, not the global one."""
+
+    local: LocalTraining
+    strength: float
+
+    def before(self, task: Task, client: Any) -> tuple[Task, Any]:
+        return (replace(task, tensors=_own(task, client)) if task.kind == "evaluate" else task), client
+
+    def after(self, task: Task, client: Any, answer: Answer) -> Answer:
+        if task.kind == "evaluate":
+            return answer
+        update, changes = answer
+        own, towards = _own(task, client), parameters_in(task.tensors)
+        local = replace(self.local, proximal=self.strength)  # adds λ (v_k − w^t) to the gradient
+        trained = client.train(LocalSteps(own, local, derive(seed_of(task), DITTO), anchor=towards))
+        kept = {name: own[name] - delta for name, delta in trained.delta.items()}
+        return update, {**changes, **as_part(kept, DITTO)}
+
+
+def _own(task: Task, client: Any) -> Tensors:
+    """v_k; the global model for a client that has none yet."""
+    kept = part_of(client.state, DITTO)
+    return {name: kept.get(name, p) for name, p in parameters_in(task.tensors).items()}
+
+
+@ALGORITHMS.register
+@dataclass(frozen=True)
+class Ditto:
+    """An algorithm around which every client keeps a second model, its own."""
+
+    inner: Algorithm = FedAvg()
+    local: LocalTraining = LocalTraining()
+    strength: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.strength < 0:
+            raise ValueError(f"strength must not be negative, not {self.strength}")
+
+    def init(self, params: Tensors) -> Any:
+        return self.inner.init(params)
+
+    def round(self, state: Any, cohort: Sequence[str], pool: Pool) -> tuple[Any, Metrics]:
+        return self.inner.round(state, cohort, self.personal(pool))
+
+    def personal(self, pool: Pool) -> Pool:
+        """A pool through which every client trains its own model too, and evaluates that one."""
+        return ViewPool(pool, DittoView(self.local, self.strength))
