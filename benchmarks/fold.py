@@ -1,4 +1,4 @@
-"""Adding up 100 updates of 10 M parameters: `RunningMean.add` over rebuilding dictionaries and `stack().mean()`.
+"""Adding up 100 updates of 10 M parameters: `RunningMean`, against new dictionaries and `stack().mean()`.
 
 Each way runs in a process of its own. Updates are made as they are asked for, with the clock stopped; the
 streamed ways let them go again, `stack` has to hold them all. Extra memory is the peak, less one update.

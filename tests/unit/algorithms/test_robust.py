@@ -15,7 +15,7 @@ from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.robust import GeometricMedian, geometric_median
 from antiphon.core import Report, Task, Tensors, Update
 from antiphon.observed import RecordingPool
-from antiphon.pools.local import LocalUpdates, LocalPool
+from antiphon.pools.local import LocalPool, LocalUpdates
 from antiphon.server_opt import Sgd
 from antiphon.weighting import ByExamples, Uniform
 
