@@ -1,4 +1,4 @@
-"""Adding up 100 updates of 10 M parameters: `Sum.add` over rebuilding dictionaries and `stack().mean()`.
+"""Adding up 100 updates of 10 M parameters: `RunningMean`, against new dictionaries and `stack().mean()`.
 
 Each way runs in a process of its own. Updates are made as they are asked for, with the clock stopped; the
 streamed ways let them go again, `stack` has to hold them all. Extra memory is the peak, less one update.
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from common import in_fresh_process, memory_mib, parse_arguments, print_table, write_result
 
-from antiphon.core import Sum, Tensors, Update
+from antiphon.core import RunningMean, Tensors, Update
 
 WIDTH = 256  # tensors of a Conformer's shapes: matrices [4·WIDTH, WIDTH] and vectors [WIDTH]
 
@@ -46,7 +46,7 @@ class Updates:
 
 
 def in_place(updates: Updates) -> Tensors:
-    total = Sum()
+    total = RunningMean()
     for tensors in updates:
         total.add(Update(tensors))
     return total.total().mean
@@ -101,7 +101,7 @@ def main() -> None:
         [way, f"{found['ratio']:.1f}", f"{found['seconds']:.2f}", f"{found['extra_mib']:.0f}"]
         for way, found in ways.items()
     ]
-    print_table(["way", "seconds over Sum.add", "seconds", "extra MiB"], rows)
+    print_table(["way", "seconds over RunningMean.add", "seconds", "extra MiB"], rows)
     write_result(arguments, {"num_updates": number, "num_parameters": num_parameters, "ways": ways})
 
 

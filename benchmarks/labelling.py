@@ -28,6 +28,8 @@ from antiphon.algorithms.self_training import SelfTrained
 from antiphon.clients.client import Bench
 from antiphon.clients.labels_nbest import Labeller, heard, open_teacher
 from antiphon.clients.worker import SpeechWorker
+from antiphon.core import RunContext, Task
+from antiphon.core import prepare as prepare_algorithm
 from antiphon.decoding.error_rate import word_errors
 from antiphon.labelling import (
     Labelling,
@@ -41,7 +43,7 @@ from antiphon.pools.local import LocalPool
 from antiphon.recipes.experiment import Experiment
 from antiphon.recipes.preparation import Prepared, prepare
 from antiphon.recipes.starting import load_start
-from antiphon.recipes.teaching import with_teacher
+from antiphon.recipes.teaching import ResolvedLabels
 from antiphon.report.run import read_json
 from antiphon.team import Alone
 
@@ -135,7 +137,7 @@ class Study:
         """How long a round of the first run takes once its clients have labels."""
         algorithm, worker = next(iter(self.taught.values())), SpeechWorker(self.bench, self.clients)
         for name in self.cohort:
-            worker.client(name, Lesson(algorithm.labels))
+            worker.enter(Lesson(algorithm.labels).with_instruction(Task("train")), name)
         began = time.perf_counter()
         algorithm.round(algorithm.init(self.bench.base), self.cohort, LocalPool(worker))
         return time.perf_counter() - began
@@ -145,7 +147,9 @@ def taught(prepared: Prepared, name: str, out: Path) -> SelfTrained:
     """The algorithm of a run, with a language model that can be opened."""
     (out / name).mkdir(exist_ok=True)  # n-grams of the server's texts are written there
     algorithm = prepared.experiment.runs[name].algorithm
-    found = with_teacher(algorithm, out, out / name, Alone(), prepared.server_texts)
+    resolve = ResolvedLabels(out, out / name, Alone(), prepared.server_texts)
+    valid = tuple(sorted(prepared.valid_clients()))
+    found = prepare_algorithm(algorithm, RunContext(valid=valid, resolve_labels=resolve))
     if not isinstance(found, SelfTrained):
         raise ValueError(f"nobody labels speech in run {name!r}")
     return found

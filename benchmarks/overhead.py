@@ -26,14 +26,13 @@ from torch import Tensor, nn
 
 from antiphon.algorithms.fedavg import FedAvg, hierarchical
 from antiphon.clients.client import Bench, Client
-from antiphon.clients.train import seed_of
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Metrics, Pool, ServerState, Task, Tensors, Update
 from antiphon.data.batches import Batch
 from antiphon.data.partition import BySpeaker
 from antiphon.data.store import FeatureStore
 from antiphon.engine import Engine, Rounds
-from antiphon.local import LocalTraining
+from antiphon.local import LocalTraining, seed_of
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.noise import drawing

@@ -64,7 +64,7 @@ def pruned(full: CtcConfig, input_dim: int) -> ReducedConfig:
     with torch.device("meta"):
         model = full.build(input_dim, TOKENS.size)
     params = {name: torch.zeros(()).expand(p.shape) for name, p in model.named_parameters()}
-    pruning = FederatedPruning(sparsity=SPARSITY).with_structure(structure_of(model))
+    pruning = FederatedPruning(sparsity=SPARSITY, structure=structure_of(model))
     return ReducedConfig(full, pruning.keep(params, SPARSITY))
 
 

@@ -30,15 +30,15 @@ from torch.profiler import ProfilerActivity, profile
 from antiphon.clients.client import Bench, Client
 from antiphon.clients.footprint import Footprint
 from antiphon.clients.grouping import Launch, Plan, launches
+from antiphon.clients.sgd import clip
 from antiphon.clients.stacked import StackedWorker
-from antiphon.clients.train import clip, seed_of
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task, Tensors, Update, Worker
 from antiphon.data.corpus import Corpus
 from antiphon.data.frontends import OnnxEncoder
 from antiphon.data.partition import BySession, BySpeaker
 from antiphon.data.store import FeatureStore, compute_features
-from antiphon.local import LocalTraining
+from antiphon.local import LocalSteps, LocalTraining, seed_of
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
@@ -119,7 +119,8 @@ def count_padding(name: str, case: Case) -> None:
     """Frames that are computed for one of speech, as they are launched and with one launch for each step."""
     bench = replace(case, bfloat16=False).bench(torch.device("cpu"))
     clients = [Client(client, own, bench) for client, own in case.clients.items()]
-    plans = [Plan(client, list(client.steps(case.local, 1))) for client in clients]
+    wanted = LocalSteps(bench.base, case.local, seed=1)
+    plans = [Plan(client, list(client.steps(case.local, 1)), wanted) for client in clients]
     speech = sum(int(case.store.num_frames[step.indices].sum()) for plan in plans for step in plan.steps)
     number_of_steps = range(max(len(plan.steps) for plan in plans))
     at_work = [np.array([p for p, plan in enumerate(plans) if n < len(plan.steps)]) for n in number_of_steps]

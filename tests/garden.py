@@ -14,9 +14,9 @@ import torch
 
 from antiphon.algorithms.dga_rl import DgaRl, DgaRlState, Rewards
 from antiphon.algorithms.fedavg import dga
-from antiphon.clients.train import measure_delta
+from antiphon.clients.sgd import measure_delta
 from antiphon.core import Report, Task, Tensors, Update, Worker
-from antiphon.observed import Observed
+from antiphon.observed import RecordingPool
 from antiphon.pools.local import LocalPool
 from antiphon.seeding import derive
 from antiphon.server_opt import Sgd
@@ -77,5 +77,5 @@ def begin(algorithm: DgaRl = ALGORITHM, seed: int = 0) -> DgaRlState:
     return replace(algorithm.init(params()), seed=seed)
 
 
-def watch(worker: Worker, cohort: list[str]) -> Observed:
-    return Observed(LocalPool(worker), cohort, 1, lambda client: None, threading.Event())
+def watch(worker: Worker, cohort: list[str], round: int = 0) -> RecordingPool:
+    return RecordingPool(LocalPool(worker), cohort, 1, lambda client: None, threading.Event(), round=round)

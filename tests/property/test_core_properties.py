@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core import Failure, Report, Sum, Update, add_up
+from antiphon.core import Failure, Report, RunningMean, Update, add_up
 
 log_weights = st.floats(min_value=-1e4, max_value=1e4)
 values = st.lists(st.floats(min_value=-100, max_value=100), min_size=3, max_size=3)
@@ -52,7 +52,7 @@ def test_the_fold_is_the_softmax_of_the_log_weights(items):
 
 @given(updates(), st.floats(min_value=-1e4, max_value=1e4))
 def test_adding_a_constant_to_every_log_weight_changes_no_mean(items, shift):
-    shifted = add_up(u.weighted(u.log_weight + shift) for u in items)
+    shifted = add_up(u.with_log_weight(u.log_weight + shift) for u in items)
     torch.testing.assert_close(add_up(items).mean, shifted.mean, rtol=0, atol=1e-8)
 
 
@@ -98,7 +98,7 @@ def test_no_update_handed_in_changes(items):
 
 @given(updates())
 def test_a_mean_of_equal_updates_is_that_update(items):
-    same = [u.weighted(v.log_weight) for u, v in zip([items[0]] * len(items), items, strict=True)]
+    same = [u.with_log_weight(v.log_weight) for u, v in zip([items[0]] * len(items), items, strict=True)]
     assert all(torch.equal(add_up(same).mean[name], items[0].mean[name]) for name in items[0].mean)
 
 
@@ -113,7 +113,7 @@ def test_reports_and_failures_keep_their_order(items):
 
 @given(updates(min_size=3))
 def test_a_total_taken_early_does_not_change_when_more_is_added(items):
-    running = Sum()
+    running = RunningMean()
     for update in items[:-1]:
         running.add(update)
     early = running.total()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from world import assert_same
 
 from antiphon.algorithms.fedavg import hierarchical
 from antiphon.clients.worker import refuse_nonfinite
-from antiphon.core import Failure, Report, Stopped, Update
+from antiphon.core import Failure, Report, Stopped, Task, Update
 from antiphon.engine import Engine, Rounds, sample_cohort
 from antiphon.pools.local import LocalPool
 from antiphon.report.journal import read
@@ -156,14 +156,21 @@ def test_the_round_goes_on_while_enough_answer_and_names_the_others(tmp_path: Pa
         bad = Update({"w": torch.full((4,), torch.nan), "b": torch.zeros(2)}, reports=(Report(client, {}),))
         return refuse_nonfinite(bad)
 
+    sizes = {}
+
+    class Weighed(Toy):
+        def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+            sizes[task.moment[0]] = task.num_bytes
+            yield from super().run(task, clients)
+
     trial = Trial(tmp_path, min_clients=2)
-    trial.run(Toy(faulty))
+    trial.run(Weighed(faulty))
     for entry in trial.entries[1:]:
         victim = victims[entry["round"] - 1]
         assert entry["failures"] == {victim: "NaN or infinity in w"}
         assert list(entry["clients"]) == [client for client in entry["cohort"] if client != victim]
         assert sum(stats["weight"] for stats in entry["clients"].values()) == pytest.approx(1.0)
-        assert entry["bytes_down"] == 3 * 24
+        assert entry["bytes_down"] == 3 * sizes[entry["round"] - 1] > 3 * 24
         assert entry["bytes_up"] == 2 * 24
 
 

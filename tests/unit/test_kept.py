@@ -7,21 +7,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core import Task
+from antiphon.core import Task, Update
 from antiphon.kept import (
     Block,
     Kept,
     KeptEmbedding,
     KeptLinear,
     KeptRecurrent,
-    Shaped,
+    SubmodelPool,
+    SubmodelView,
     expand,
-    kept_in,
     masked,
     read_units,
     shrink,
     write_units,
 )
+from antiphon.views import views_of
 
 
 def units(*kept: int, of: int) -> str:
@@ -119,11 +120,12 @@ def test_what_is_kept_travels_as_text() -> None:
 
     class Watching:
         def reduce(self, task, cohort, weigh):  # type: ignore[no-untyped-def]
-            seen.append(kept_in(task.config))
+            seen.append(views_of(task))
+            return Update.nothing()
 
     for text in (KEPT.write(), ""):
-        Shaped(Watching(), text).reduce(Task("train"), [], lambda report: 0.0)  # type: ignore[arg-type]
-    assert seen == [KEPT.write(), ""]
+        SubmodelPool(Watching(), text).reduce(Task("train"), [], lambda report: 0.0)  # type: ignore[arg-type]
+    assert seen == [[SubmodelView(KEPT.write())], []]
 
 
 def test_a_mask_that_does_not_fit_is_refused_by_the_layer_s_name() -> None:

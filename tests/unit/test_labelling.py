@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lessons import read_lesson
 
 from antiphon import config
 from antiphon.core import Report, Task, Update
@@ -17,7 +18,7 @@ from antiphon.labelling import (
     LowEntropy,
     Ngram,
     SentenceProbability,
-    Taught,
+    TeachingPool,
     TokenProbability,
     TopPosterior,
 )
@@ -91,9 +92,9 @@ def test_settings_that_make_no_sense_are_refused(setting: str, message: str) -> 
 
 def test_a_lesson_is_read_as_it_was_told() -> None:
     task = Task("train", {"w": torch.tensor([0.0, 0.0])}, {"lr": 0.1})
-    told = LESSON.told(task)
+    told = LESSON.with_instruction(task)
     assert told.tensors.keys() == {"w", "teacher/w"}  # what is not trained is the same as ever
-    own, lesson = Lesson.read(told)
+    own, lesson = read_lesson(told)
     assert lesson is not None
     assert (lesson.labelling, lesson.model) == (LESSON.labelling, LESSON.model)
     assert torch.equal(lesson.teacher["w"], torch.tensor([1.0, 2.0]))
@@ -103,7 +104,7 @@ def test_a_lesson_is_read_as_it_was_told() -> None:
 
 def test_a_task_without_a_lesson_is_left_alone() -> None:
     task = Task("train", {"w": torch.zeros(1)}, {"lr": 0.1})
-    assert Lesson.read(task) == (task, None)
+    assert read_lesson(task) == (task, None)
 
 
 class Recorded:
@@ -124,9 +125,9 @@ class Recorded:
         return SimpleNamespace(reports=[Report("a", stats)])
 
 
-def test_only_the_cohort_is_taught_and_its_counts_are_added_up() -> None:
+def test_the_server_s_own_client_is_not_taught_and_the_counts_of_the_others_are_added_up() -> None:
     pool, task = Recorded(), Task("train", {"w": torch.zeros(2)})
-    taught = Taught(pool, ["a", "b", "c"], LESSON)  # type: ignore[arg-type]
+    taught = TeachingPool(pool, LESSON)  # type: ignore[arg-type]
     assert taught.metrics == {"num_labelled": 0.0, "num_filtered": 0.0, "confidence": 0.0}
     taught.reduce(task, ["a", "b", "c"], lambda report: 0.0)
     taught.reduce(task, ["server/rehearsal"], lambda report: 0.0)
@@ -134,5 +135,6 @@ def test_only_the_cohort_is_taught_and_its_counts_are_added_up() -> None:
     assert taught.metrics == {"num_labelled": 6.0, "num_filtered": 6.0, "confidence": pytest.approx(expected)}
     taught.collect(task, ["a", "b", "c"])
     taught.collect(task, ["server/rehearsal"])
-    assert ["labels" in carried.config for carried in pool.tasks] == [True, False, True, False]
-    assert taught.metrics == {"num_labelled": 2.0, "num_filtered": 0.0, "confidence": 0.25}
+    assert [read_lesson(carried)[1] is not None for carried in pool.tasks] == [True, False, True, False]
+    expected = (2 * 0.25 + 8 * 0.8) / 10  # the last report of each client counts
+    assert taught.metrics == {"num_labelled": 5.0, "num_filtered": 5.0, "confidence": pytest.approx(expected)}

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from antiphon.core import Failure, Report, Stopped, Task, Update, size_in_bytes
-from antiphon.observed import Observed
+from antiphon.observed import RecordingPool
 from antiphon.pools.local import LocalPool
 from antiphon.weighting import ByExamples
 
-TASK = Task("train", {"w": torch.zeros(5), "b": torch.zeros(2, dtype=torch.float64)})
+TASK = Task("count", {"w": torch.zeros(5), "b": torch.zeros(2, dtype=torch.float64)})
+BYTES = 5 * 4 + 2 * 8 + len('{"round": 0, "call": 0}')  # of the task as it is sent: tensors and configuration
 
 
 class Counts:
@@ -23,13 +24,15 @@ class Counts:
             if client.startswith("x"):
                 yield Update.nothing(Failure(client, "no"))
                 continue
-            number = float(client[1:])
+            number = float(client[-1])
             stats = {"loss": number, "num_utterances": number, "words": 1.0}
             yield Update({"w": torch.full((5,), number)}, reports=(Report(client, stats),))
 
 
-def watch(cohort: list[str], min_clients: int = 1, interrupted: threading.Event | None = None) -> Observed:
-    return Observed(
+def watch(
+    cohort: list[str], min_clients: int = 1, interrupted: threading.Event | None = None
+) -> RecordingPool:
+    return RecordingPool(
         LocalPool(Counts()), cohort, min_clients, lambda client: None, interrupted or threading.Event()
     )
 
@@ -46,14 +49,14 @@ def test_weights_bytes_and_failures_of_the_cohort_are_noted() -> None:
         },
         "failures": {"x1": "no"},
         "loss": pytest.approx(2.5),
-        "bytes_down": 3 * (5 * 4 + 2 * 8),
+        "bytes_down": 3 * BYTES,
         "bytes_up": 2 * 5 * 4,
     }
 
 
 def test_work_on_the_server_s_own_clients_is_not_the_cohort_s() -> None:
     pool = watch(["c1", "c2"])
-    pool.reduce(TASK, ["c9"], ByExamples())
+    pool.reduce(TASK, ["server/c9"], ByExamples())
     assert pool.clients == {}
     assert pool.bytes_down == pool.bytes_up == 0
 
@@ -87,7 +90,7 @@ def test_an_interrupt_stops_after_the_client_in_hand() -> None:
         trained.append(client)
         asked.set()
 
-    pool = Observed(LocalPool(Counts()), ["c1", "c2"], 1, replied, asked)
+    pool = RecordingPool(LocalPool(Counts()), ["c1", "c2"], 1, replied, asked)
     with pytest.raises(Stopped, match="interrupted"):
         pool.reduce(TASK, ["c1", "c2"], ByExamples())
     assert trained == ["c1"]
@@ -99,7 +102,7 @@ def test_an_answer_without_a_loss_still_makes_an_entry() -> None:
             for client in clients:
                 yield Update({}, reports=(Report(client, {"words": 1.0}),))
 
-    pool = Observed(LocalPool(Silent()), ["c1"], 1, lambda client: None, threading.Event())
+    pool = RecordingPool(LocalPool(Silent()), ["c1"], 1, lambda client: None, threading.Event())
     pool.reduce(TASK, ["c1"], lambda report: 0.0)
     assert pool.entry()["loss"] == 0
 
@@ -111,12 +114,12 @@ def test_bytes_are_those_of_the_dtype() -> None:
 def test_the_time_of_each_kind_of_task_is_known() -> None:
     pool = watch(["c1", "c2"])
     pool.reduce(TASK, ["c1", "c2"], ByExamples())
-    assert pool.seconds.keys() == {"train"}
-    once = pool.seconds["train"]
+    assert pool.seconds.keys() == {"count"}
+    once = pool.seconds["count"]
     pool.collect(TASK, ["c1", "c2"])
-    pool.reduce(Task("evaluate", TASK.tensors), ["c3"], ByExamples())
-    assert pool.seconds.keys() == {"train", "evaluate"}
-    assert pool.seconds["train"] > once > 0
+    pool.reduce(Task("measure", TASK.tensors), ["valid/c3"], ByExamples())
+    assert pool.seconds.keys() == {"count", "measure"}
+    assert pool.seconds["count"] > once > 0
     assert "seconds" not in pool.entry()
 
 

@@ -15,7 +15,7 @@ from antiphon import config
 from antiphon.algorithms.dga_rl import DgaRl, Rewards, describe
 from antiphon.algorithms.fedavg import dga
 from antiphon.algorithms.policy import Learnt, Policy
-from antiphon.core import Report
+from antiphon.core import Report, RunContext
 from antiphon.engine import sample_cohort
 from antiphon.measure import measure
 from antiphon.pools.local import LocalPool
@@ -155,7 +155,7 @@ def test_weights_follow_the_clients_when_the_cohort_is_shuffled() -> None:
         state, _ = ALGORITHM.round(state, cohort, LocalPool(Garden(QUIET)))
     found = []
     for cohort in (CLIENTS[3:10], CLIENTS[9:2:-1]):
-        pool = watch(Garden(QUIET), cohort)
+        pool = watch(Garden(QUIET), cohort, state.round)
         after, _ = ALGORITHM.round(state, cohort, pool)
         found.append(({client: pool.clients[client]["weight"] for client in CLIENTS[3:10]}, after))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
@@ -198,21 +198,21 @@ def test_exploration_fades() -> None:
 
 def test_the_validation_clients_are_a_fixed_part_of_the_run_s() -> None:
     clients = [f"valid/{number}" for number in range(9)]
-    some = DgaRl(num_validation=4).with_validation(clients).validation
+    some = DgaRl(num_validation=4).prepare(RunContext(valid=tuple(clients))).validation
     assert len(some) == 4
     assert set(some) < set(clients)
-    assert some == DgaRl(num_validation=4).with_validation(clients[::-1]).validation
-    assert DgaRl().with_validation(clients).validation == tuple(clients)
+    assert some == DgaRl(num_validation=4).prepare(RunContext(valid=tuple(clients[::-1]))).validation
+    assert DgaRl().prepare(RunContext(valid=tuple(clients))).validation == tuple(clients)
     named = DgaRl(validation=("valid/3",))
-    assert named.with_validation(clients) == named
+    assert named.prepare(RunContext(valid=tuple(clients))) == named
 
 
 def test_validation_clients_that_are_not_there_are_refused() -> None:
     with pytest.raises(ValueError, match="num_validation is 3 but there are 2 clients"):
-        DgaRl(num_validation=3).with_validation(VALID)
+        DgaRl(num_validation=3).prepare(RunContext(valid=VALID))
     with pytest.raises(ValueError, match="no client 'valid/9'; there are valid/0, valid/1"):
-        DgaRl(validation=("valid/9",)).with_validation(VALID)
-    with pytest.raises(ValueError, match="nobody to measure"):
+        DgaRl(validation=("valid/9",)).prepare(RunContext(valid=VALID))
+    with pytest.raises(ValueError, match="no validation clients to measure its models on"):
         DgaRl(INNER).round(begin(DgaRl(INNER)), CLIENTS[:2], LocalPool(Garden(LOUD)))
 
 

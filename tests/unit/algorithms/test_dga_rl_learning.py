@@ -11,10 +11,10 @@ from world import assert_same
 
 from antiphon.algorithms.dga_rl import DgaRl, DgaRlState
 from antiphon.algorithms.fedavg import dga
-from antiphon.core import Stopped, Tensors
+from antiphon.core import RunContext, Stopped, Tensors
 from antiphon.engine import Engine, Outcome, Rounds, Silent, sample_cohort
 from antiphon.measure import measure
-from antiphon.observed import Observed
+from antiphon.observed import RecordingPool
 from antiphon.pools.local import LocalPool
 from antiphon.report.journal import read
 from antiphon.server_opt import Adam
@@ -34,12 +34,22 @@ class Halt(Silent):
 
 
 def run(folder: Path, resume: bool = False, stop_after: int = -1) -> Outcome:
-    def validate(pool: Observed, model: Tensors) -> dict[str, float]:
+    def validate(pool: RecordingPool, model: Tensors) -> dict[str, float]:
         return measure(pool, model, VALID)
 
     rounds = Rounds(total=7, cohort=5, valid_every=2, keep_last=9)
     pool = LocalPool(Garden(QUIET))
-    engine = Engine(ALGORITHM, pool, CLIENTS, rounds, folder, 5, validate, Halt(stop_after))  # type: ignore[arg-type]
+    engine = Engine(
+        ALGORITHM,
+        pool,
+        CLIENTS,
+        rounds,
+        folder,
+        5,
+        validate,  # type: ignore[arg-type]
+        Halt(stop_after),
+        context=RunContext(valid=VALID),
+    )
     return engine.run(params(), resume)
 
 
@@ -100,7 +110,7 @@ def learn(bad_loss: float, seed: int, num_rounds: int) -> tuple[list[float], lis
     state, rewards, trusted, by_softmax = begin(seed=seed), [], [], []
     for round in range(num_rounds):
         cohort = sample_cohort(CLIENTS, 8, seed, round)
-        pool = watch(Garden(bad_loss), cohort)
+        pool = watch(Garden(bad_loss), cohort, round)
         state, metrics = ALGORITHM.round(state, cohort, pool)
         rewards.append(metrics["reward"])
         trusted.append(sum(pool.clients[client]["weight"] for client in cohort if client in BAD))

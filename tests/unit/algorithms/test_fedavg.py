@@ -16,7 +16,7 @@ from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, select
 from antiphon.core import Pool, Report, Task, Tensors, Update
 from antiphon.data.batches import collate
 from antiphon.local import LocalTraining
-from antiphon.observed import Observed
+from antiphon.observed import RecordingPool
 from antiphon.pools.local import LocalPool
 from antiphon.schedule import Cosine, Step
 from antiphon.server_opt import Sgd
@@ -44,8 +44,8 @@ def pool(world: World) -> LocalPool:
     return LocalPool(world.worker(world.clients(), world.exact_bench()))
 
 
-def observed(pool: Pool, cohort: list[str]) -> Observed:
-    return Observed(pool, cohort, 1, lambda client: None, threading.Event())
+def observed(pool: Pool, cohort: list[str]) -> RecordingPool:
+    return RecordingPool(pool, cohort, 1, lambda client: None, threading.Event())
 
 
 @pytest.mark.parametrize("model", ["ctc", "las"])

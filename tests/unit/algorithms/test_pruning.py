@@ -12,19 +12,29 @@ import torch
 from world import LOCAL, MODELS, Case, World, assert_same, run_rounds, start
 
 from antiphon import checkpoint
-from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg, hierarchical
 from antiphon.algorithms.pruning import ConstantSparsity, FederatedPruning, PrunedState, StepSparsity
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.algorithms.scores import Adaptive, ByMomentum, ByProduct
 from antiphon.algorithms.slices import HalfColumn, HalfRow
-from antiphon.core import Collected, Report, Task, Tensors, Update, Weigh
-from antiphon.kept import Kept, masked, shrink
+from antiphon.core import (
+    Collected,
+    Report,
+    RunContext,
+    ServerState,
+    Task,
+    Tensors,
+    Update,
+    Weigh,
+    prepare,
+)
+from antiphon.kept import Kept, SubmodelView, masked, shrink
 from antiphon.local import LocalTraining
 from antiphon.models.reduced import structure_of
 from antiphon.pools.local import LocalPool
 from antiphon.prunable import LinearLayer
 from antiphon.server_opt import Adam, Sgd
+from antiphon.views import views_of
 
 STRUCTURE = (
     LinearLayer("encoder.layers.0.first", 4, 3, feeds="encoder.layers.0.second"),
@@ -96,8 +106,10 @@ def test_the_server_keeps_the_large_model_until_fine_tuning_and_then_has_the_sma
     # Clients got the small model in every round, and were told what it is.
     for task in pool.tasks:
         assert {name: t.shape for name, t in task.tensors.items()} == small
-        assert task.config["kept"]
-    assert {task.config["kept"] for task in pool.tasks[6:]} == {states[6].kept}
+        (view,) = views_of(task)
+        assert isinstance(view, SubmodelView)
+        assert view.submodel
+    assert [views_of(task) for task in pool.tasks[6:]] == [[SubmodelView(states[6].kept)]] * 2
     assert torch.equal(states[6].params[OTHER], shrink(states[6].params, Kept())[OTHER])
 
 
@@ -108,8 +120,8 @@ def test_without_sparsity_it_is_the_inner_algorithm() -> None:
     for _ in range(7):
         state, _ = inner.round(state, ["a", "b"], pool)
     assert_same(mine.params, state.params)
-    assert_same(mine.opt, state.opt)
-    assert all("kept" not in task.config for task in pool.tasks)
+    assert_same(mine.inner.opt, state.opt)
+    assert all(not views_of(task) for task in pool.tasks)
 
 
 # --- What is removed does not move ----------------------------------------------------------------
@@ -132,12 +144,13 @@ def test_removed_weights_and_their_slots_rest(server: Adam | Sgd) -> None:
     before, after = states[2], states[4]
     assert any(bool((m == 0).any()) for m in mask.values())
     groups = [(before.params, after.params)]
-    groups += [(before.opt[kind], after.opt[kind]) for kind in ("first", "second") if kind in before.opt]
+    old_opt, new_opt = before.inner.opt, after.inner.opt
+    groups += [(old_opt[kind], new_opt[kind]) for kind in ("first", "second") if kind in old_opt]
     for old, new in groups:
         for name, m in mask.items():
             assert torch.equal(old[name][m == 0], new[name][m == 0]), name
             assert bool((old[name] != new[name])[m == 1].all()), name
-    assert bool((before.opt["first"][OTHER][mask[OTHER] == 0] != 0).all())  # or there was nothing to move it
+    assert bool((old_opt["first"][OTHER][mask[OTHER] == 0] != 0).all())  # or there was nothing to move it
 
 
 # --- Refinement -----------------------------------------------------------------------------------
@@ -240,8 +253,8 @@ def test_resuming_in_any_phase_is_exact(model: str, world: World, tmp_path: Path
         restored, _ = checkpoint.load(tmp_path / str(round), start(case, world.params(model)))
         again = LocalPool(world.worker(clients, world.bench(model)))
         assert_same(run_rounds(case, restored, list(clients), again, 5 - round), straight[-1])
-    assert straight[-1].is_small  # type: ignore[attr-defined]
-    assert set(straight[-1].opt["first"]) == set(straight[-1].params)
+    assert straight[-1].is_small
+    assert set(straight[-1].inner.opt["first"]) == set(straight[-1].params)
 
 
 # --- What is refused ------------------------------------------------------------------------------
@@ -278,11 +291,18 @@ def test_settings_that_cannot_be_are_refused() -> None:
         pruning(spared=("*",)).init(params())
     with pytest.raises(ValueError, match="at least 1 step"):
         StepSparsity(0)
-    with pytest.raises(ValueError, match="what is rehearsed must be fed_avg here"):
-        FederatedPruning(Rehearsed(DgaRl()))
+    with pytest.raises(
+        ValueError, match="federated_pruning around federated_pruning: a model is pruned once"
+    ):
+        prepare(FederatedPruning(FederatedPruning()), RunContext(structure=lambda: STRUCTURE))
     unprepared = replace(pruning(), structure=())
-    with pytest.raises(ValueError, match="tell them with with_structure"):
-        unprepared.round(PrunedState(0, params()), ["a"], Toy())
+    with pytest.raises(ValueError, match=r"call antiphon\.core\.prepare first"):
+        unprepared.round(PrunedState(ServerState(0, params())), ["a"], Toy())
+
+
+def test_the_layers_of_the_model_are_known_once_a_run_is_prepared() -> None:
+    ready = prepare(replace(pruning(), structure=()), RunContext(structure=lambda: STRUCTURE))
+    assert ready == pruning()
 
 
 def test_layers_that_are_spared_stay_whole() -> None:

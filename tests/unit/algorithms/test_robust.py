@@ -14,20 +14,20 @@ from scipy.optimize import minimize
 from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.robust import GeometricMedian, geometric_median
 from antiphon.core import Report, Task, Tensors, Update
-from antiphon.observed import Observed
-from antiphon.pools.local import Held, LocalPool
+from antiphon.observed import RecordingPool
+from antiphon.pools.local import LocalPool, LocalUpdates
 from antiphon.server_opt import Sgd
 from antiphon.weighting import ByExamples, Uniform
 
 
-def held(points: Sequence[Sequence[float]]) -> Held:
+def held(points: Sequence[Sequence[float]]) -> LocalUpdates:
     """Updates whose entries are parted over two tensors."""
     rows = [torch.tensor(point, dtype=torch.float64) for point in points]
     updates = [
         Update({"a": row[:1], "b": row[1:]}, reports=(Report(str(place), {}),))
         for place, row in enumerate(rows)
     ]
-    return Held(tuple(updates), ())
+    return LocalUpdates(tuple(updates), ())
 
 
 def median_of(
@@ -101,7 +101,7 @@ def test_clients_with_less_than_half_the_weight_cannot_take_the_model_away(
     cohort = ["bad1", "a", "bb", "bad2", "ccc", "dddd", "eeeee"]
     inner = FedAvg(weighting=weighting, server=Sgd())
     median, average = GeometricMedian(inner), inner
-    pool = Observed(LocalPool(Mostly()), cohort, 1, lambda client: None, threading.Event())
+    pool = RecordingPool(LocalPool(Mostly()), cohort, 1, lambda client: None, threading.Event())
     state = median.init({"w": torch.zeros(4, dtype=torch.float64)})
     after, _ = median.round(state, cohort, pool)
     assert -1.1 < float(after.params["w"][0]) < -0.9

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from lessons import read_lesson
 
 from antiphon import config
 from antiphon.algorithms.fedavg import FedAvg, fedavg
@@ -18,7 +19,6 @@ from antiphon.algorithms.self_training import (
     SelfTrained,
 )
 from antiphon.core import Report, Task, Update, Weigh
-from antiphon.labelling import Lesson
 
 
 class Walk:
@@ -29,7 +29,7 @@ class Walk:
 
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
         self.tasks.append((tuple(cohort), task))
-        own, _ = Lesson.read(task)
+        own, _ = read_lesson(task)
         delta = {name: -torch.ones_like(tensor) for name, tensor in own.tensors.items()}
         stats = {"loss": 1.0, "num_utterances": 1.0, "num_steps": 1.0}
         return Update(delta, reports=(Report(cohort[0], stats),))
@@ -46,7 +46,7 @@ def teachers(algorithm: SelfTrained, num_rounds: int) -> list[float | None]:
     found: list[float | None] = []
     for cohort, task in pool.tasks:
         if cohort == ("a",):
-            lesson = Lesson.read(task)[1]
+            lesson = read_lesson(task)[1]
             assert lesson is not None
             found.append(float(lesson.teacher["w"]) if lesson.teacher else None)
     return found
@@ -75,7 +75,7 @@ def test_the_server_s_own_client_is_not_taught() -> None:
     pool, algorithm = Walk(), SelfTrained(Rehearsed(), teacher=CurrentModel())
     state = algorithm.init({"w": torch.zeros(1)})
     after, metrics = algorithm.round(state, ["a", "b"], pool)
-    assert [(cohort, Lesson.read(task)[1] is not None) for cohort, task in pool.tasks] == [
+    assert [(cohort, read_lesson(task)[1] is not None) for cohort, task in pool.tasks] == [
         (("a", "b"), True),
         (("server/rehearsal",), False),
     ]
@@ -94,7 +94,7 @@ def test_only_trained_parameters_of_a_teacher_travel() -> None:
 def test_the_folder_of_another_model_is_in_the_task() -> None:
     pool, algorithm = Walk(), SelfTrained(fedavg(), teacher=OtherModel("out/large"))
     algorithm.round(algorithm.init({"w": torch.zeros(1)}), ["a"], pool)
-    lesson = Lesson.read(pool.tasks[0][1])[1]
+    lesson = read_lesson(pool.tasks[0][1])[1]
     assert lesson is not None
     assert lesson.model == "out/large"
 

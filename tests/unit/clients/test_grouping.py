@@ -10,9 +10,10 @@ from world import World
 from antiphon.clients.client import Client
 from antiphon.clients.footprint import COPIES, HELD, WAITING, Footprint
 from antiphon.clients.grouping import LAUNCH, Plan, cut, launches
-from antiphon.local import LocalTraining
+from antiphon.local import LocalSteps, LocalTraining
 
 LOCAL = LocalTraining(lr=0.3, epochs=2, batch_seconds=1.0)
+WANTED = LocalSteps({}, LOCAL, seed=1)
 
 
 class Planned:
@@ -83,7 +84,7 @@ def test_no_launch_is_larger_than_allowed() -> None:
 def test_launches_fit_the_memory(world: World) -> None:
     bench = world.bench("ctc")
     clients = {name: own[: 1 + number % 5] for number, (name, own) in enumerate(world.clients().items())}
-    plans = [Plan(c := Client(n, own, bench), list(c.steps(LOCAL, 1))) for n, own in clients.items()]
+    plans = [Plan(c := Client(n, own, bench), list(c.steps(LOCAL, 1)), WANTED) for n, own in clients.items()]
     footprint = Footprint(room=100.0 / (1 - HELD), update=25.0 / COPIES, linear=0.0)
     first = [launch for launch in launches(plans, footprint, most=256) if launch.number == 0]
     assert [len(launch.members) for launch in first] == [4, 4]
@@ -114,7 +115,7 @@ def test_so_many_clients_are_under_way_as_their_parameters_and_updates_fit() -> 
 def test_shapes_are_rows_and_longest_frames_of_each_step(world: World) -> None:
     bench = world.bench("ctc")
     name, own = next(iter(world.clients().items()))
-    plan = Plan(client := Client(name, own, bench), list(client.steps(LOCAL, 1)))
+    plan = Plan(client := Client(name, own, bench), list(client.steps(LOCAL, 1)), WANTED)
     frames = [[int(world.store.num_frames[index]) for index in step.indices] for step in plan.steps]
     assert plan.shapes.tolist() == [[len(row), max(row)] for row in frames]
     assert sum(map(len, frames)) == 2 * len(client.usable)

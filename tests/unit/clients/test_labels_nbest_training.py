@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from benches import HEARD, talkative
+from lessons import read_lesson
 from world import MODELS, Doubled, World
 
 from antiphon.clients.client import Client, Guess, Labels
@@ -31,7 +32,7 @@ CONFIGS: dict[str, Any] = {
 
 
 def task(tensors: Tensors, lesson: Lesson = Lesson(HEARD)) -> Task:
-    return lesson.told(Task("train", tensors, {**vars(LOCAL), "round": 0, "seed": 11}))
+    return lesson.with_instruction(Task("train", tensors, {**vars(LOCAL), "round": 0, "seed": 11}))
 
 
 def assert_equal(one: Update, other: Update) -> None:
@@ -68,7 +69,7 @@ def test_hard_labels_that_are_true_train_as_texts_do(world: World, unheard: Worl
     written, unwritten = talkative(world), talkative(unheard)
     indices = world.clients()["speaker/s02"]
     true = {i: (Guess(tuple(world.tokens.encode(world.store.text(i))), 1.0),) for i in indices.tolist()}
-    own, _ = Lesson.read(task(written.base))
+    own, _ = read_lesson(task(written.base))
     expected = train(own, Client("speaker/s02", indices, written))
     assert_equal(train(own, Client("speaker/s02", indices, unwritten, Labels(true))), expected)
 
@@ -106,7 +107,7 @@ def test_a_client_that_cannot_be_labelled_is_named_and_the_others_go_on(
 
 def test_a_client_without_texts_is_unusable_to_those_who_do_not_label(unheard: World) -> None:
     bench = talkative(unheard)
-    own, _ = Lesson.read(task(bench.base))
+    own, _ = read_lesson(task(bench.base))
     (update,) = SpeechWorker(bench, unheard.clients()).run(own, ["speaker/s01"])
     assert "no usable utterance" in update.failures[0].reason
 

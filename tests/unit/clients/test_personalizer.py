@@ -76,7 +76,7 @@ def test_reports_of_devices_make_the_pooled_unigram() -> None:
     devices = [fresh(name=name) for name in "ab"]
     devices[0].observe(FOGGY)
     devices[1].observe(NBest("u", (Hypothesis("the dog zebra"),)))
-    total = add_up(device.report().weighed(by_pseudo_count) for device in devices)
+    total = add_up(device.report().weighted_by(by_pseudo_count) for device in devices)
     counts = total.mean[MARGINAL] * np.exp(total.log_weight)
     words = dict(zip(BACKGROUND.words, counts.tolist(), strict=True))
     assert {w: c for w, c in words.items() if c} == pytest.approx({"<unk>": 1, "dog": 1, "fog": 3, "the": 1})

@@ -18,7 +18,7 @@ from antiphon.clients.grouping import Plan, launches
 from antiphon.clients.stacked import StackedWorker, stacked_batches
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task
-from antiphon.local import LocalTraining
+from antiphon.local import LocalSteps, LocalTraining
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -87,7 +87,8 @@ def test_launches_of_any_clients_at_any_step_give_the_same(
     bench, clients = double_bench(world, MODELS["ctc"]), unequal(world)
     whole = list(StackedWorker(bench, clients).run(tasks(bench.base), list(clients)))
     monkeypatch.setattr("antiphon.clients.grouping.LAUNCH", launch)
-    plans = [Plan(c := Client(n, own, bench), list(c.steps(LOCAL, 11))) for n, own in clients.items()]
+    wanted = LocalSteps(bench.base, LOCAL, seed=11)
+    plans = [Plan(c := Client(n, own, bench), list(c.steps(LOCAL, 11)), wanted) for n, own in clients.items()]
     found = list(launches(plans, Footprint(), most=256))
     assert len(found) > max(len(plan.steps) for plan in plans)
     assert max(len(launch.members) for launch in found) > 1
@@ -116,7 +117,8 @@ def test_other_kinds_of_work_go_to_the_plain_worker(world: World) -> None:
 def test_a_stacked_batch_holds_every_client_s_rows_and_weighs_placeholders_with_nothing(world: World) -> None:
     bench, clients = world.bench("ctc"), unequal(world)
     local = replace(LOCAL, epochs=1, batch_seconds=0.0)
-    plans = [Plan(c := Client(n, own, bench), list(c.steps(local, 1))) for n, own in clients.items()]
+    wanted = LocalSteps(bench.base, local, seed=1)
+    plans = [Plan(c := Client(n, own, bench), list(c.steps(local, 1)), wanted) for n, own in clients.items()]
     (stacked,) = stacked_batches(bench, plans, list(launches(plans, Footprint(), most=256)))
     rows = np.array(stacked.batch.indices).reshape(len(plans), -1)
     for plan, row, share in zip(plans, rows, stacked.share, strict=True):

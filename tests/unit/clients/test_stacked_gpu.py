@@ -17,7 +17,7 @@ from antiphon.clients.stack import MOST_GRAPHS, Stack, StackedBatch
 from antiphon.clients.stacked import StackedWorker, stacked_batches
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task
-from antiphon.local import LocalTraining
+from antiphon.local import LocalSteps, LocalTraining
 
 
 def test_shapes_that_take_turns_do_not_drive_out_each_other_s_graphs(
@@ -38,7 +38,8 @@ def test_shapes_that_take_turns_do_not_drive_out_each_other_s_graphs(
     monkeypatch.setattr("antiphon.clients.stack.Captured", Recorded)
     bench, clients = world.bench("ctc"), unequal(world)
     local = replace(LOCAL, epochs=1, batch_seconds=0.0)
-    plans = [Plan(c := Client(n, own, bench), list(c.steps(local, 1))) for n, own in clients.items()]
+    wanted = LocalSteps(bench.base, local, seed=1)
+    plans = [Plan(c := Client(n, own, bench), list(c.steps(local, 1)), wanted) for n, own in clients.items()]
     stack = Stack(bench, bench.base, size=len(plans))
     stack.graphs = True
     several = [Launch(0, np.arange(count)) for count in range(1, len(plans) + 1)]
@@ -77,8 +78,9 @@ def test_on_a_gpu_in_float32_each_client_s_delta_is_what_it_gets_alone(
         for stacked, update in zip(worker.run(task, names), alone, strict=True):
             off = sum(float((stacked.mean[n] - t).square().sum()) for n, t in update.mean.items())
             assert off**0.5 <= 1e-4 * update.reports[0].stats["norm"]
-    assert worker._stack is not None
-    assert bool(worker._stack._graphs) == graphs
+    stack = worker.trainer(bench)._stack
+    assert stack is not None
+    assert bool(stack._graphs) == graphs
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -98,5 +98,6 @@ def test_on_a_gpu_in_float32_with_graphs_each_client_s_delta_is_what_it_gets_alo
                 off = sum(float((stacked.mean[n] - t).square().sum()) for n, t in update.mean.items())
                 assert off**0.5 <= 1e-3 * update.reports[0].stats["norm"]
     assert not caplog.text
-    assert worker._stack is not None
-    assert worker._stack._graphs
+    stack = worker.trainer(bench)._stack
+    assert stack is not None
+    assert stack._graphs

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,13 @@ import torch
 from world import World
 
 from antiphon.algorithms.rehearsal import SERVER_CLIENT
-from antiphon.clients.worker import SpeechWorker, Unreliability, UnreliableWorker, refuse_nonfinite
-from antiphon.core import Failure, Report, Task, Update, add_up
+from antiphon.clients.faults import SimulatedFaults, Unreliability
+from antiphon.clients.worker import SpeechWorker, refuse_nonfinite
+from antiphon.core import Failure, Report, Task, Update, Worker, add_up
 from antiphon.local import LocalTraining
+from antiphon.observed import RecordingPool
+from antiphon.pools.local import LocalPool
+from antiphon.weighting import Uniform
 
 CONFIG: dict[str, Any] = {
     "lr": 0.05,
@@ -109,8 +115,9 @@ def test_unknown_clients_and_kinds_of_work_are_mistakes_of_the_program(world: Wo
     worker = world.worker(world.clients())
     with pytest.raises(ValueError, match="no client 'speaker/nobody' among the"):
         list(worker.run(task_of(world), ["speaker/nobody"]))
-    with pytest.raises(ValueError, match="no client work of kind 'dance'; there is central, evaluate, train"):
+    with pytest.raises(ValueError, match="unknown kind of client work 'dance'; valid: ") as refused:
         list(worker.run(Task("dance"), []))
+    assert all(kind in str(refused.value) for kind in ("central", "evaluate", "train"))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -136,19 +143,30 @@ def test_evaluation_answers_with_counts_only(world: World) -> None:
 
 
 class Echo:
-    def run(self, task: Task, clients: list[str]) -> Any:
+    """Answers every task."""
+
+    def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
         for client in clients:
             yield Update({}, reports=(Report(client, {}),))
 
 
-def unreliable(worker: Any = None, seed: int = 1, **faults: float) -> UnreliableWorker:
-    return UnreliableWorker(worker or Echo(), Unreliability(**faults), lambda client: 100.0, seed)
+def unreliable(seed: int = 1, **faults: float) -> SimulatedFaults:
+    return SimulatedFaults(Unreliability(**faults), lambda client: 100.0, seed)
 
 
-def failed(worker: UnreliableWorker, clients: list[str], round: int = 0, epochs: int = 1) -> dict[str, str]:
-    task = Task("train", {}, {"round": round, "epochs": epochs})
-    given = answers(worker, task, clients)
-    return {client: reason(update) for client, update in given.items() if update.is_empty}
+def recording(faults: SimulatedFaults, cohort: list[str], worker: Worker, round: int = 0) -> RecordingPool:
+    return RecordingPool(
+        LocalPool(worker), cohort, 0, lambda client: None, threading.Event(), round=round, faults=faults
+    )
+
+
+def failed(
+    faults: SimulatedFaults, clients: list[str], round: int = 0, epochs: int = 1, kind: str = "train"
+) -> dict[str, str]:
+    """The clients that do not answer in a round, and why."""
+    pool = recording(faults, clients, Echo(), round)
+    pool.reduce(Task(kind, {}, {"epochs": epochs}), clients, Uniform())
+    return pool.failures
 
 
 MANY = [f"speaker/{n}" for n in range(2000)]
@@ -190,21 +208,29 @@ def test_without_spread_the_deadline_is_a_matter_of_audio_alone() -> None:
     assert len(failed(unreliable(deadline=9.9, cost=0.1, speed_spread=0.0), MANY[:5])) == 5
 
 
-def test_the_server_s_own_data_and_evaluation_never_fail() -> None:
-    worker = unreliable(dropout=1.0)
-    assert failed(worker, [SERVER_CLIENT]) == {}
-    assert not any(update.is_empty for update in worker.run(Task("evaluate"), MANY[:5]))
+def test_the_server_s_own_data_and_its_validation_clients_never_fail() -> None:
+    faults = unreliable(dropout=1.0)
+    assert failed(faults, [SERVER_CLIENT]) == {}
+    assert failed(faults, [f"valid/{name}" for name in MANY[:5]], kind="evaluate") == {}
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "something else"])
+def test_a_client_that_is_away_is_away_for_every_kind_of_task(kind: str) -> None:
+    faults = unreliable(dropout=0.3)
+    assert failed(faults, MANY[:100], kind=kind) == failed(faults, MANY[:100])
 
 
 def test_those_who_come_back_are_what_they_would_have_been(world: World) -> None:
     names = sorted(world.clients())
     inner = world.worker(world.clients())
-    worker = UnreliableWorker(inner, Unreliability(dropout=0.5), lambda client: 1.0, seed=4)
-    given = answers(worker, task_of(world), names)
-    left = [name for name, update in given.items() if not update.is_empty]
+    faults = SimulatedFaults(Unreliability(dropout=0.5), lambda client: 1.0, seed=4)
+    pool = recording(faults, names, inner)
+    update = pool.reduce(task_of(world), names, Uniform())
+    left = [name for name in names if name not in pool.failures]
     assert 0 < len(left) < len(names)
+    assert [report.client for report in update.reports] == left
     alone = add_up(inner.run(task_of(world), left))
-    assert all(torch.equal(add_up(given.values()).mean[name], t) for name, t in alone.mean.items())
+    assert all(torch.equal(update.mean[name], t) for name, t in alone.mean.items())
 
 
 @pytest.mark.parametrize(

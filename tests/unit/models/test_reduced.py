@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def kept_of(model: nn.Module, pattern: Pattern, sparsity: float = 0.5, adaptive:
         pattern=pattern, layers=("encoder.layers.*", *asked), allocation=Adaptive() if adaptive else Unified()
     )
     params = {name: p.detach() for name, p in model.named_parameters()}
-    return pruning.with_structure(structure).keep(params, sparsity)
+    return replace(pruning, structure=structure).keep(params, sparsity)
 
 
 def set_to(model: nn.Module, values: dict[str, torch.Tensor]) -> None:

@@ -18,7 +18,7 @@ from antiphon.pools.local import LocalPool
 from antiphon.pools.ranks import Ranks
 from antiphon.weighting import NEGLIGIBLE, ByExamples, Uniform
 
-TASK = Task("train")
+TASK = Task("count")
 
 
 class Counts:

@@ -12,7 +12,7 @@ from antiphon.core import Failure, Report, Task, Update
 from antiphon.pools.local import LocalPool
 from antiphon.weighting import ByExamples
 
-TASK = Task("train")
+TASK = Task("count")
 
 
 class Numbers:
