@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from antiphon.config import override
-    from antiphon.data.candidates import ImportOptions
     from antiphon.data.corpus import Corpus
-    from antiphon.data.importing import import_corpus
-    from antiphon.decoding.recognizer import Recognizer
+    from antiphon.data.importing.candidates import ImportOptions
+    from antiphon.data.importing.conversion import import_corpus
+    from antiphon.experiment.runner import run_experiment
     from antiphon.recipes import recipe
-    from antiphon.recipes.launch import run_experiment
+    from antiphon.recognizer import Recognizer
     from antiphon.report import report, write_report
     from antiphon.workflows.adapt_model import adapt
     from antiphon.workflows.compare_runs import alignments, compare
@@ -60,16 +60,16 @@ __all__ = [
 ]
 _HOMES = {
     "Corpus": "data.corpus",
-    "ImportOptions": "data.candidates",
+    "ImportOptions": "data.importing.candidates",
     "NoiseSettings": "workflows.personalize_lists",
-    "Recognizer": "decoding.recognizer",
+    "Recognizer": "recognizer",
     "adapt": "workflows.adapt_model",
     "alignments": "workflows.compare_runs",
     "compare": "workflows.compare_runs",
     "demo": "workflows.run_recipe",
     "describe_corpus": "workflows.describe_corpus",
     "evaluate": "workflows.evaluate_run",
-    "import_corpus": "data.importing",
+    "import_corpus": "data.importing.conversion",
     "list_recipes": "workflows.run_recipe",
     "nbest": "workflows.decode_speech",
     "override": "config",
@@ -79,7 +79,7 @@ _HOMES = {
     "recipe": "recipes",
     "rescore": "workflows.rescore_lists",
     "run": "workflows.run_recipe",
-    "run_experiment": "recipes.launch",
+    "run_experiment": "experiment.runner",
     "train_ngram_lm": "workflows.train_lm",
     "train_transformer_lm": "workflows.train_lm",
     "transcribe": "workflows.evaluate_run",

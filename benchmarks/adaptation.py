@@ -25,10 +25,10 @@ from antiphon import config
 from antiphon.cli.terminal import Terminal
 from antiphon.data.corpus import Corpus
 from antiphon.data.session_texts import LEAK
+from antiphon.experiment.runner import run_experiment
 from antiphon.recipes import adaptation
-from antiphon.recipes.adaptation_tables import TENANT_ROUNDS, table_rows
-from antiphon.recipes.launch import run_experiment
-from antiphon.recipes.session_report import session_errors
+from antiphon.recipes.session_adaptation import TENANT_ROUNDS, table_rows
+from antiphon.workflows.session_report import session_errors
 
 
 def main() -> None:

@@ -27,12 +27,12 @@ from antiphon.clients.client import Bench
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import ServerState, Tensors, Worker
 from antiphon.data.tokens import Tokens
-from antiphon.decoding.hypothesis import NBest
+from antiphon.decoding.nbest import NBest
 from antiphon.engine import Engine, Rounds
-from antiphon.models.neural_lm import NeuralLm
+from antiphon.lm.neural_lm import NeuralLm
+from antiphon.personalisation.protocol import cut
 from antiphon.pools.local import LocalPool
-from antiphon.recipes.personalisation import cut
-from antiphon.report.journal import read
+from antiphon.records.journal import read
 
 
 class Texts:

@@ -31,14 +31,13 @@ from rich.progress import track
 
 from antiphon.algorithms.fedavg import fedavg
 from antiphon.core import Tensors
-from antiphon.data.text import read_sentences
-from antiphon.decoding.adaptation import Mixture
-from antiphon.decoding.hypothesis import NBest, read_nbest
+from antiphon.data.transcripts import read_sentences
+from antiphon.decoding.nbest import NBest, read_nbest
 from antiphon.decoding.rescoring import Column, Lists, tabulate, tune
-from antiphon.local import LocalTraining
-from antiphon.models.neural_lm import NeuralLm
-from antiphon.models.unigram import Unigram
-from antiphon.recipes.personalisation import (
+from antiphon.lm.neural_lm import NeuralLm
+from antiphon.lm.unigram import Unigram
+from antiphon.personalisation.marginal_adaptation import Mixture
+from antiphon.personalisation.protocol import (
     Federation,
     Grid,
     Schedule,
@@ -46,7 +45,8 @@ from antiphon.recipes.personalisation import (
     background_of,
     search_grid,
 )
-from antiphon.recipes.personalised import BASELINE, Row, Trial, described
+from antiphon.personalisation.trial import BASELINE, Row, Trial, described
+from antiphon.tasks.local_training import LocalTraining
 
 LM = "neural"
 COLUMNS = [Column("acoustic", 0.1, 0.0), Column("lm", 0.5, 0.0), Column(LM, 0.5, 0.0), Column("words")]

@@ -24,11 +24,11 @@ import numpy as np
 import torch
 
 from antiphon.data.tokens import Words
-from antiphon.decoding.adaptation import Factors
-from antiphon.models.neural_lm import MOST_LOGITS, NeuralLm, plan_text_batches
-from antiphon.models.ngram import END_ID, NONE, START_ID, NgramModel, contexts_of, walk
-from antiphon.models.transformer_lm import text_batch
-from antiphon.models.unigram import Unigram
+from antiphon.lm.neural_lm import MOST_LOGITS, NeuralLm, plan_text_batches
+from antiphon.lm.ngram import END_ID, NONE, START_ID, NgramModel, contexts_of, walk
+from antiphon.lm.transformer import text_batch
+from antiphon.lm.unigram import Unigram
+from antiphon.personalisation.marginal_adaptation import Factors
 
 
 class Normalised(Protocol):

@@ -35,13 +35,13 @@ from table1_plots import draw_plots
 
 from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg
-from antiphon.algorithms.robust import GeometricMedian
+from antiphon.algorithms.geometric_median import GeometricMedian
 from antiphon.recipes.table1 import SERVER, SERVER_LR, TRIALS, trial_name
 from antiphon.recipes.table1 import table1 as recipe
 from antiphon.report.formatting import NONE, percent, plural, signed
-from antiphon.report.run import RunFolder
-from antiphon.report.statistics import difference_interval, round_of_best, round_to_target
+from antiphon.report.run_folder import RunFolder
 from antiphon.report.weights import weights_by_kind
+from antiphon.scoring.statistics import difference_interval, round_of_best, round_to_target
 
 LATE = 5  # validations
 

@@ -24,8 +24,8 @@ from antiphon.cli.scoring_commands import (
     transcribe_command,
 )
 from antiphon.core import Stopped
-from antiphon.pools.joining import is_left_behind
-from antiphon.pools.ranks import Lost
+from antiphon.pools.rendezvous import is_left_behind
+from antiphon.pools.torch_group import Lost
 
 __all__ = ["app", "main"]
 

@@ -10,9 +10,9 @@ import typer
 import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.parsing import fractions, numbers, pairs
-from antiphon.data.importers import FORMATS
+from antiphon.data.importing.formats import FORMATS
 from antiphon.data.summary import skipped_table, tables
-from antiphon.data.text import ALPHABET
+from antiphon.data.transcripts import ALPHABET
 
 corpus_commands = typer.Typer(no_args_is_help=True, help="Import a corpus, or describe one.")
 

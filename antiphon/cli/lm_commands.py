@@ -11,7 +11,7 @@ import typer
 import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.parsing import whole_numbers
-from antiphon.models.ngram import Perplexity
+from antiphon.lm.ngram import Perplexity
 
 lm_commands = typer.Typer(no_args_is_help=True, help="Train language models: n-grams, or a Transformer.")
 

@@ -14,7 +14,7 @@ import antiphon
 from antiphon import config
 from antiphon.cli import terminal
 from antiphon.cli.options import Device, Out, Resume, Settings, num_cores
-from antiphon.pools.joining import find_place
+from antiphon.pools.rendezvous import find_place
 
 Recipe = Annotated[
     str, typer.Argument(help="The name of a recipe, or a YAML file with its name and other settings.")

@@ -16,11 +16,12 @@ import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.options import Device, OtherCorpus, RunFolder, Split, num_cores
 from antiphon.cli.terminal import say
-from antiphon.decoding.alignment import Confusions, most_frequent
-from antiphon.recipes.comparison import Comparison
-from antiphon.recipes.scoring import Tally
-from antiphon.report.formatting import percent, plural
-from antiphon.report.significance import segments_verdict, speakers_verdict
+from antiphon.experiment.score import Tally
+from antiphon.report.formatting import percent
+from antiphon.scoring.alignment import Confusions, most_frequent
+from antiphon.scoring.significance import segments_verdict, speakers_verdict
+from antiphon.scoring.statistics import plural
+from antiphon.workflows.comparison import Comparison
 
 SOURCE = "A run, an evaluation folder, or a .trn file."
 Reference = Annotated[

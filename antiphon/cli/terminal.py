@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from antiphon.engine import Listener
-from antiphon.recipes.experiment import Run
-from antiphon.report.statistics import Interval, rate_interval
+from antiphon.experiment.settings import Run
+from antiphon.scoring.statistics import Interval, rate_interval
 
 console = Console()
 errors = Console(stderr=True)

@@ -5,7 +5,7 @@
     audio.pack        encoded files (FLAC, Opus, WAV) one after the other
     skipped.jsonl     what the import left out, and why
 
-Made by `antiphon.data.importing.import_corpus`, never changed afterwards.
+Made by `antiphon.data.importing.conversion.import_corpus`, never changed afterwards.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ FRONTENDS = open_kind(
     Registry(
         "antiphon.frontends",
         ("dim", "frames_per_second", "key", "load"),
-        homes=["antiphon.data.frontends", "antiphon.data.huggingface"],
+        homes=["antiphon.data.frontends", "antiphon.data.huggingface_folder"],
         default="filterbank",
     ),
 )

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from antiphon.data.candidates import Skipped
+from antiphon.data.importing.candidates import Skipped
 from antiphon.data.overlap import Forbidden
-from antiphon.data.text import (
+from antiphon.data.transcripts import (
     numbered_lines,
     spoken_form,
     strange_characters,

@@ -27,7 +27,7 @@ import numpy as np
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.extraction import Extracted, extract_in_order
 from antiphon.data.frontends import Frontend
-from antiphon.files import new_folder
+from antiphon.records.files import new_folder
 
 FORMAT = "antiphon-features/1"
 Progress = Callable[[int, int], None]  # (utterances done, utterances in all)

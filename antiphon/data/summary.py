@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from antiphon.data.candidates import Skipped
 from antiphon.data.corpus import Corpus, Utterance
+from antiphon.data.importing.candidates import Skipped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -57,7 +57,7 @@ TOKENS = open_kind(
     Registry(
         "antiphon.tokens",
         ("fit", "load"),
-        homes=["antiphon.data.tokens", "antiphon.data.huggingface"],
+        homes=["antiphon.data.tokens", "antiphon.data.huggingface_folder"],
         default="characters",
     ),
 )

@@ -69,13 +69,7 @@ MODELS = open_kind(
     Registry(
         "antiphon.models",
         ("build",),
-        homes=[
-            "antiphon.models.ctc",
-            "antiphon.models.las",
-            "antiphon.models.transducer",
-            "antiphon.models.huggingface",
-            "antiphon.models.reduced",
-        ],
+        homes=["antiphon.models", "antiphon.models.huggingface"],
         default="ctc",
     ),
 )

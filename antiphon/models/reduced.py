@@ -25,14 +25,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from antiphon.kept import (
-    Kept,
-    KeptEmbedding,
-    KeptLinear,
-    KeptRecurrent,
-    read_units,
-    shrink,
-)
 from antiphon.models.blstm import Blstm, BlstmLayer
 from antiphon.models.conformer import ConformerLayer
 from antiphon.models.ctc import CtcConfig
@@ -40,7 +32,8 @@ from antiphon.models.layers import open_forget_gates
 from antiphon.models.lstm import LstmCell, bidirectional
 from antiphon.models.model import MODELS, Model, ModelConfig
 from antiphon.models.units import Units
-from antiphon.prunable import EmbeddingLayer, Layer, LinearLayer, RecurrentLayer
+from antiphon.tasks.prunable_layers import EmbeddingLayer, Layer, LinearLayer, RecurrentLayer
+from antiphon.tasks.submodel import Kept, KeptEmbedding, KeptLinear, KeptRecurrent, read_units, shrink
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 # Linear layers that are never called: their weights are used otherwise. And those whose outputs are tokens.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from antiphon.core import Scalar, Stopped
-from antiphon.privacy.losses import (
+from antiphon.privacy.accounting import (
     Advanced,
     Basic,
     Budget,
@@ -34,7 +34,7 @@ State = tuple[Mapping[str, Scalar], ...]
 class Ledger:
     """Releases made so far, in order, equal neighbours counted together.
 
-    >>> from antiphon.privacy.losses import Budget, LaplaceLoss
+    >>> from antiphon.privacy.accounting import Budget, LaplaceLoss
     >>> ledger = Ledger(Budget(epsilon=1.0)).spend(LaplaceLoss(sensitivity=1, scale=2))
     >>> print(ledger)
     1 release, epsilon 0.5 of 1 spent (Basic)

@@ -15,8 +15,8 @@ lists: lists re-ranked by a model that has learnt from earlier utterances carry 
 only without a cap: scaling moves all words of a client when one is added.
 
 All counts are multiples of `step`, a power of two, so that sums of them are exact and noise can be drawn over
-integers (`noise`). Clients round towards zero after capping, which never lengthens a vector. Rounding on the
-server instead could add one step for every word of the vocabulary to the sensitivity.
+integers (`samplers`). Clients round towards zero after capping, which never lengthens a vector. Rounding on
+the server instead could add one step for every word of the vocabulary to the sensitivity.
 
 Deviation. The paper says larger ε is stronger protection; it is weaker.
 """
@@ -32,8 +32,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from antiphon.privacy.losses import Budget, GaussianLoss, LaplaceLoss, Loss, Renyi
-from antiphon.privacy.noise import Words, discrete_gaussian, discrete_laplace
+from antiphon.privacy.accounting import Budget, GaussianLoss, LaplaceLoss, Loss, Renyi
+from antiphon.privacy.samplers import Words, discrete_gaussian, discrete_laplace
 
 STEP = 2.0**-6  # of the grid of counts, in words
 OFF_GRID = 0.25  # of a step: more than sums in floating point can be off, less than what rounding would hide

@@ -20,7 +20,7 @@ from torch import Tensor
 from antiphon.core import Metrics
 from antiphon.privacy.ledger import Ledger
 from antiphon.privacy.mechanisms import Mechanism
-from antiphon.privacy.noise import Randomness, Secure
+from antiphon.privacy.samplers import Randomness, Secure
 from antiphon.privacy.simplex import distribution_of
 
 

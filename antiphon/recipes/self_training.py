@@ -44,13 +44,13 @@ from antiphon.algorithms.self_training import (
 )
 from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
-from antiphon.labelling import Labelling, Ngram, SentenceProbability, TokenProbability
+from antiphon.experiment.settings import Experiment, Run
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
-from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.librispeech import LOCAL, REHEARSAL, REHEARSAL_SCHEDULE, ROUNDS, SCHEDULE
-from antiphon.recipes.librispeech import SERVER as WITH_TEXTS
-from antiphon.recipes.single import central, encoder_experiment
+from antiphon.recipes.librispeech_gap import LOCAL, REHEARSAL, REHEARSAL_SCHEDULE, ROUNDS, SCHEDULE
+from antiphon.recipes.librispeech_gap import SERVER as WITH_TEXTS
+from antiphon.recipes.single_algorithm import central, encoder_experiment
+from antiphon.tasks.pseudo_labels import Labelling, Ngram, SentenceProbability, TokenProbability
 
 SERVER = replace(WITH_TEXTS, lr=4e-3)
 ROUNDS_OF_TEN = Rounds(ROUNDS, cohort=10, valid_every=5, save_every=10)

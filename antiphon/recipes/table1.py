@@ -42,16 +42,16 @@ from dataclasses import dataclass, replace
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg, bmuf, fedavg, hierarchical
-from antiphon.algorithms.robust import GeometricMedian
-from antiphon.clipping import ClipLayersRelative
+from antiphon.algorithms.geometric_median import GeometricMedian
 from antiphon.data.partition import BySession, BySpeaker, Iid
 from antiphon.engine import Rounds
-from antiphon.local import LocalTraining
-from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.single import ENCODER_LOCAL, central, encoder_experiment
-from antiphon.schedule import Linear
-from antiphon.server_opt import Adam
-from antiphon.weighting import ByNorm, SoftmaxLoss
+from antiphon.experiment.settings import Experiment, Run
+from antiphon.recipes.single_algorithm import ENCODER_LOCAL, central, encoder_experiment
+from antiphon.server.clipping import ClipLayersRelative
+from antiphon.server.optimizers import Adam
+from antiphon.server.schedules import Linear
+from antiphon.server.weighting import ByNorm, SoftmaxLoss
+from antiphon.tasks.local_training import LocalTraining
 
 ROUNDS, FEDAVG_ROUNDS, PARTS = 50, 110, 7
 SERVER = Adam(lr=5e-4, epsilon=1e-5)

@@ -42,7 +42,7 @@ def write_report(runs: Sequence[Path], destination: Path) -> Path:
     # matplotlib and Jinja2 take a second to import: only the report waits for them, not training.
     from antiphon.report.html import render
     from antiphon.report.results import results_markdown
-    from antiphon.report.run import load_runs
+    from antiphon.report.run_folder import load_runs
 
     if not runs:
         raise ValueError("a report needs at least one run folder")

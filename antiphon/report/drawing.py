@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from antiphon.report.run import Array
+from antiphon.report.run_folder import Array
 
 INK, MUTED, FAINT, GRID = "#1c2733", "#5b6875", "#9aa5b1", "#e4e8ec"
 HALF, WHOLE = 5.6, 11.5  # widths in inches: one column of the page, or both

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from antiphon.report import attention_plots, plots, speaker_plots, tables, weight_plots
-from antiphon.report.attention import Row
+from antiphon.report.attention_summary import Row
 from antiphon.report.drawing import Look, look
-from antiphon.report.formatting import plural
-from antiphon.report.run import RunFolder
-from antiphon.report.statistics import worst_decile
+from antiphon.report.run_folder import RunFolder
 from antiphon.report.weights import weights_by_kind
+from antiphon.scoring.statistics import plural, worst_decile
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from antiphon.decoding.error_rate import Errors
-from antiphon.report.statistics import Interval
+from antiphon.scoring.error_rate import Errors
+from antiphon.scoring.statistics import Interval
 
 NONE = "–"
 
@@ -27,21 +27,6 @@ def bounds(interval: Interval | None, digits: int = 2) -> str:
     '[10.00, 14.00]'
     """
     return "" if interval is None else f"[{percent(interval.low, digits)}, {percent(interval.high, digits)}]"
-
-
-def signed(interval: Interval | None, digits: int = 2) -> str:
-    """A change in percent (or points) with its interval.
-
-    >>> signed(Interval(-0.12, -0.14, 0.1), digits=1)
-    '−12.0 [−14.0, +10.0]'
-    """
-    if interval is None:
-        return NONE
-    middle, low, high = (
-        f"{100 * value:+.{digits}f}".replace("-", "−")
-        for value in (interval.estimate, interval.low, interval.high)
-    )
-    return f"{middle} [{low}, {high}]"
 
 
 def edits(errors: Errors) -> str:
@@ -95,11 +80,3 @@ def ranges(numbers: Iterable[int], limit: int = 12) -> str:
             parts.append([number, number])
     text = [f"{low}" if low == high else f"{low}–{high}" for low, high in parts[:limit]]
     return ", ".join([*text, "…"] if len(parts) > limit else text)
-
-
-def plural(number: int, noun: str) -> str:
-    """
-    >>> plural(1, "round"), plural(1200, "round")
-    ('1 round', '1,200 rounds')
-    """
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -11,11 +11,11 @@ import yaml
 from markupsafe import Markup
 
 from antiphon.report import figures, tables
-from antiphon.report.attention import attention_rows
+from antiphon.report.attention_summary import attention_rows
 from antiphon.report.drawing import Look, look
-from antiphon.report.formatting import NONE, bounds, duration, edits, percent, plural, ranges, signed, size
-from antiphon.report.run import RunFolder
-from antiphon.report.statistics import NUM_RESAMPLES, expected_coverage, measured_coverage
+from antiphon.report.formatting import NONE, bounds, duration, edits, percent, ranges, size
+from antiphon.report.run_folder import RunFolder
+from antiphon.scoring.statistics import NUM_RESAMPLES, expected_coverage, measured_coverage, plural, signed
 
 MAX_FAILURES = 60
 Card = tuple[str, str, str]  # a key figure: its name, its value, more about it

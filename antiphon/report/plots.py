@@ -25,8 +25,8 @@ from antiphon.report.drawing import (
     rounds_axis,
     thin,
 )
-from antiphon.report.run import Array, Entry, RunFolder, series
-from antiphon.report.statistics import effective_number, expected_coverage, measured_coverage
+from antiphon.report.run_folder import Array, Entry, RunFolder, series
+from antiphon.scoring.statistics import effective_number, expected_coverage, measured_coverage
 
 Series = tuple[Array, Array]  # x, y
 NOTHING: Series = (np.empty(0), np.empty(0))

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Sequence
 
 from antiphon.report import tables
-from antiphon.report.attention import Row, attention_rows
-from antiphon.report.formatting import NONE, bounds, edits, percent, plural, ranges, signed, size
-from antiphon.report.run import RunFolder
-from antiphon.report.statistics import NUM_RESAMPLES
+from antiphon.report.attention_summary import Row, attention_rows
+from antiphon.report.formatting import NONE, bounds, edits, percent, ranges, size
+from antiphon.report.run_folder import RunFolder
 from antiphon.report.weights import weights_by_kind
+from antiphon.scoring.statistics import NUM_RESAMPLES, plural, signed
 
 MAX_FAILURES = 100
 

@@ -24,7 +24,7 @@ from antiphon.report.drawing import (
     plot,
     shorten,
 )
-from antiphon.report.statistics import Interval, worst_decile
+from antiphon.scoring.statistics import Interval, worst_decile
 
 MAX_ROWS = 30  # speakers one can read one by one
 BETTER, WORSE, TINT = PALETTE[0], PALETTE[1], "#fbeee6"

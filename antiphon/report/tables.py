@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.decoding.error_rate import Errors
-from antiphon.report.run import Array, Evaluation, RunFolder
-from antiphon.report.statistics import (
+from antiphon.report.run_folder import Array, Evaluation, RunFolder
+from antiphon.scoring.error_rate import Errors
+from antiphon.scoring.statistics import (
     Interval,
     difference_interval,
     rate_interval,

@@ -25,7 +25,7 @@ from antiphon.report.drawing import (
     rounds_axis,
     shorten,
 )
-from antiphon.report.run import Array, RunFolder
+from antiphon.report.run_folder import Array, RunFolder
 from antiphon.report.weights import relative_weights, weights_by_kind
 
 MAX_LINES = 6  # clients drawn as lines

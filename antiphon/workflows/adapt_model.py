@@ -10,12 +10,12 @@ from pathlib import Path
 
 from antiphon import config
 from antiphon.data.corpus import Corpus
-from antiphon.data.spoken_corpus import SpokenCorpus
+from antiphon.data.tts.spoken_corpus import SpokenCorpus
+from antiphon.experiment.folder import check_folder
+from antiphon.experiment.runner import Scores, run_experiment
 from antiphon.recipes import adaptation
-from antiphon.recipes.folder import check_folder
-from antiphon.recipes.launch import Scores, run_experiment
-from antiphon.recipes.session_report import SessionReport, report_sessions
 from antiphon.workflows.progress import Notify, Progress, no_messages, no_progress, screen_for
+from antiphon.workflows.session_report import SessionReport, report_sessions
 
 
 @dataclass(frozen=True)

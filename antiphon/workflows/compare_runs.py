@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from antiphon.decoding.alignment import Confusions, find_confusions, format_alignments, format_confusions
-from antiphon.decoding.normalisation import Normalisation
-from antiphon.recipes.comparison import Comparison, read_transcripts, shared_normalisation
-from antiphon.recipes.comparison import compare as compare_transcripts
-from antiphon.recipes.scoring import Tally, write_json
+from antiphon.experiment.score import Tally, write_json
+from antiphon.scoring.alignment import Confusions, find_confusions, format_alignments, format_confusions
+from antiphon.scoring.normalisation import Normalisation
+from antiphon.workflows.comparison import Comparison, read_transcripts, shared_normalisation
+from antiphon.workflows.comparison import compare as compare_transcripts
 
 
 def compare(

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from antiphon.decoding.attention_beam import Penalties
+from antiphon.decoding.beams.attention_beam import Penalties
 from antiphon.decoding.fusion import Fusion
-from antiphon.decoding.hypothesis import NBest, write_nbest
-from antiphon.decoding.recognizer import Recognizer
+from antiphon.decoding.nbest import NBest, write_nbest
 from antiphon.decoding.rescoring import tabulate
 from antiphon.decoding.search import beam_for
 from antiphon.decoding.tuning import Ranking
-from antiphon.models.arpa import load_ngram
-from antiphon.recipes.evaluation import open_store
-from antiphon.recipes.listing import Hearer
-from antiphon.recipes.preparation import choose_device
+from antiphon.experiment.preparation import choose_device
+from antiphon.lm.arpa import load_ngram
+from antiphon.recognizer import Recognizer
 from antiphon.workflows.list_scores import ListScores, oracles, score_choices
 from antiphon.workflows.progress import Notify, Progress, no_messages, no_progress
+from antiphon.workflows.run_corpus import open_store
+from antiphon.workflows.run_decoder import Hearer
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from antiphon.decoding.normalisation import Normalisation
-from antiphon.decoding.recognizer import Recognizer
-from antiphon.recipes.evaluation import corpus_of, open_store
-from antiphon.recipes.preparation import choose_device
-from antiphon.recipes.scoring import score
+from antiphon.experiment.preparation import choose_device
+from antiphon.experiment.score import score
+from antiphon.recognizer import Recognizer
+from antiphon.scoring.normalisation import Normalisation
 from antiphon.workflows.progress import Progress, no_progress
+from antiphon.workflows.run_corpus import corpus_of, open_store
 
 
 @dataclass(frozen=True)

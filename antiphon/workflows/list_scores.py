@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from antiphon.decoding.error_rate import Errors
-from antiphon.decoding.hypothesis import NBest
+from antiphon.decoding.nbest import NBest
 from antiphon.decoding.rescoring import Lists
-from antiphon.report.statistics import Interval, difference_interval, rate_interval
+from antiphon.scoring.error_rate import Errors
+from antiphon.scoring.statistics import Interval, difference_interval, rate_interval
 
 ORACLE = "oracle"
 DEPTHS = (5, 20, 100)  # of lists: their oracles are scored too

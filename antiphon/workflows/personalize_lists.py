@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from antiphon.decoding.adaptation import Mixture
-from antiphon.decoding.hypothesis import read_nbest
+from antiphon.decoding.nbest import read_nbest
 from antiphon.decoding.rescoring import Lists, tabulate, tune
-from antiphon.models.neural_lm import load_sentence_model
-from antiphon.privacy.noise import Secure, Seeded
-from antiphon.recipes.personalisation import (
+from antiphon.lm.neural_lm import load_sentence_model
+from antiphon.personalisation.marginal_adaptation import Mixture
+from antiphon.personalisation.private_trial import PrivateRow, PrivateTrial, Protection, read_protection
+from antiphon.personalisation.protocol import (
     Federation,
     Grid,
     Schedule,
@@ -21,8 +21,8 @@ from antiphon.recipes.personalisation import (
     background_of,
     search_grid,
 )
-from antiphon.recipes.personalised import BASELINE, Row, Trial, described, write_results
-from antiphon.recipes.private import PrivateRow, PrivateTrial, Protection, read_protection
+from antiphon.personalisation.trial import BASELINE, Row, Trial, described, write_results
+from antiphon.privacy.samplers import Secure, Seeded
 from antiphon.workflows.decode_speech import describe_weights
 from antiphon.workflows.list_scores import lists_of_splits
 from antiphon.workflows.progress import Notify, Progress, no_messages, no_progress

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from antiphon.engine import Listener, Silent
-from antiphon.recipes.experiment import Run
-from antiphon.recipes.launch import Screen
+from antiphon.experiment.runner import Screen
+from antiphon.experiment.settings import Run
 
 # Called with the name of a stage, the steps that are done, and their number (None: not known yet).
 Progress = Callable[[str, int, int | None], None]

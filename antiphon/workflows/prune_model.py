@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from antiphon.recipes.launch import Scores, run_experiment
-from antiphon.recipes.pruning import Plan, plan, pruned_experiment
+from antiphon.experiment.runner import Scores, run_experiment
 from antiphon.workflows.progress import Progress, no_progress, screen_for
+from antiphon.workflows.pruning_plan import Plan, plan, pruned_experiment
 
 
 def prune(

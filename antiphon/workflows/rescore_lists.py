@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from antiphon.decoding.expected_errors import Apart
-from antiphon.decoding.hypothesis import WORDS, NBest, read_nbest, write_nbest
+from antiphon.decoding.minimum_risk import Apart
+from antiphon.decoding.nbest import WORDS, NBest, read_nbest, write_nbest
 from antiphon.decoding.rescoring import (
     SCORE,
     Column,
@@ -24,7 +24,7 @@ from antiphon.decoding.rescoring import (
     united,
 )
 from antiphon.decoding.rescoring import tune as tune_weights
-from antiphon.models.neural_lm import load_sentence_model
+from antiphon.lm.neural_lm import load_sentence_model
 from antiphon.workflows.decode_speech import open_decoder
 from antiphon.workflows.list_scores import ListScores, check_split, lists_of_splits, oracles, score_choices
 from antiphon.workflows.progress import Progress, no_progress

@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 
 from antiphon import config
-from antiphon.jobs import own_job
-from antiphon.pools.joining import Place, choose_gpu, find_place, join
+from antiphon.experiment.jobs import own_job
+from antiphon.experiment.preparation import choose_device
+from antiphon.experiment.runner import Scores, run_experiment, run_job, run_side_by_side
+from antiphon.experiment.settings import Experiment
+from antiphon.pools.process_group import Alone, Team
+from antiphon.pools.rendezvous import Place, choose_gpu, find_place, join
+from antiphon.pools.spawning import end_with_starter, run_workers
 from antiphon.recipes import RECIPES
 from antiphon.recipes import recipe as load_recipe
-from antiphon.recipes.experiment import Experiment
-from antiphon.recipes.launch import Scores, run_experiment, run_job, run_side_by_side
-from antiphon.recipes.preparation import choose_device
-from antiphon.team import Alone, Team
-from antiphon.workers import end_with_starter, run_workers
 from antiphon.workflows.progress import Progress, no_progress, screen_for
 
 
@@ -116,7 +116,7 @@ def demo(
     Example:
         scores = antiphon.demo("demo", settings=["runs.dga.rounds.total=4"])
     """
-    from antiphon.data.demo_corpus import synthesise_corpus
+    from antiphon.data.tts.demo_corpus import synthesise_corpus
     from antiphon.recipes.demo import SENTENCES_PER_SPEAKER, SPLITS
 
     experiment = _experiment("demo", settings)

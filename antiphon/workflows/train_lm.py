@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from antiphon.data.text import read_sentences
 from antiphon.data.tokens import UnigramConfig, WordsConfig
-from antiphon.models.arpa import save_ngram
-from antiphon.models.kneser_ney import estimate
-from antiphon.models.lm_training import LmTraining, train_lm
-from antiphon.models.neural_lm import NeuralLm
-from antiphon.models.ngram import NgramModel, Perplexity
+from antiphon.data.transcripts import read_sentences
+from antiphon.lm.arpa import save_ngram
+from antiphon.lm.kneser_ney import estimate
+from antiphon.lm.neural_lm import NeuralLm
+from antiphon.lm.ngram import NgramModel, Perplexity
+from antiphon.lm.training import LmTraining, train_lm
 from antiphon.workflows.progress import Progress, no_progress
 
 MAX_FOR_TOKENS = 200_000  # sentences that subwords are learnt from

@@ -14,8 +14,8 @@ from world import World
 
 from antiphon import config
 from antiphon.data.corpus import Corpus
+from antiphon.experiment.runner import run_experiment
 from antiphon.recipes import recipe
-from antiphon.recipes.launch import run_experiment
 
 SPEAK = ["engines=espeak", "num_voices=3", "takes=1", "rehearse_hours=0.002", "valid_hours=0.001"]
 SMALL = [
@@ -32,7 +32,7 @@ def seed(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("adaptation") / "out"
     tiny = config.override(recipe("fedavg"), [*SETTINGS, "runs.seed.rounds.total=1"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("antiphon.recipes.launch.write_report", lambda *args: None)
+        patch.setattr("antiphon.experiment.runner.write_report", lambda *args: None)
         run_experiment(replace(tiny, runs={"seed": tiny.runs["seed"]}), world.corpus, out)
     torch.use_deterministic_algorithms(False)
     return out / "seed"
@@ -62,7 +62,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.recipes.launch.write_report", lambda *args: None)
+    monkeypatch.setattr("antiphon.experiment.runner.write_report", lambda *args: None)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
 
 

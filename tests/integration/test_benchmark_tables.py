@@ -12,9 +12,9 @@ from world import World
 
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.session_texts import Sentence, SessionText
-from antiphon.decoding.hypothesis import Hypothesis, NBest, write_nbest
+from antiphon.decoding.nbest import Hypothesis, NBest, write_nbest
 from antiphon.recipes.adaptation import Texts
-from antiphon.report.trn import write_trn
+from antiphon.scoring.trn import write_trn
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -16,14 +16,14 @@ from world import World, assert_same, write_source
 
 import antiphon as library
 from antiphon.data.corpus import Corpus
-from antiphon.decoding.hypothesis import read_nbest
+from antiphon.decoding.nbest import read_nbest
 
 TEXT = "ab cd\nabc d\nde a\n" * 5
 
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("antiphon.recipes.launch.write_report", lambda *arguments: None)
+    monkeypatch.setattr("antiphon.experiment.runner.write_report", lambda *arguments: None)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     yield
     torch.use_deterministic_algorithms(False)  # a run asks for them in the whole process
@@ -97,7 +97,7 @@ def test_the_demo_is_its_recipe_on_a_corpus_that_it_makes(
         shutil.copytree(world.corpus, path)
         progress(sentences, sentences)
 
-    monkeypatch.setattr("antiphon.data.demo_corpus.synthesise_corpus", synthesise)
+    monkeypatch.setattr("antiphon.data.tts.demo_corpus.synthesise_corpus", synthesise)
     small = ["frontend.dim=8", "model.encoder.dim=8", "runs.*.rounds.total=1", "runs.*.rounds.cohort=2"]
     steps = Steps()
     scores = library.demo(tmp_path, settings=[*small, "runs.seed.rounds.cohort=1"], progress=steps)

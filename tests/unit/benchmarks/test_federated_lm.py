@@ -12,10 +12,10 @@ from federated_lm import FineTuned, FineTuning, Texts
 from antiphon.algorithms.fedavg import fedavg
 from antiphon.core import size_in_bytes
 from antiphon.data.tokens import Characters
-from antiphon.decoding.hypothesis import Hypothesis, NBest
-from antiphon.local import LocalTraining
-from antiphon.models.neural_lm import NeuralLm
-from antiphon.models.transformer_lm import TransformerLmConfig, text_batch
+from antiphon.decoding.nbest import Hypothesis, NBest
+from antiphon.lm.neural_lm import NeuralLm
+from antiphon.lm.transformer import TransformerLmConfig, text_batch
+from antiphon.tasks.local_training import LocalTraining
 
 TOKENS = Characters(" abc")
 LISTS = {"x": [("ab", "abc"), ("b a", "b"), ("cc", "c")], "y": [("a", "b"), ("bca", "ac")], "z": [("c", "a")]}

@@ -10,13 +10,13 @@ import torch
 from normalised_lm import NormalisedNeural, NormalisedNgram, normalised
 
 from antiphon.data.tokens import UnigramConfig, WordsConfig
-from antiphon.decoding.adaptation import Marginals, Mixture
-from antiphon.decoding.cache import Cache
-from antiphon.models.kneser_ney import estimate
-from antiphon.models.lm_training import LmTraining, train_lm
-from antiphon.models.ngram import END_ID, NgramModel
-from antiphon.models.transformer_lm import TransformerLmConfig, text_batch
-from antiphon.models.unigram import estimate_unigram
+from antiphon.lm.kneser_ney import estimate
+from antiphon.lm.ngram import END_ID, NgramModel
+from antiphon.lm.training import LmTraining, train_lm
+from antiphon.lm.transformer import TransformerLmConfig, text_batch
+from antiphon.lm.unigram import estimate_unigram
+from antiphon.personalisation.marginal_adaptation import Marginals, Mixture
+from antiphon.personalisation.word_cache import Cache
 
 TEXTS = ["the cat sat on the mat", "a dog sat", "the dog ran", "a cat ran to the dog", "the cat sat"]
 BACKGROUND = estimate_unigram(TEXTS, vocabulary=["fog"])

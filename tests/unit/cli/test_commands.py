@@ -128,7 +128,7 @@ def test_importing_antiphon_loads_nothing() -> None:
 
 
 def test_the_report_is_a_function_whether_or_not_its_package_is_imported() -> None:
-    code = "import antiphon; a = antiphon.report; import antiphon.report.trn; print(antiphon.report is a)"
+    code = "import antiphon; a = antiphon.report; import antiphon.scoring.trn; print(antiphon.report is a)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
     assert callable(antiphon.report)

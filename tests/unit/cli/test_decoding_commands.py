@@ -12,10 +12,10 @@ from world import FRONTEND, MODELS
 
 from antiphon.cli.decoding_commands import nbest_command, rescore_command
 from antiphon.cli.lm_commands import lm_commands
-from antiphon.decoding.hypothesis import Hypothesis, NBest, read_nbest, write_nbest
-from antiphon.decoding.recognizer import Blueprint, Recognizer
-from antiphon.models.neural_lm import load_sentence_model
-from antiphon.recipes import listing
+from antiphon.decoding.nbest import Hypothesis, NBest, read_nbest, write_nbest
+from antiphon.lm.neural_lm import load_sentence_model
+from antiphon.recognizer import Blueprint, Recognizer
+from antiphon.workflows import run_decoder
 
 TEXT = "the cat sat\nthe dog sat\na dog sat on the mat\nthe cat ran\n" * 5
 
@@ -173,7 +173,7 @@ def test_weights_of_a_search_are_found_on_another_split(command, world, run_of, 
 
 @pytest.mark.parametrize("name", ["ctc", "las"])
 def test_processes_that_share_the_speech_find_the_same(command, world, run_of, tmp_path, name, monkeypatch):
-    monkeypatch.setattr(listing, "PART", 2)
+    monkeypatch.setattr(run_decoder, "PART", 2)
     (tmp_path / "letters.txt").write_text("ab cd\nabc d\nde a\n" * 3)
     command("lm", "ngram", tmp_path / "letters.txt", "--out", tmp_path / "letters", "--order", 2)
     arguments = ["nbest", run_of(name), "--data", world.corpus, "--beam", 3, "--lm", tmp_path / "letters"]

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from antiphon.cli import terminal
 from antiphon.cli.personalisation_commands import personalize_command
-from antiphon.decoding.hypothesis import Hypothesis, NBest, write_nbest
-from antiphon.models.arpa import save_ngram
-from antiphon.models.kneser_ney import estimate
+from antiphon.decoding.nbest import Hypothesis, NBest, write_nbest
+from antiphon.lm.arpa import save_ngram
+from antiphon.lm.kneser_ney import estimate
 
 TEXT = "the cat sat\nthe dog sat\na dog sat on the mat\nthe cat ran\n" * 5
 

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from antiphon.cli.scoring_commands import alignments_command, compare_command
-from antiphon.report.trn import write_trn
+from antiphon.scoring.trn import write_trn
 
 SPEAKERS, UTTERANCES = range(12), range(6)
 SAID = "the cat sat on the mat"

@@ -7,7 +7,7 @@ from antiphon.cli.terminal import Terminal
 
 def test_a_client_s_reason_may_hold_brackets(capsys: pytest.CaptureFixture[str]) -> None:
     """Square brackets are markup to the terminal library: they must neither vanish nor end the run."""
-    from antiphon.recipes.experiment import Run
+    from antiphon.experiment.settings import Run
 
     with Terminal() as terminal:
         bar = terminal.run("fedavg", Run(), num_clients=1)
@@ -19,7 +19,7 @@ def test_a_client_s_reason_may_hold_brackets(capsys: pytest.CaptureFixture[str])
 
 def test_finished_bars_make_room_for_those_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     from antiphon.cli import terminal as module
-    from antiphon.recipes.experiment import Run
+    from antiphon.experiment.settings import Run
 
     monkeypatch.setattr(module.console, "height", 6)  # three bars
     with Terminal() as terminal:

@@ -9,10 +9,10 @@ import pytest
 from world import FRONTEND, World
 
 from antiphon.data.corpus import Corpus
-from antiphon.data.corruption import Chosen, Corruption, corrupted_features
-from antiphon.data.distortion import Babble, Distortion, Room, White
+from antiphon.data.corruption.corrupted_clients import Chosen, Corruption, corrupted_features
+from antiphon.data.corruption.distortion import Babble, Distortion, Room, White
+from antiphon.data.corruption.wrong_transcripts import Shuffled
 from antiphon.data.store import FeatureStore, compute_features
-from antiphon.data.wrong_transcripts import Shuffled
 from antiphon.seeding import derive
 
 EVERYTHING = Distortion(0.9, Room(0.2), Babble(5.0, 3), 0.02)
@@ -153,7 +153,7 @@ def test_an_interrupted_computation_leaves_nothing_and_can_be_done_again(corpus:
 def test_an_utterance_that_cannot_be_distorted_is_named(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("antiphon.data.distortion.at_speed", lambda samples, speed: samples[:10])
+    monkeypatch.setattr("antiphon.data.corruption.distortion.at_speed", lambda samples, speed: samples[:10])
     with pytest.raises(ValueError, match=r"utterance s04-0 \(speaker s04\) .* too short: 10 samples"):
         corrupt(corpus, Corruption(names=("speaker/s04",), audio=Distortion(speed=2.0)))
 

@@ -13,7 +13,7 @@ from antiphon.data.session_texts import (
     read_session_texts,
     split_sentences,
 )
-from antiphon.data.text import ALPHABET, spoken_form, written_form
+from antiphon.data.transcripts import ALPHABET, spoken_form, written_form
 
 RULES = TextRules(ALPHABET)
 

@@ -8,10 +8,10 @@ import torch
 from tiny_folders import SEQ2SEQ, write_folder
 
 from antiphon.data.batches import Batch
-from antiphon.data.huggingface import WAVE_FRAME, HuggingFaceTokensConfig
-from antiphon.decoding.attention_beam import AttentionBeam
+from antiphon.data.huggingface_folder import WAVE_FRAME, HuggingFaceTokensConfig
+from antiphon.decoding.beams.attention_beam import AttentionBeam
 from antiphon.decoding.search import beam_for
-from antiphon.models.huggingface import HuggingFaceConfig
+from antiphon.models.huggingface.speech_models import HuggingFaceConfig
 
 FRAMES = [13, 22, 9, 17]
 

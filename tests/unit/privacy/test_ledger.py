@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from antiphon import checkpoint
 from antiphon.core import ServerState, Stopped
+from antiphon.privacy.accounting import Advanced, Basic, Budget, Composition, GaussianLoss, LaplaceLoss, Renyi
 from antiphon.privacy.ledger import Ledger, PrivacyStatement, State
-from antiphon.privacy.losses import Advanced, Basic, Budget, Composition, GaussianLoss, LaplaceLoss, Renyi
 from antiphon.privacy.mechanisms import Gaussian, Laplace, utterance_sensitivity
+from antiphon.records import checkpoint
 
 TENTH = LaplaceLoss(1, 10)
 

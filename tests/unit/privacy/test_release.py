@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from antiphon import checkpoint
 from antiphon.core import Stopped
+from antiphon.privacy.accounting import Budget
 from antiphon.privacy.ledger import Ledger
-from antiphon.privacy.losses import Budget
 from antiphon.privacy.mechanisms import Laplace
-from antiphon.privacy.noise import Secure, Seeded
 from antiphon.privacy.release import PrivateRelease
+from antiphon.privacy.samplers import Secure, Seeded
+from antiphon.records import checkpoint
 
 COUNTS = torch.tensor([50.0, 30.0, 0.0, 0.0], dtype=torch.float64)
 UNIFORM = torch.full((4,), 0.25, dtype=torch.float64)

@@ -9,11 +9,13 @@ from world import World
 from antiphon.algorithms.central import Central
 from antiphon.core import Task, Update
 from antiphon.data.corpus import Corpus
-from antiphon.data.importing import import_corpus
+from antiphon.data.importing.conversion import import_corpus
 from antiphon.data.partition import BySession, Iid
 from antiphon.data.session_texts import Sentence, SessionText
-from antiphon.data.synthesiser import SilentError, Voice
+from antiphon.data.tts.synthesiser import SilentError, Voice
 from antiphon.engine import Rounds
+from antiphon.experiment.preparation import prepare
+from antiphon.experiment.settings import Experiment, Run, Speakers
 from antiphon.recipes import recipe
 from antiphon.recipes.adaptation import (
     Speaking,
@@ -25,8 +27,6 @@ from antiphon.recipes.adaptation import (
     parts,
     scored_speech,
 )
-from antiphon.recipes.experiment import Experiment, Run, Speakers
-from antiphon.recipes.preparation import prepare
 
 
 def test_the_parts_of_a_model_are_patterns_that_cover_it_once() -> None:
@@ -57,7 +57,7 @@ def test_a_session_is_tested_on_its_own_speech_where_there_is_any(world: World) 
 
 
 def test_a_corpus_without_a_split_that_is_needed_is_refused(world: World, tmp_path: Path) -> None:
-    from antiphon.data.candidates import ImportOptions
+    from antiphon.data.importing.candidates import ImportOptions
 
     import_corpus(world.corpus.parent / "source", tmp_path / "c", ImportOptions(where={"split": "pool"}))
     with pytest.raises(ValueError, match="has no split 'heldout'"):

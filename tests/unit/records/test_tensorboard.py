@@ -83,7 +83,7 @@ def test_tensorboard_is_imported_by_the_first_writer_without_a_word(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from antiphon.record import EventWriter
+from antiphon.records.writer import EventWriter
 assert not {"tensorboard", "torch.utils.tensorboard"} & sys.modules.keys()
 EventWriter(Path(sys.argv[1])).close()
 """
