@@ -88,7 +88,7 @@ def plan(model: str, sparsity: float, settings: Sequence[str] = ()) -> Plan:
     """What is kept of a model at a sparsity; nothing is trained."""
     whole, params = open_model(model)
     pruning = config.override(whole, [f"sparsity={sparsity}", *settings])
-    if not isinstance(pruning.allocation, Unified) and model in PRESETS:
+    if pruning.allocation != Unified() and model in PRESETS:
         raise ValueError("adaptive sparsity goes by the weights: give the folder of a trained model")
     pruning.init(params)
     kept = pruning.keep(params, sparsity)
