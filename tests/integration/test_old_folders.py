@@ -53,6 +53,8 @@ def assert_close(actual: Any, expected: Any, path: str) -> None:
             assert_close(one, other, f"{path}[{place}]")
     elif isinstance(expected, float):
         assert actual == pytest.approx(expected, rel=1e-4, abs=CLOSE), path
+    elif path.endswith("/bytes_down"):
+        assert expected <= actual <= expected + 2000, path  # a task's configuration is counted too since then
     else:
         assert actual == expected, path
 
