@@ -4,6 +4,8 @@ Every command of the command line is a function here: `antiphon run` is `antipho
 when it is first used.
 """
 
+# ruff: noqa: F401 (imports for type checkers only)
+
 from __future__ import annotations
 
 import importlib
@@ -30,69 +32,37 @@ if TYPE_CHECKING:
     from antiphon.workflows.train_lm import train_ngram_lm, train_transformer_lm
 
 __version__ = "0.1.0"
-__all__ = [
-    "Corpus",
-    "ImportOptions",
-    "NoiseSettings",
-    "Recognizer",
-    "adapt",
-    "alignments",
-    "compare",
-    "demo",
-    "describe_corpus",
-    "evaluate",
-    "import_corpus",
-    "list_recipes",
-    "nbest",
-    "override",
-    "personalize",
-    "plan_pruning",
-    "prune",
-    "recipe",
-    "report",
-    "rescore",
-    "run",
-    "run_experiment",
-    "train_ngram_lm",
-    "train_transformer_lm",
-    "transcribe",
-    "write_report",
-]
-_HOMES = {
-    "Corpus": "data.corpus",
-    "ImportOptions": "data.importing.candidates",
-    "NoiseSettings": "workflows.personalize_lists",
-    "Recognizer": "recognizer",
-    "adapt": "workflows.adapt_model",
-    "alignments": "workflows.compare_runs",
-    "compare": "workflows.compare_runs",
-    "demo": "workflows.run_recipe",
-    "describe_corpus": "workflows.describe_corpus",
-    "evaluate": "workflows.evaluate_run",
-    "import_corpus": "data.importing.conversion",
-    "list_recipes": "workflows.run_recipe",
-    "nbest": "workflows.decode_speech",
-    "override": "config",
-    "personalize": "workflows.personalize_lists",
-    "plan_pruning": "workflows.prune_model",
-    "prune": "workflows.prune_model",
-    "recipe": "recipes",
-    "rescore": "workflows.rescore_lists",
-    "run": "workflows.run_recipe",
-    "run_experiment": "experiment.runner",
-    "train_ngram_lm": "workflows.train_lm",
-    "train_transformer_lm": "workflows.train_lm",
-    "transcribe": "workflows.evaluate_run",
-    "write_report": "report",
+
+_EXPORTS = {  # module -> its public names
+    "config": ["override"],
+    "data.importing.candidates": ["ImportOptions"],
+    "data.corpus": ["Corpus"],
+    "data.importing.conversion": ["import_corpus"],
+    "recognizer": ["Recognizer"],
+    "recipes": ["recipe"],
+    "experiment.runner": ["run_experiment"],
+    "report": ["write_report"],
+    "workflows.adapt_model": ["adapt"],
+    "workflows.compare_runs": ["alignments", "compare"],
+    "workflows.decode_speech": ["nbest"],
+    "workflows.describe_corpus": ["describe_corpus"],
+    "workflows.evaluate_run": ["evaluate", "transcribe"],
+    "workflows.personalize_lists": ["NoiseSettings", "personalize"],
+    "workflows.prune_model": ["plan_pruning", "prune"],
+    "workflows.rescore_lists": ["rescore"],
+    "workflows.run_recipe": ["demo", "list_recipes", "run"],
+    "workflows.train_lm": ["train_ngram_lm", "train_transformer_lm"],
 }
+_MODULES = {name: module for module, names in _EXPORTS.items() for name in names}
+__all__ = sorted([*_MODULES, "report"])
 
 
 def __getattr__(name: str) -> Any:
     if name == "report":  # the package is the function too: it can be called
         return importlib.import_module("antiphon.report")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'antiphon' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"antiphon.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"antiphon.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
