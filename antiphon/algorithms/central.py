@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -30,6 +30,8 @@ class Central:
     schedule: Schedule = Constant()
     weight_decay: float = 0.01
     trainable: tuple[str, ...] = ("*",)  # patterns of parameter names; the others stay
+
+    is_federated: ClassVar[bool] = False  # its one client is no device: simulated faults spare it
 
     def check_run(self, run: Any) -> None:
         """Refuse a run whose data are spread over several clients."""

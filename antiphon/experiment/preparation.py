@@ -92,7 +92,8 @@ class Prepared:
     def faults(self, name: str) -> Faults:
         """Simulated faults of a run's clients."""
         unreliability = self.experiment.unreliability
-        if not (unreliability.dropout or unreliability.deadline):
+        is_federated = getattr(self.experiment.runs[name].algorithm, "is_federated", True)
+        if not (is_federated and (unreliability.dropout or unreliability.deadline)):
             return no_faults
         return SimulatedFaults(unreliability, self.seconds_of(name), self.experiment.seed)
 
