@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -29,6 +29,7 @@ class Central:
     schedule: Schedule = Constant()
     weight_decay: float = 0.01
     trainable: tuple[str, ...] = ("*",)  # patterns of parameter names; the others stay
+    trains_on_server: ClassVar[bool] = True  # simulated faults of clients do not concern it
 
     def check_run(self, run: Any) -> None:
         """Refuse a run whose data are spread over several clients."""

@@ -16,7 +16,7 @@ from antiphon.clients.faults import SimulatedFaults
 from antiphon.clients.stacked import StackedWorker
 from antiphon.clients.states import ClientStates
 from antiphon.clients.worker import SpeechWorker
-from antiphon.core import Pool, RunContext, Tensors, Worker
+from antiphon.core import Pool, RunContext, Tensors, Worker, parts_of
 from antiphon.core import prepare as prepare_algorithm
 from antiphon.data.corpus import Corpus
 from antiphon.data.corrupted import corrupted_features
@@ -91,8 +91,9 @@ class Prepared:
 
     def faults(self, name: str) -> Faults:
         """Simulated faults of a run's clients."""
-        unreliability = self.experiment.unreliability
-        if not (unreliability.dropout or unreliability.deadline):
+        unreliability, algorithm = self.experiment.unreliability, self.experiment.runs[name].algorithm
+        on_server = any(getattr(part, "trains_on_server", False) for part in parts_of(algorithm))
+        if on_server or not (unreliability.dropout or unreliability.deadline):
             return no_faults
         return SimulatedFaults(unreliability, self.seconds_of(name), self.experiment.seed)
 
