@@ -1,7 +1,10 @@
 """antiphon: federated learning of speech recognition.
 
-The names below are what a script needs; each is loaded when it is first used.
+Every command of the command line is a function here: `antiphon run` is `antiphon.run`. A name is loaded
+when it is first used.
 """
+
+# ruff: noqa: F401 (imports for type checkers only)
 
 from __future__ import annotations
 
@@ -10,38 +13,57 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from antiphon.config import override
-    from antiphon.data.candidates import ImportOptions
     from antiphon.data.corpus import Corpus
-    from antiphon.data.importing import import_corpus
-    from antiphon.decoding.recognizer import Recognizer
+    from antiphon.data.importing.candidates import ImportOptions
+    from antiphon.data.importing.conversion import import_corpus
+    from antiphon.experiment.runner import run_experiment
     from antiphon.recipes import recipe
-    from antiphon.recipes.launch import run_experiment
-    from antiphon.report import write_report
+    from antiphon.recognizer import Recognizer
+    from antiphon.report import report, write_report
+    from antiphon.workflows.adapt_model import adapt
+    from antiphon.workflows.compare_runs import alignments, compare
+    from antiphon.workflows.decode_speech import nbest
+    from antiphon.workflows.describe_corpus import describe_corpus
+    from antiphon.workflows.evaluate_run import evaluate, transcribe
+    from antiphon.workflows.personalize_lists import NoiseSettings, personalize
+    from antiphon.workflows.prune_model import plan_pruning, prune
+    from antiphon.workflows.rescore_lists import rescore
+    from antiphon.workflows.run_recipe import demo, list_recipes, run
+    from antiphon.workflows.train_lm import train_ngram_lm, train_transformer_lm
 
 __version__ = "0.1.0"
-__all__ = [
-    "Corpus",
-    "ImportOptions",
-    "Recognizer",
-    "import_corpus",
-    "override",
-    "recipe",
-    "run_experiment",
-    "write_report",
-]
-_HOMES = {
-    "Corpus": "data.corpus",
-    "ImportOptions": "data.candidates",
-    "Recognizer": "decoding.recognizer",
-    "import_corpus": "data.importing",
-    "override": "config",
-    "recipe": "recipes",
-    "run_experiment": "recipes.launch",
-    "write_report": "report",
+
+_EXPORTS = {  # module -> its public names
+    "config": ["override"],
+    "data.importing.candidates": ["ImportOptions"],
+    "data.corpus": ["Corpus"],
+    "data.importing.conversion": ["import_corpus"],
+    "recognizer": ["Recognizer"],
+    "recipes": ["recipe"],
+    "experiment.runner": ["run_experiment"],
+    "report": ["write_report"],
+    "workflows.adapt_model": ["adapt"],
+    "workflows.compare_runs": ["alignments", "compare"],
+    "workflows.decode_speech": ["nbest"],
+    "workflows.describe_corpus": ["describe_corpus"],
+    "workflows.evaluate_run": ["evaluate", "transcribe"],
+    "workflows.personalize_lists": ["NoiseSettings", "personalize"],
+    "workflows.prune_model": ["plan_pruning", "prune"],
+    "workflows.rescore_lists": ["rescore"],
+    "workflows.run_recipe": ["demo", "list_recipes", "run"],
+    "workflows.train_lm": ["train_ngram_lm", "train_transformer_lm"],
 }
+_MODULES = {name: module for module, names in _EXPORTS.items() for name in names}
+__all__ = sorted([*_MODULES, "report"])
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name == "report":  # the package is the function too: it can be called
+        return importlib.import_module("antiphon.report")
+    if name not in _MODULES:
         raise AttributeError(f"module 'antiphon' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"antiphon.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"antiphon.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

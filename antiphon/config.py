@@ -4,7 +4,7 @@ A field may be an int, float, bool, str, None, a tuple, a dict with str keys, a 
 dataclasses, or any dataclass of an open kind (`antiphon.registry`). A choice is written with its name: a
 field `server: ServerOptimizer` holds {"adam": {"lr": 0.01, ...}}.
 
->>> from antiphon.schedule import Cosine
+>>> from antiphon.server.schedules import Cosine
 >>> to_dict(override(Cosine(rounds=10), ["final=0.1"]))
 {'rounds': 10, 'final': 0.1, 'warmup': 0}
 """
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from antiphon.registry import REGISTRIES, Registry, choice_name, unknown_name
+from antiphon.registry import REGISTRIES, Choices, choice_name, kind_of, members_of, unknown_name
 
 Config = TypeVar("Config")
 Kind = Any  # a type as it stands in an annotation: `int`, `tuple[str, ...]`, `Sgd | Adam`
@@ -61,53 +61,6 @@ def overlay(config: Config, data: Mapping[str, Any]) -> Config:
     return from_dict(type(config), _overlay(type(config), to_dict(config), data))
 
 
-def _members(kind: Kind) -> tuple[Kind, ...]:
-    """The types a value of this kind may have: those of a union, or the one itself."""
-    return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
-
-
-class Choices(Mapping[str, type]):
-    """The dataclasses that a field takes, by name: those of its union, or all of an open kind."""
-
-    def __init__(self, kind: Kind) -> None:
-        members = _members(kind)
-        classes = [member for member in members if dataclasses.is_dataclass(member)]
-        self.closed = {choice_name(cls): cls for cls in classes if isinstance(cls, type)}
-        assert len(self.closed) == len(classes), f"two choices of {kind} have one name"
-        self.open: Registry | None = next(
-            (REGISTRIES[k] for m in members if (k := _plain(m)) in REGISTRIES), None
-        )
-
-    @property
-    def are_named(self) -> bool:
-        """Whether a value is written with its name: not where there is only one choice."""
-        return self.open is not None or len(self.closed) > 1
-
-    def __getitem__(self, name: str) -> type:
-        cls: type = self.closed[name] if name in self.closed or self.open is None else self.open[name]
-        return cls
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.closed or (self.open is not None and name in self.open)
-
-    def __iter__(self) -> typing.Iterator[str]:
-        return iter([*(self.open or ()), *self.closed])
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def name_of(self, cls: type) -> str:
-        if self.open is None or cls in self.closed.values():
-            return choice_name(cls)
-        return self.open.name_of(cls)
-
-
-def _plain(member: Kind) -> Kind:
-    """`Algorithm[Any]` as `Algorithm`; None for what cannot be a key."""
-    kind = typing.get_origin(member) or member
-    return kind if isinstance(kind, typing.Hashable) else None
-
-
 def _fields(cls: type) -> dict[str, Kind]:
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
@@ -130,7 +83,7 @@ def _write(kind: Kind, value: Any) -> Any:
 
 def _container(kind: Kind, origin: type) -> tuple[Kind, ...]:
     """The arguments of the tuple[...] or dict[...] among the members; empty when there is none."""
-    return next((typing.get_args(m) for m in _members(kind) if typing.get_origin(m) is origin), ())
+    return next((typing.get_args(m) for m in members_of(kind) if typing.get_origin(m) is origin), ())
 
 
 def _items(kind: Kind, length: int) -> Sequence[Kind]:
@@ -140,7 +93,7 @@ def _items(kind: Kind, length: int) -> Sequence[Kind]:
 
 
 def _read(kind: Kind, value: Any, path: str) -> Any:
-    members, choices = _members(kind), Choices(kind)
+    members, choices = members_of(kind), Choices(kind)
     if value is None and types.NoneType in members:
         return None
     if choices.are_named and isinstance(value, str | Mapping):
@@ -294,7 +247,7 @@ def _overlay(kind: Kind, tree: Any, data: Any) -> Any:
 
 def _parse(kind: Kind, text: str, path: str) -> Any:
     """A command-line value: YAML, where the field's type settles what YAML alone would get wrong."""
-    members = _members(kind)
+    members = members_of(kind)
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -315,7 +268,7 @@ def _describe(kind: Kind) -> str:
         [f"one of {', '.join(choices)}"] if choices.are_named else [f"the fields of {c}" for c in choices]
     )
     closed = choices.closed.values()
-    others = [m for m in _members(kind) if m not in closed and _plain(m) not in REGISTRIES]
+    others = [m for m in members_of(kind) if m not in closed and kind_of(m) not in REGISTRIES]
     described += [
         names.get(m, m.__name__ if isinstance(m, type) and not typing.get_args(m) else str(m)) for m in others
     ]

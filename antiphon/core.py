@@ -17,14 +17,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from antiphon.registry import Registry, choice_name, open_kind
+from antiphon.registry import Registry, open_kind
 
 Tensors = dict[str, Tensor]  # "part/name", such as "control/encoder.weight", is shaped like parameter "name"
 Scalar = float | int | str | bool | None
@@ -35,24 +34,8 @@ class Stopped(Exception):
     """The run stops here, cleanly; the message says why."""
 
 
-def parameters_in(tensors: Tensors) -> Tensors:
-    """Return the tensors that are parameters: those whose names have no "part/" before them."""
-    return {name: tensor for name, tensor in tensors.items() if "/" not in name}
-
-
-def part_of(tensors: Mapping[str, Tensor], part: str) -> Tensors:
-    """Return the tensors called "part/name", as "name".
-
-    >>> part_of({"control/w": torch.ones(1), "w": torch.zeros(1)}, "control")
-    {'w': tensor([1.])}
-    """
-    prefix = f"{part}/"
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-
-def as_part(tensors: Mapping[str, Tensor], part: str) -> Tensors:
-    """Return the tensors with "part/" before their names: the inverse of `part_of`."""
-    return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
+class Unusable(ValueError):
+    """A client has nothing to work on: a run goes on without it, and the journal says why."""
 
 
 def lives_with_server(client: str) -> bool:
@@ -64,35 +47,13 @@ def size_in_bytes(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def norms_of(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[float]:
-    """The l2 norm of each tensor, in one transfer: an `.item()` each would stop a GPU hundreds of times."""
-    norms: list[float] = torch.stack(torch._foreach_norm(tensors)).tolist()
-    return norms
-
-
-def distances_of(point: Tensors, others: Sequence[Tensors]) -> list[float]:
-    """The l2 distance of each of `others` to a point, over all tensors together; read in one transfer."""
-    if not point:
-        return [0.0] * len(others)
-    found = []
-    for other in others:
-        if other.keys() != point.keys():
-            raise ValueError(
-                f"the point and an update hold different tensors: {sorted(other.keys() ^ point.keys())[:5]}"
-            )
-        gaps = torch._foreach_sub([other[name] for name in point], list(point.values()))
-        found.append(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gaps))))
-    distances: list[float] = torch.stack(found).tolist() if found else []
-    return distances
-
-
 @dataclass(frozen=True)
 class Task:
     """What the server sends to a client. Data only: no code crosses the wire.
 
     A client trains what travelled: the parameters named in `tensors`. Three keys of `config` are reserved:
     "round" and "call" number the tasks of a run (the engine writes them), "views" names views
-    (`antiphon.views`).
+    (`antiphon.tasks.views`).
     """
 
     kind: str  # the name of a client's work
@@ -344,7 +305,6 @@ class WrapperState:
 
 
 State = TypeVar("State", bound=ServerState | WrapperState)
-Part = TypeVar("Part")
 
 
 class Algorithm(Protocol[State]):
@@ -367,102 +327,3 @@ ALGORITHMS = open_kind(
     Algorithm,
     Registry("antiphon.algorithms", ("init", "round"), homes=["antiphon.algorithms"], default="fed_avg"),
 )
-
-
-def _no_structure() -> Sequence[Any]:
-    raise ValueError("the layers of this model are not known")
-
-
-def _same_labels(labels: Any, teacher: str) -> tuple[Any, str]:
-    return labels, teacher
-
-
-@dataclass(frozen=True)
-class RunContext:
-    """What is known before the first round."""
-
-    clients: tuple[str, ...] = ()  # all clients that may be drawn for training
-    valid: tuple[str, ...] = ()  # validation clients; they live with the server
-    seed: int = 0
-    num_rounds: int = 0
-    folder: Path | None = None  # of the run; None while settings are only checked
-    structure: Callable[[], Sequence[Any]] = _no_structure  # layers that can lose units (`tasks.layers`)
-    # Settings of labels and the name of a teacher -> the same with paths that every process can open.
-    resolve_labels: Callable[[Any, str], tuple[Any, str]] = _same_labels
-
-
-def prepare(part: Part, context: RunContext) -> Part:
-    """Return an algorithm that is ready for a run, after the parts in its fields.
-
-    A wrapper with `refuses = {effect: advice}` raises ValueError around a part with that `effect`.
-    """
-    inner = {f.name: getattr(part, f.name) for f in fields(part) if f.init}  # type: ignore[arg-type]
-    ready = {n: prepare(v, context) for n, v in inner.items() if is_dataclass(v) and not isinstance(v, type)}
-    changed = {name: value for name, value in ready.items() if value is not inner[name]}
-    part = replace(part, **changed) if changed else part  # type: ignore[type-var]
-    refuses = getattr(part, "refuses", {})
-    for inside in parts_of(getattr(part, "inner", None)):
-        if advice := refuses.get(getattr(inside, "effect", "")):
-            raise ValueError(f"{choice_name(type(part))} around {choice_name(type(inside))}: {advice}")
-    method = getattr(part, "prepare", None)
-    prepared: Part = method(context) if method else part
-    return prepared
-
-
-def parts_of(algorithm: Any) -> Iterator[Any]:
-    """Yield an algorithm and those it wraps, the outermost first."""
-    while algorithm is not None:
-        yield algorithm
-        algorithm = getattr(algorithm, "inner", None)
-
-
-def personal_pool(algorithm: Any, pool: Pool) -> Pool:
-    """Return a pool through which each client evaluates its own model; `pool` itself if all share one."""
-    for part in parts_of(algorithm):
-        if hasattr(part, "personal"):
-            pool = part.personal(pool)
-    return pool
-
-
-# --- Work on clients ------------------------------------------------------------------------------
-
-
-class Client(Protocol):
-    """One client, as its work sees it. What is here never leaves the client."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def state(self) -> Mapping[str, Tensor]:
-        """What the client kept from earlier rounds; empty for a client that took part in none."""
-
-    @property
-    def base(self) -> Tensors:
-        """The parameters that the run began with."""
-
-
-Answer = tuple[Update, Tensors]  # what leaves the client; changes to its state, which stay there
-ClientWork = Callable[[Task, Any], "Update | Answer"]
-
-# Work by the kind of its task. Kinds come over the wire, so only registered names and entry points count.
-CLIENT_WORK = Registry(
-    "antiphon.client_work",
-    ("__call__",),
-    homes=["antiphon.clients", "antiphon.algorithms"],
-    is_config=False,
-    takes_paths=False,
-)
-
-
-def client_work(kind: str, answers: str = "") -> Callable[[Any], Any]:
-    """Register work for tasks of a kind; `answers` declares its tensors, so that pools can check replies.
-
-    "parameters": those of the task without a part; "everything": all of the task's; "nothing": a report only;
-    "": anything.
-    """
-
-    def register(work: Any) -> Any:
-        work.answers = answers
-        return CLIENT_WORK.register(work, kind)
-
-    return register

@@ -17,12 +17,13 @@ from typing import Any, Protocol
 
 import torch
 
-from antiphon.core import Algorithm, Pool, RunContext, Stopped, Tensors, personal_pool, prepare
-from antiphon.kept import SubmodelPool
-from antiphon.observed import Faults, RecordingPool, no_faults
-from antiphon.record import KeptStates, Record, expected_states
+from antiphon.core import Algorithm, Pool, Stopped, Tensors
+from antiphon.pools.process_group import Alone, Team
+from antiphon.pools.recording import Faults, RecordingPool, no_faults
+from antiphon.records.writer import KeptStates, Record, expected_states
 from antiphon.seeding import derive
-from antiphon.team import Alone, Team
+from antiphon.server.run_context import RunContext, personal_pool, prepare
+from antiphon.tasks.submodel import SubmodelPool
 
 Validate = Callable[[Pool, Tensors], Mapping[str, float]]
 Expect = Callable[[Sequence[str]], None]  # told, as a round begins, who will be in the next

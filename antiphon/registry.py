@@ -16,6 +16,8 @@ import importlib
 import pkgutil
 import re
 import sys
+import types
+import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
@@ -178,3 +180,50 @@ def unknown_name(name: Any, valid: Iterable[str], what: str, where: str = "") ->
     hint = f"did you mean {near[0]!r}? " if near else ""
     prefix = f"{where}: " if where else ""
     return ValueError(f"{prefix}unknown {what} {name!r}; {hint}valid: {', '.join(names) or 'none'}")
+
+
+def members_of(kind: Any) -> tuple[Any, ...]:
+    """The types a value of this kind may have: those of a union, or the one itself."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+
+
+class Choices(Mapping[str, type]):
+    """The dataclasses that a field takes, by name: those of its union, or all of an open kind."""
+
+    def __init__(self, kind: Any) -> None:
+        members = members_of(kind)
+        classes = [member for member in members if is_dataclass(member)]
+        self.closed = {choice_name(cls): cls for cls in classes if isinstance(cls, type)}
+        assert len(self.closed) == len(classes), f"two choices of {kind} have one name"
+        self.open: Registry | None = next(
+            (REGISTRIES[k] for m in members if (k := kind_of(m)) in REGISTRIES), None
+        )
+
+    @property
+    def are_named(self) -> bool:
+        """Whether a value is written with its name: not where there is only one choice."""
+        return self.open is not None or len(self.closed) > 1
+
+    def __getitem__(self, name: str) -> type:
+        cls: type = self.closed[name] if name in self.closed or self.open is None else self.open[name]
+        return cls
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.closed or (self.open is not None and name in self.open)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*(self.open or ()), *self.closed])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def name_of(self, cls: type) -> str:
+        if self.open is None or cls in self.closed.values():
+            return choice_name(cls)
+        return self.open.name_of(cls)
+
+
+def kind_of(member: Any) -> Any:
+    """`Algorithm[Any]` as `Algorithm`; None for what cannot be a key."""
+    kind = typing.get_origin(member) or member
+    return kind if isinstance(kind, typing.Hashable) else None

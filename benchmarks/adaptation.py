@@ -14,18 +14,21 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from adaptation_texts import new_words, write_texts
 from common import argument_parser, print_table, write_result
 
-from antiphon import config, screen
+from antiphon import config
+from antiphon.cli.terminal import Terminal
 from antiphon.data.corpus import Corpus
 from antiphon.data.session_texts import LEAK
+from antiphon.experiment.runner import run_experiment
 from antiphon.recipes import adaptation
-from antiphon.recipes.adaptation_tables import TENANT_ROUNDS, new_words, table_rows, write_texts
-from antiphon.recipes.launch import run_experiment
-from antiphon.recipes.session_report import session_errors
+from antiphon.recipes.session_adaptation import TENANT_ROUNDS, table_rows
+from antiphon.workflows.session_report import session_errors
 
 
 def main() -> None:
@@ -48,16 +51,16 @@ def main() -> None:
     )
     if args.texts_only:
         return
-    with screen.bar("synthesis") as progress:
+    with Terminal() as terminal:
         spoken, real = adaptation.make_corpus(
-            args.work / "corpus", found, corpus, speaking, num_cores, progress
+            args.work / "corpus", found, corpus, speaking, num_cores, partial(terminal, "synthesis")
         )
     names = adaptation.parts([name for name, _ in seed.blueprint.build(seed.tokens.size).named_parameters()])
     one = adaptation.adapted_experiment(seed, True, "all", args.rounds)
     rows = table_rows(str(seed.folder), names, args.rounds)
     experiment = replace(one, recipe="session-adaptation", seed=args.seed, runs=rows)
     experiment = config.override(experiment, args.settings)
-    with screen.Terminal() as terminal:
+    with Terminal() as terminal:
         adaptation.compute_features(seed, spoken, real, num_cores, terminal.features)
         resume = (runs / "experiment.json").exists()
         data = spoken.corpus.path

@@ -14,16 +14,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from adaptation_texts import words_of
 from common import argument_parser, print_table, write_result
 
 from antiphon.data.corpus import Corpus
 from antiphon.data.session_texts import TextRules, read_session_texts
-from antiphon.decoding.error_rate import Edit, alignment
 from antiphon.recipes.adaptation import known_words
-from antiphon.recipes.adaptation_tables import words_of
 from antiphon.report.formatting import NONE
-from antiphon.report.run import read_json
-from antiphon.report.trn import read_trn
+from antiphon.report.run_folder import read_json
+from antiphon.scoring.error_rate import Edit, alignment
+from antiphon.scoring.trn import read_trn
 
 KNOWN, SESSION, ORGANISATION, NOWHERE = KINDS = (
     "known",

@@ -32,16 +32,16 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from antiphon.algorithms.fmp import MARGINAL, Fmp, background_params, by_pseudo_count
-from antiphon.clients.marginals import MarginalWorker
 from antiphon.core import Collected, Task, Update, Weigh
-from antiphon.decoding.cache import Cache
-from antiphon.models.unigram import Unigram, estimate_unigram
+from antiphon.lm.unigram import Unigram, estimate_unigram
+from antiphon.personalisation.marginals import MarginalWorker
+from antiphon.personalisation.word_cache import Cache
 from antiphon.pools.local import LocalPool
+from antiphon.privacy.accounting import Basic, Budget, Renyi
 from antiphon.privacy.ledger import Ledger
-from antiphon.privacy.losses import Basic, Budget, Renyi
 from antiphon.privacy.mechanisms import Cap, CapL1, CapL2, Gaussian, Laplace, Rounded, gaussian_for
-from antiphon.privacy.noise import Seeded
 from antiphon.privacy.release import PrivateRelease
+from antiphon.privacy.samplers import Seeded
 
 CANARY = "zyzzyva"
 DELTA = 1e-5

@@ -23,17 +23,17 @@ import numpy as np
 from common import argument_parser, print_table, write_result
 from rich.progress import track
 
-from antiphon.decoding.error_rate import Errors, word_errors
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.greedy import recognise
-from antiphon.decoding.hypothesis import WORDS
+from antiphon.decoding.nbest import WORDS
 from antiphon.decoding.rescoring import SCORE, Column, Lists, tabulate, tune
 from antiphon.decoding.tuning import Ranking
-from antiphon.models.arpa import load_ngram
-from antiphon.models.neural_lm import load_sentence_model
-from antiphon.models.ngram import SentenceModel
-from antiphon.recipes.listing import Hearer, Trials
-from antiphon.recipes.preparation import choose_device
+from antiphon.experiment.preparation import choose_device
+from antiphon.lm.arpa import load_ngram
+from antiphon.lm.neural_lm import load_sentence_model
+from antiphon.lm.ngram import SentenceModel
+from antiphon.scoring.error_rate import Errors, word_errors
+from antiphon.workflows.run_decoder import Hearer, Trials
 
 DEPTHS = (5, 20, 100)
 NEURAL = "neural"

@@ -9,8 +9,9 @@ whole grid; the server's model after federated averaging on first-pass texts; ev
 the server's after the same local steps once more. The learning rate is that of --lr with the fewest errors
 of either model. All settings are found on the same few meetings of --tune.
 
-Seconds are the processor's, of a client in a round (the server's work included), one thread. Bytes are what a
-pool carries. The perplexity of --heldout, a sample of text like the background's, shows what a model forgot.
+Seconds are processor time per client and round on one thread, including the server's work and its checkpoint.
+Bytes are what a pool carries. The perplexity of --heldout, a sample of text like the background's, shows what
+a model forgot.
 """
 
 from __future__ import annotations
@@ -25,19 +26,18 @@ from typing import Any
 
 import numpy as np
 from common import argument_parser, print_table, write_result
+from federated_lm import FineTuned, FineTuning
 from rich.progress import track
 
 from antiphon.algorithms.fedavg import fedavg
 from antiphon.core import Tensors
-from antiphon.data.sentences import read_sentences
-from antiphon.decoding.adaptation import Mixture
-from antiphon.decoding.hypothesis import NBest, read_nbest
+from antiphon.data.transcripts import read_sentences
+from antiphon.decoding.nbest import NBest, read_nbest
 from antiphon.decoding.rescoring import Column, Lists, tabulate, tune
-from antiphon.local import LocalTraining
-from antiphon.models.neural_lm import NeuralLm
-from antiphon.models.unigram import Unigram
-from antiphon.recipes.fine_tuning import FineTuned, FineTuning
-from antiphon.recipes.personalisation import (
+from antiphon.lm.neural_lm import NeuralLm
+from antiphon.lm.unigram import Unigram
+from antiphon.personalisation.marginal_adaptation import Mixture
+from antiphon.personalisation.protocol import (
     Federation,
     Grid,
     Schedule,
@@ -45,7 +45,8 @@ from antiphon.recipes.personalisation import (
     background_of,
     search_grid,
 )
-from antiphon.recipes.personalised import BASELINE, Row, Trial, described
+from antiphon.personalisation.trial import BASELINE, Row, Trial, described
+from antiphon.tasks.local_training import LocalTraining
 
 LM = "neural"
 COLUMNS = [Column("acoustic", 0.1, 0.0), Column("lm", 0.5, 0.0), Column(LM, 0.5, 0.0), Column("words")]

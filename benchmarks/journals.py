@@ -17,8 +17,8 @@ from typing import Any
 
 from common import print_table
 
+from antiphon.records.journal import read
 from antiphon.report.formatting import NONE, percent
-from antiphon.report.journal import read
 
 HELD_OUT = ["best held-out WER %", "round", "start", "end"]
 SPENT = ["training, s", "labels", "speech / labels"]

@@ -26,12 +26,20 @@ from common import argument_parser, print_table, write_result
 from antiphon import config
 from antiphon.algorithms.self_training import SelfTrained
 from antiphon.clients.client import Bench
-from antiphon.clients.labels_nbest import Labeller, heard, open_teacher
+from antiphon.clients.pseudo_label import Labeller, heard, open_teacher
 from antiphon.clients.worker import SpeechWorker
-from antiphon.core import RunContext, Task
-from antiphon.core import prepare as prepare_algorithm
-from antiphon.decoding.error_rate import word_errors
-from antiphon.labelling import (
+from antiphon.core import Task
+from antiphon.experiment.preparation import Prepared, prepare
+from antiphon.experiment.settings import Experiment
+from antiphon.experiment.starting import load_start
+from antiphon.experiment.teaching import ResolvedLabels
+from antiphon.pools.local import LocalPool
+from antiphon.pools.process_group import Alone
+from antiphon.report.run_folder import read_json
+from antiphon.scoring.error_rate import word_errors
+from antiphon.server.run_context import RunContext
+from antiphon.server.run_context import prepare as prepare_algorithm
+from antiphon.tasks.pseudo_labels import (
     Labelling,
     Lesson,
     LowEntropy,
@@ -39,13 +47,6 @@ from antiphon.labelling import (
     TokenProbability,
     TopPosterior,
 )
-from antiphon.pools.local import LocalPool
-from antiphon.recipes.experiment import Experiment
-from antiphon.recipes.preparation import Prepared, prepare
-from antiphon.recipes.starting import load_start
-from antiphon.recipes.teaching import ResolvedLabels
-from antiphon.report.run import read_json
-from antiphon.team import Alone
 
 MEASURES = {
     "sentence_probability": SentenceProbability(least=0.0),

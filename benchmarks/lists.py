@@ -20,10 +20,10 @@ import numpy as np
 from common import argument_parser, print_table, write_result
 from seeds import error_rate, over_seeds
 
-from antiphon.decoding.error_rate import word_errors
-from antiphon.decoding.hypothesis import read_nbest
+from antiphon.decoding.nbest import read_nbest
 from antiphon.report.formatting import NONE, percent, signed
-from antiphon.report.statistics import relative_interval
+from antiphon.scoring.error_rate import word_errors
+from antiphon.scoring.statistics import relative_interval
 
 Speakers = dict[str, np.ndarray]  # speaker -> word errors, words
 

@@ -23,17 +23,16 @@ from typing import Any
 
 import numpy as np
 from common import argument_parser, print_table, write_result
+from normalised_lm import Normalised, normalised
 from rich.progress import track
 
-from antiphon.data.candidates import numbered_lines
-from antiphon.data.sentences import read_sentences
-from antiphon.decoding.adaptation import Marginals, Mixture
-from antiphon.decoding.hypothesis import Hypothesis, NBest
-from antiphon.decoding.normalised import Normalised, normalised
-from antiphon.models.kneser_ney import estimate
-from antiphon.models.unigram import Unigram, estimate_unigram
-from antiphon.recipes.personalisation import Federation, Schedule
-from antiphon.report.statistics import rate_interval
+from antiphon.data.transcripts import numbered_lines, read_sentences
+from antiphon.decoding.nbest import Hypothesis, NBest
+from antiphon.lm.kneser_ney import estimate
+from antiphon.lm.unigram import Unigram, estimate_unigram
+from antiphon.personalisation.marginal_adaptation import Marginals, Mixture
+from antiphon.personalisation.protocol import Federation, Schedule
+from antiphon.scoring.statistics import rate_interval
 
 WAYS = {"background": (0.0, 0.0), "everyone": (0.75, 0.0), "own": (0.0, 0.75), "both": (0.5, 0.25)}
 LAMBDAS = (0.25, 0.5, 0.75, 1.0)

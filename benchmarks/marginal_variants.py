@@ -21,12 +21,12 @@ import numpy as np
 from common import argument_parser, print_table, write_result
 from rich.progress import track
 
-from antiphon.cli_decoding import named_model
-from antiphon.data.sentences import read_sentences
-from antiphon.decoding.hypothesis import NBest, read_nbest
+from antiphon.data.transcripts import read_sentences
+from antiphon.decoding.nbest import NBest, read_nbest
 from antiphon.decoding.rescoring import Column, Lists, tabulate, tune
-from antiphon.models.unigram import Unigram
-from antiphon.recipes.personalisation import (
+from antiphon.lm.neural_lm import load_sentence_model
+from antiphon.lm.unigram import Unigram
+from antiphon.personalisation.protocol import (
     Federation,
     Grid,
     Schedule,
@@ -34,7 +34,7 @@ from antiphon.recipes.personalisation import (
     background_of,
     search_grid,
 )
-from antiphon.recipes.personalised import Trial, described
+from antiphon.personalisation.trial import Trial, described
 
 LM = "adapted"
 COLUMNS = [Column("acoustic", 0.1, 0.0), Column("lm", 0.5, 0.0), Column(LM, 0.5, 0.0), Column("words")]
@@ -119,7 +119,7 @@ def main() -> None:
         arguments.rounds, arguments.halvings = 2, 1
         grid = Grid((0.0, 0.5), (0.0, 0.25), (1.0, 2.0), (0.1,))
     background = background_of(read_sentences(arguments.background), entries)
-    lists = tabulate(entries, {LM: named_model(arguments.lm)[1]})
+    lists = tabulate(entries, {LM: load_sentence_model(arguments.lm)})
     found: dict[str, list[tuple[int, int, str]]] = {name: [] for name in VARIANTS}
     for one, other in track(halvings(entries, arguments.halvings), "halves"):
         halves = Halves(lists.of(one), lists.of(other), background, arguments.rounds, grid)

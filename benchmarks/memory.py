@@ -37,16 +37,16 @@ from common import (
 
 from antiphon.algorithms.fedavg import fedavg
 from antiphon.clients.client import Bench, Client
-from antiphon.clients.stacked import StackedWorker
+from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.worker import SpeechWorker
 from antiphon.data.batches import Batch, collate
 from antiphon.data.partition import BySpeaker
 from antiphon.data.store import FeatureStore
 from antiphon.engine import Engine, Rounds, Silent
-from antiphon.local import LocalTraining
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.pools.local import LocalPool
+from antiphon.tasks.local_training import LocalTraining
 
 SEED = 7
 TINY = (0.3, 0.5)  # seconds an utterance

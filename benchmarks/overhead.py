@@ -32,12 +32,12 @@ from antiphon.data.batches import Batch
 from antiphon.data.partition import BySpeaker
 from antiphon.data.store import FeatureStore
 from antiphon.engine import Engine, Rounds
-from antiphon.local import LocalTraining, seed_of
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.noise import drawing
 from antiphon.pools.local import LocalPool
-from antiphon.server_opt import Adam
+from antiphon.server.optimizers import Adam
+from antiphon.tasks.local_training import LocalTraining, seed_of
 
 SEED = 7
 LOCAL = LocalTraining(lr=0.05, epochs=2, batch_seconds=12.0, clip_norm=1.0)

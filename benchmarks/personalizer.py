@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 from common import argument_parser, print_table, write_result
 
-from antiphon.clients.personalizer import Personalizer
-from antiphon.decoding.hypothesis import Hypothesis, NBest, read_nbest
-from antiphon.models.kneser_ney import estimate
-from antiphon.models.neural_lm import load_sentence_model
-from antiphon.models.ngram import SentenceModel
-from antiphon.models.unigram import Unigram, estimate_unigram
+from antiphon.decoding.nbest import Hypothesis, NBest, read_nbest
+from antiphon.lm.kneser_ney import estimate
+from antiphon.lm.neural_lm import load_sentence_model
+from antiphon.lm.ngram import SentenceModel
+from antiphon.lm.unigram import Unigram, estimate_unigram
+from antiphon.personalisation.device import Personalizer
 
 DEPTH, LENGTH, CHANGED = 20, 12, 3
 GOAL = 1.0  # milliseconds

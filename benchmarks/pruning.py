@@ -39,11 +39,11 @@ from antiphon.clients.train import train
 from antiphon.core import Task, size_in_bytes
 from antiphon.data.store import FeatureStore
 from antiphon.decoding.greedy import recognise
-from antiphon.local import LocalTraining
+from antiphon.experiment.preparation import choose_device, device_name
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.reduced import ReducedConfig, structure_of
-from antiphon.recipes.preparation import choose_device, device_name
+from antiphon.tasks.local_training import LocalTraining
 
 SPARSITY = 0.5
 ENCODERS = {

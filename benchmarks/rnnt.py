@@ -27,9 +27,9 @@ import torch
 from common import parse_arguments, print_table, write_result
 from torch import Tensor
 
+from antiphon.experiment.preparation import choose_device, device_name
 from antiphon.models.joint import next_log_probs
-from antiphon.models.rnnt_loss import rnnt_losses
-from antiphon.recipes.preparation import choose_device, device_name
+from antiphon.models.losses.rnnt_loss import rnnt_losses
 
 Loss = Callable[..., Tensor]  # leaves -> losses [B]
 

@@ -37,13 +37,13 @@ from antiphon.clients.worker import SpeechWorker
 from antiphon.data.partition import BySpeaker
 from antiphon.data.store import FeatureStore
 from antiphon.engine import Engine, Rounds, Silent
-from antiphon.local import LocalTraining
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
-from antiphon.pools.joining import find_place, join
-from antiphon.server_opt import Adam
-from antiphon.team import Alone, Team
-from antiphon.workers import run_workers
+from antiphon.pools.process_group import Alone, Team
+from antiphon.pools.rendezvous import find_place, join
+from antiphon.pools.spawning import run_workers
+from antiphon.server.optimizers import Adam
+from antiphon.tasks.local_training import LocalTraining
 
 SEED = 7
 LOCAL = LocalTraining(lr=0.05, epochs=2, batch_seconds=12.0, clip_norm=1.0)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from antiphon.report.formatting import bounds, percent
-from antiphon.report.run import RunFolder, read_json, runs_of
-from antiphon.report.statistics import Interval, relative_interval
+from antiphon.report.run_folder import RunFolder, read_json, runs_of
+from antiphon.scoring.statistics import Interval, relative_interval
 
 # 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; beyond, the last is on the safe side.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)

@@ -28,17 +28,17 @@ from common import TOKENS, argument_parser, make_store, print_table, write_resul
 from torch.profiler import ProfilerActivity, profile
 
 from antiphon.clients.client import Bench, Client
-from antiphon.clients.footprint import Footprint
-from antiphon.clients.grouping import Launch, Plan, launches
 from antiphon.clients.sgd import clip
-from antiphon.clients.stacked import StackedWorker
+from antiphon.clients.stacked.footprint import Footprint
+from antiphon.clients.stacked.grouping import Launch, Plan, launches
+from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task, Tensors, Update, Worker
 from antiphon.data.corpus import Corpus
 from antiphon.data.frontends import OnnxEncoder
 from antiphon.data.partition import BySession, BySpeaker
 from antiphon.data.store import FeatureStore, compute_features
-from antiphon.local import LocalSteps, LocalTraining, seed_of
+from antiphon.experiment.preparation import choose_device, device_name
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
@@ -46,8 +46,8 @@ from antiphon.models.las import LasConfig
 from antiphon.models.model import ModelConfig
 from antiphon.models.noise import drawing
 from antiphon.pools.local import LocalPool
-from antiphon.recipes.preparation import choose_device, device_name
-from antiphon.weighting import Uniform
+from antiphon.server.weighting import Uniform
+from antiphon.tasks.local_training import LocalSteps, LocalTraining, seed_of
 
 BATCH_SECONDS = 12.1  # four utterances of 3 s, and rounding
 

@@ -21,9 +21,9 @@ from decoding import greedy, name_of
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.rescoring import tabulate
 from antiphon.decoding.tuning import Ranking
-from antiphon.models.arpa import load_ngram
+from antiphon.lm.arpa import load_ngram
 from antiphon.models.transducer import Transducer
-from antiphon.recipes.listing import Hearer
+from antiphon.workflows.run_decoder import Hearer
 
 SYMBOLS = (1, 2, 4)
 

@@ -33,11 +33,15 @@ from seeds import Trained, check_seeds, error_rate, over_seeds, pooled_errors
 from seeds import to_json as seeds_to_json
 from table1_plots import draw_plots
 
-from antiphon.recipes.table1 import TRIALS, choice, trial_name
+from antiphon.algorithms.dga_rl import DgaRl
+from antiphon.algorithms.fedavg import FedAvg
+from antiphon.algorithms.geometric_median import GeometricMedian
+from antiphon.recipes.table1 import SERVER, SERVER_LR, TRIALS, trial_name
+from antiphon.recipes.table1 import table1 as recipe
 from antiphon.report.formatting import NONE, percent, plural, signed
-from antiphon.report.run import RunFolder
-from antiphon.report.statistics import difference_interval, round_of_best, round_to_target
+from antiphon.report.run_folder import RunFolder
 from antiphon.report.weights import weights_by_kind
+from antiphon.scoring.statistics import difference_interval, round_of_best, round_to_target
 
 LATE = 5  # validations
 
@@ -195,6 +199,26 @@ def mean_weights(runs: Sequence[RunFolder]) -> dict[str, float]:
     if not all(found):
         return {}
     return {kind: float(np.mean([kinds[kind][1].mean() for kinds in found])) for kind in found[0]}
+
+
+def choice(row: str, value: float) -> list[str]:
+    """Settings of `table1` by which a row takes the value of one of its trials.
+
+    All rows built on `hierarchical` have its server's rate; those of softmax are all in the table.
+    """
+    if row == "softmax":
+        return []
+    if row != "hierarchical":
+        return [f"runs.{row}.{TRIALS[row].setting}={value:g}"]
+    found = []
+    for name, run in recipe().runs.items():
+        algorithm = run.algorithm
+        path = SERVER_LR
+        if isinstance(algorithm, DgaRl | GeometricMedian):
+            algorithm, path = algorithm.inner, "algorithm.inner.server.lr"
+        if isinstance(algorithm, FedAvg) and algorithm.server == SERVER:
+            found.append(f"runs.{name}.{path}={value:g}")
+    return found
 
 
 def choices(trials: Trained) -> list[str]:

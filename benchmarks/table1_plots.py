@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from antiphon.report.drawing import FAINT, STYLE, Look, look, new_figure, percent_axis, rounds_axis
-from antiphon.report.run import Array, RunFolder
+from antiphon.report.run_folder import Array, RunFolder
 from antiphon.report.weights import weights_by_kind
 
 Rows = Mapping[str, Sequence[RunFolder]]  # run -> one folder a seed

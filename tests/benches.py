@@ -14,12 +14,12 @@ from world import MASKS, MODELS, Doubled, World
 
 from antiphon.clients.client import Bench
 from antiphon.core import Task, Tensors, Update
-from antiphon.labelling import Labelling
-from antiphon.local import LocalTraining
+from antiphon.lm.transformer import TransformerLmConfig
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.model import ModelConfig
-from antiphon.models.transformer_lm import TransformerLmConfig
+from antiphon.tasks.local_training import LocalTraining
+from antiphon.tasks.pseudo_labels import Labelling
 
 CONFIGS: dict[str, ModelConfig] = {
     **MODELS,

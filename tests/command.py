@@ -91,7 +91,7 @@ def run_arguments(data: Path, out: Path, *more: str, settings: Sequence[str] = (
 
 def start_fork_server() -> None:
     """In the background; before anything else asks for one, for the first that asks says what it imports."""
-    forkserver.set_forkserver_preload(["antiphon.cli", "antiphon.recipes.launch"])
+    forkserver.set_forkserver_preload(["antiphon.cli", "antiphon.experiment.runner"])
     forkserver.ensure_running()
 
 
@@ -126,10 +126,10 @@ def _logged(log: Path, target: Callable[..., None], *arguments: Any) -> None:
 
 def _main(arguments: list[str], fault: Fault | None) -> None:
     from antiphon import cli
-    from antiphon.recipes import launch
+    from antiphon.experiment import runner
 
     sys.argv = ["antiphon", *arguments]
-    launch.write_report = lambda *args: None  # drawing takes longer than all the rest
+    runner.write_report = lambda *args: None  # drawing takes longer than all the rest
     if fault is not None:
         fault.arm()
     cli.main()

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from command import Fault
 
 from antiphon import cli
-from antiphon.pools.joining import find_place
-from antiphon.recipes import launch
+from antiphon.experiment import runner
+from antiphon.pools.rendezvous import find_place
 
 
 class Once(Fault):
@@ -32,7 +32,7 @@ class Once(Fault):
 
 
 plan = Path(sys.argv.pop(1))
-launch.write_report = lambda *arguments: None  # drawing takes longer than all the rest
+runner.write_report = lambda *arguments: None  # drawing takes longer than all the rest
 place = find_place(os.environ)
 for number, step in enumerate(json.loads(plan.read_text())):
     marker, target = plan.with_name(f"{plan.stem}-{number}-happened"), step.get("target", "self")

@@ -16,10 +16,10 @@ from antiphon.algorithms.dga_rl import DgaRl, DgaRlState, Rewards
 from antiphon.algorithms.fedavg import dga
 from antiphon.clients.sgd import measure_delta
 from antiphon.core import Report, Task, Tensors, Update, Worker
-from antiphon.observed import RecordingPool
 from antiphon.pools.local import LocalPool
+from antiphon.pools.recording import RecordingPool
 from antiphon.seeding import derive
-from antiphon.server_opt import Sgd
+from antiphon.server.optimizers import Sgd
 
 DIM = 16
 GOOD = [f"good/{number:02d}" for number in range(14)]

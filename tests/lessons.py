@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from antiphon.core import Task
-from antiphon.labelling import VIEW, Lesson
-from antiphon.views import enter
+from antiphon.tasks.pseudo_labels import VIEW, Lesson
+from antiphon.tasks.views import enter
 
 
 @dataclass

@@ -10,7 +10,7 @@ import numpy as np
 
 from antiphon.data.audio import encode_flac
 from antiphon.data.corpus import Corpus
-from antiphon.data.importing import ImportOptions, ImportSummary, import_corpus
+from antiphon.data.importing.conversion import ImportOptions, ImportSummary, import_corpus
 
 
 def ramp(seconds: float, first: int = 0) -> np.ndarray:

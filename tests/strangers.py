@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from antiphon.core import Metrics, Pool, Report, ServerState, Task, Tensors
-from antiphon.local import LocalTraining
-from antiphon.weighting import Uniform, Weighting
+from antiphon.server.weighting import Uniform, Weighting
+from antiphon.tasks.local_training import LocalTraining
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from antiphon.data.huggingface import WAVE_FRAME
-from antiphon.models.huggingface import HuggingFaceConfig
+from antiphon.data.huggingface_folder import WAVE_FRAME
+from antiphon.models.huggingface.speech_models import HuggingFaceConfig
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from antiphon.algorithms.fedavg import hierarchical
-from antiphon.checkpoint import saved_rounds
 from antiphon.clients.worker import refuse_nonfinite
 from antiphon.core import Report, Task, Update
 from antiphon.engine import Engine, Outcome, Rounds, Silent
 from antiphon.pools.local import LocalPool
-from antiphon.report.journal import read
+from antiphon.records.checkpoint import saved_rounds
+from antiphon.records.journal import read
 from antiphon.seeding import derive
-from antiphon.server_opt import Adam
+from antiphon.server.optimizers import Adam
 
 CLIENTS = [f"speaker/{name}" for name in "abcdefgh"]
 WERS = [0.9, 0.5, 0.4, 0.6, 0.3, 0.7, 0.8, 0.35]  # by round: the best is round 4

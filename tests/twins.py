@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from antiphon.core import Failure, Report, Stopped, Task, Tensors, Update, Weigh, Worker
-from antiphon.pools.ranks import Lost, Ranks
+from antiphon.pools.torch_group import Lost, Ranks
 
 T = TypeVar("T")
 

@@ -20,26 +20,23 @@ from twins import Twins
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, hierarchical
+from antiphon.algorithms.geometric_median import GeometricMedian
 from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.rehearsal import SERVER_CLIENT, Rehearsed
-from antiphon.algorithms.robust import GeometricMedian
 from antiphon.algorithms.self_training import CurrentModel, MovingAverage, SelfTrained
 from antiphon.clients.client import Bench
-from antiphon.clients.stacked import StackedWorker
+from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.worker import SpeechWorker
-from antiphon.clipping import ClipLayersRelative
 from antiphon.core import Algorithm, Failure, Pool, ServerState, Task, Tensors, Update, Worker
 from antiphon.data.batches import Batch
 from antiphon.data.corpus import Corpus
 from antiphon.data.feeding import Feeder
 from antiphon.data.frontends import Filterbank
-from antiphon.data.importing import import_corpus
+from antiphon.data.importing.conversion import import_corpus
 from antiphon.data.partition import BySpeaker, Iid, Partition
 from antiphon.data.store import FeatureStore, compute_features
 from antiphon.data.tokens import Characters
 from antiphon.engine import sample_cohort
-from antiphon.labelling import Labelling
-from antiphon.local import LocalTraining
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
@@ -48,10 +45,13 @@ from antiphon.models.reduced import structure_of
 from antiphon.models.specaugment import SpecAugment
 from antiphon.models.transducer import TransducerConfig
 from antiphon.pools.local import LocalPool
-from antiphon.schedule import Cosine, Step
 from antiphon.seeding import derive
-from antiphon.server_opt import Adagrad, Adam, Lamb, Lars, Sgd, Yogi
-from antiphon.weighting import ByNorm
+from antiphon.server.clipping import ClipLayersRelative
+from antiphon.server.optimizers import Adagrad, Adam, Lamb, Lars, Sgd, Yogi
+from antiphon.server.schedules import Cosine, Step
+from antiphon.server.weighting import ByNorm
+from antiphon.tasks.local_training import LocalTraining
+from antiphon.tasks.pseudo_labels import Labelling
 
 RATE = 16000
 LETTERS = "abcde "

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 import torch
 
 from antiphon.algorithms.fedavg import select
-from antiphon.core import ALGORITHMS, Metrics, Pool, ServerState, Task, Tensors, as_part, part_of
-from antiphon.local import LocalTraining
-from antiphon.schedule import Constant, Schedule
-from antiphon.weighting import Uniform
+from antiphon.core import ALGORITHMS, Metrics, Pool, ServerState, Task, Tensors
+from antiphon.server.schedules import Constant, Schedule
+from antiphon.server.weighting import Uniform
+from antiphon.tasks.local_training import LocalTraining
+from antiphon.tasks.parts import as_part, part_of
 
 
 @ALGORITHMS.register

@@ -48,11 +48,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from antiphon.algorithms.dga_rl_policy import Duel, Learnt, Policy, standardise
 from antiphon.algorithms.fedavg import FedAvg, dga
-from antiphon.algorithms.policy import Duel, Learnt, Policy, standardise
-from antiphon.core import ALGORITHMS, Metrics, Pool, Report, RunContext, ServerState, Tensors
-from antiphon.measure import measure
+from antiphon.core import ALGORITHMS, Metrics, Pool, Report, ServerState, Tensors
 from antiphon.seeding import derive
+from antiphon.server.run_context import RunContext
+from antiphon.tasks.evaluation import measure
 
 MAGNITUDES = ("magnitude_mean", "magnitude_variance")
 NUM_FEATURES = 2 * (1 + len(MAGNITUDES))  # as they are, and relative to the cohort
@@ -130,9 +131,7 @@ class DgaRl:
 
     def round(self, state: DgaRlState, cohort: Sequence[str], pool: Pool) -> tuple[DgaRlState, Metrics]:
         if not self.validation:
-            raise ValueError(
-                "DGA-RL has no validation clients to measure its models on: call antiphon.core.prepare first"
-            )
+            raise ValueError("DGA-RL has no validation clients: call run_context.prepare first")
         held = pool.collect(self.inner.task(state), cohort)
 
         def candidate(log_weights: Tensor) -> Tensors:

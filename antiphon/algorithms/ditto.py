@@ -21,21 +21,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from antiphon.algorithms.fedavg import FedAvg
-from antiphon.core import (
-    ALGORITHMS,
-    Algorithm,
-    Answer,
-    Metrics,
-    Pool,
-    Task,
-    Tensors,
-    as_part,
-    parameters_in,
-    part_of,
-)
-from antiphon.local import LocalSteps, LocalTraining, seed_of
+from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, Task, Tensors
 from antiphon.seeding import derive
-from antiphon.views import CLIENT_VIEWS, View, ViewPool
+from antiphon.tasks.client_work import Answer
+from antiphon.tasks.local_training import LocalSteps, LocalTraining, seed_of
+from antiphon.tasks.parts import as_part, parameters_in, part_of
+from antiphon.tasks.views import CLIENT_VIEWS, View, ViewPool
 
 DITTO = "ditto"
 

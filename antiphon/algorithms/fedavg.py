@@ -28,12 +28,12 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from antiphon.clipping import Clipping, Unclipped
 from antiphon.core import ALGORITHMS, Metrics, Pool, ServerState, Task, Tensors
-from antiphon.local import LocalTraining
-from antiphon.schedule import Constant, Schedule
-from antiphon.server_opt import Adam, ServerOptimizer, Sgd
-from antiphon.weighting import ByExamples, SoftmaxLoss, Uniform, Weighting
+from antiphon.server.clipping import Clipping, Unclipped
+from antiphon.server.optimizers import Adam, ServerOptimizer, Sgd
+from antiphon.server.schedules import Constant, Schedule
+from antiphon.server.weighting import ByExamples, SoftmaxLoss, Uniform, Weighting
+from antiphon.tasks.local_training import LocalTraining
 
 AnyServerState = TypeVar("AnyServerState", bound=ServerState)
 

@@ -22,8 +22,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from antiphon.algorithms.fedavg import FedAvg, select
-from antiphon.core import ALGORITHMS, Algorithm, Answer, Metrics, Pool, Task, Tensors, as_part, part_of
-from antiphon.views import CLIENT_VIEWS, View, ViewPool
+from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, Task, Tensors
+from antiphon.tasks.client_work import Answer
+from antiphon.tasks.parts import as_part, part_of
+from antiphon.tasks.views import CLIENT_VIEWS, View, ViewPool
 
 PERSONAL = "personal"
 

@@ -1,17 +1,17 @@
 """Federated Pruning: clients train a small dense model, the server keeps the large one until it knows enough.
 
 R. Lin, Y. Xiao, T.-J. Yang, D. Zhao, L. Xiong, G. Motta, F. Beaufays, "Federated Pruning: Improving Neural
-Network Efficiency with Federated Learning", Interspeech 2022: Algorithm 1. Patterns are in `slices`, scores
-and adaptive sparsity in `scores`.
+Network Efficiency with Federated Learning", Interspeech 2022: Algorithm 1. Patterns are in `pruning_slices`,
+scores and adaptive sparsity in `pruning_scores`.
 
 | paper                         | here                                                               |
 | ----------------------------- | ------------------------------------------------------------------ |
 | w^r, M                        | state.params, state.kept                                           |
 | S, s                          | `sparsity`, state.sparsity                                         |
 | ΔR, R^fine-tune               | `every`, `fine_tune_from`; R^end is the run's number of rounds     |
-| Shrink, Expand                | `antiphon.kept`                                                    |
+| Shrink, Expand                | `antiphon.tasks.submodel`                                          |
 | GetImportanceScore            | `score`                                                            |
-| GenerateMask                  | `scores.choose`, `slices.left`                                     |
+| GenerateMask                  | `pruning_scores.choose`, `pruning_slices.left`                     |
 | FPTrain                       | a round of `inner` on the small model: its server optimiser too    |
 | with / without mask refinement| `refine`: removed slices keep their values, or are set to 0        |
 
@@ -39,13 +39,14 @@ from torch import Tensor
 
 from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg
+from antiphon.algorithms.geometric_median import GeometricMedian
+from antiphon.algorithms.pruning_scores import Allocation, ByWeight, Score, Unified, choose, num_kept
+from antiphon.algorithms.pruning_slices import Pattern, Slices, WholeColumn, cut, left, moving
 from antiphon.algorithms.rehearsal import Rehearsed
-from antiphon.algorithms.robust import GeometricMedian
-from antiphon.algorithms.scores import Allocation, ByWeight, Score, Unified, choose, num_kept
-from antiphon.algorithms.slices import Pattern, Slices, WholeColumn, cut, left, moving
-from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, RunContext, Tensors, Update, WrapperState
-from antiphon.kept import Kept, SubmodelPool, expand, expand_parts, masked, shrink
-from antiphon.prunable import EmbeddingLayer, LinearLayer, RecurrentLayer, check_structure
+from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, Tensors, Update, WrapperState
+from antiphon.server.run_context import RunContext
+from antiphon.tasks.prunable_layers import EmbeddingLayer, LinearLayer, RecurrentLayer, check_structure
+from antiphon.tasks.submodel import Kept, SubmodelPool, expand, expand_parts, masked, shrink
 
 
 def prunable_algorithm(algorithm: Any) -> Algorithm | None:
@@ -194,7 +195,7 @@ class FederatedPruning:
 
     def round(self, state: PrunedState, cohort: Sequence[str], pool: Pool) -> tuple[PrunedState, Metrics]:
         if not self.structure:
-            raise ValueError("pruning does not know the model's layers: call antiphon.core.prepare first")
+            raise ValueError("pruning does not know the model's layers: call run_context.prepare first")
         state, revived = self._with_mask(state)
         submodels = SubmodelPool(pool, state.kept)
         small = (

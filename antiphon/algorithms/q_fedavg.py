@@ -24,9 +24,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from antiphon.algorithms.fedavg import select
-from antiphon.core import ALGORITHMS, Metrics, Pool, Report, ServerState, Task, Tensors, Update, parameters_in
-from antiphon.local import LocalTraining, Trained, plan_local_steps, training_work
-from antiphon.schedule import Constant, Schedule
+from antiphon.core import ALGORITHMS, Metrics, Pool, Report, ServerState, Task, Tensors, Update
+from antiphon.server.schedules import Constant, Schedule
+from antiphon.tasks.local_training import LocalTraining, Trained, plan_local_steps, training_work
+from antiphon.tasks.parts import parameters_in
 
 SMALLEST = 1e-12  # a loss below this counts as this
 

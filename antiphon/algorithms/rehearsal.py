@@ -25,11 +25,11 @@ from antiphon.core import (
     Update,
     Weigh,
     lives_with_server,
-    parameters_in,
 )
-from antiphon.local import LocalTraining
-from antiphon.schedule import Constant, Schedule
-from antiphon.weighting import Uniform
+from antiphon.server.schedules import Constant, Schedule
+from antiphon.server.weighting import Uniform
+from antiphon.tasks.local_training import LocalTraining
+from antiphon.tasks.parts import parameters_in
 
 SERVER_CLIENT = "server/rehearsal"
 

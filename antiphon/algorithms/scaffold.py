@@ -29,23 +29,14 @@ from typing import Any
 import torch
 
 from antiphon.algorithms.fedavg import select
-from antiphon.core import (
-    ALGORITHMS,
-    Answer,
-    Metrics,
-    Pool,
-    RunContext,
-    ServerState,
-    Task,
-    Tensors,
-    Update,
-    as_part,
-    part_of,
-)
-from antiphon.local import LocalSteps, LocalTraining, Trained, plan_local_steps, training_work
-from antiphon.schedule import Constant, Schedule
-from antiphon.server_opt import ServerOptimizer, Sgd
-from antiphon.weighting import Uniform, Weighting
+from antiphon.core import ALGORITHMS, Metrics, Pool, ServerState, Task, Tensors, Update
+from antiphon.server.optimizers import ServerOptimizer, Sgd
+from antiphon.server.run_context import RunContext
+from antiphon.server.schedules import Constant, Schedule
+from antiphon.server.weighting import Uniform, Weighting
+from antiphon.tasks.client_work import Answer
+from antiphon.tasks.local_training import LocalSteps, LocalTraining, Trained, plan_local_steps, training_work
+from antiphon.tasks.parts import as_part, part_of
 
 CONTROL = "control"
 
@@ -103,7 +94,7 @@ class Scaffold:
 
     def round(self, state: ScaffoldState, cohort: Sequence[str], pool: Pool) -> tuple[ScaffoldState, Metrics]:
         if not self.num_clients:
-            raise ValueError("SCAFFOLD does not know the number of clients: call antiphon.core.prepare first")
+            raise ValueError("SCAFFOLD does not know the number of clients: call run_context.prepare first")
         scale = self.client_schedule(state.round)
         tensors = {**select(state.params, self.trainable), **as_part(state.control, CONTROL)}
         task = Task("scaffold.train", tensors, self.local.task_config(state, scale))

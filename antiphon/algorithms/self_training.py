@@ -29,8 +29,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from antiphon.algorithms.fedavg import FedAvg
-from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, RunContext, Tensors, WrapperState
-from antiphon.labelling import Labelling, Lesson, TeachingPool
+from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, Tensors, WrapperState
+from antiphon.server.run_context import RunContext
+from antiphon.tasks.pseudo_labels import Labelling, Lesson, TeachingPool
 
 
 @dataclass(frozen=True)

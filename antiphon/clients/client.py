@@ -13,21 +13,17 @@ import torch
 from torch import Tensor
 
 from antiphon.clients.sgd import local_sgd, mean_loss
-from antiphon.core import Tensors
+from antiphon.core import Tensors, Unusable
 from antiphon.data.batches import Batch, Utterances, padded_tokens, plan_batches
 from antiphon.data.feeding import Feeder, feeder, sent
 from antiphon.data.tokens import Tokens
-from antiphon.kept import Kept, shrink
-from antiphon.local import LocalSteps, LocalTraining, Trained
 from antiphon.models.model import Model
 from antiphon.models.noise import utterance_keys
 from antiphon.models.reduced import reduced
 from antiphon.models.specaugment import SpecAugment
 from antiphon.seeding import derive
-
-
-class Unusable(ValueError):
-    """A client that has nothing to train on."""
+from antiphon.tasks.local_training import LocalSteps, LocalTraining, Trained
+from antiphon.tasks.submodel import Kept, shrink
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ class Bench:
         self.load(base)
 
     def shaped(self, shape: str) -> Bench:
-        """This bench with what is kept of its model (`antiphon.kept`); it remembers the last one."""
+        """This bench with what is kept of its model (`tasks.submodel`); it remembers the last one."""
         if shape == self.shape:
             return self
         if self._small is None or self._small.shape != shape:

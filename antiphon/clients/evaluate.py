@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from antiphon.clients.client import Client, Unusable
-from antiphon.core import Report, Task, Update, client_work
-from antiphon.decoding.error_rate import Errors, character_errors, word_errors
+from antiphon.clients.client import Client
+from antiphon.core import Report, Task, Unusable, Update
 from antiphon.decoding.greedy import recognise
+from antiphon.scoring.error_rate import Errors, character_errors, word_errors
+from antiphon.tasks.client_work import client_work
 
 
 @client_work("evaluate", answers="nothing")

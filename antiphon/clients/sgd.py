@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from antiphon.core import Report, Tensors
-from antiphon.local import LocalSteps, LocalTraining, Trained
 from antiphon.models.noise import drawing
+from antiphon.tasks.local_training import LocalSteps, LocalTraining, Trained
 
 
 class SpeechClient(Protocol):

@@ -9,8 +9,10 @@ from torch.optim.adamw import adamw  # its class imports torch's compiler: two s
 
 from antiphon.clients.client import Client
 from antiphon.clients.sgd import LossMeter, clip, gradients, report
-from antiphon.core import Task, Tensors, Update, as_part, client_work, part_of
-from antiphon.local import LocalTraining, Trained, plan_local_steps, seed_of, training_work
+from antiphon.core import Task, Tensors, Update
+from antiphon.tasks.client_work import client_work
+from antiphon.tasks.local_training import LocalTraining, Trained, plan_local_steps, seed_of, training_work
+from antiphon.tasks.parts import as_part, part_of
 
 ADAMW: dict[str, Any] = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-8, "amsgrad": False, "maximize": False}
 

@@ -10,11 +10,12 @@ from functools import partial
 import numpy as np
 import torch
 
-from antiphon.clients.client import Bench, Client, Unusable
+from antiphon.clients.client import Bench, Client
 from antiphon.clients.states import ClientStates
-from antiphon.core import CLIENT_WORK, Answer, Failure, Task, Update
+from antiphon.core import Failure, Task, Unusable, Update
 from antiphon.registry import unknown_name
-from antiphon.views import Entered, enter
+from antiphon.tasks.client_work import CLIENT_WORK, Answer
+from antiphon.tasks.views import Entered, enter
 
 
 @dataclass(frozen=True)

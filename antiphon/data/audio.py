@@ -1,4 +1,4 @@
-"""Encoded audio to samples and back: soundfile where it is installed, `wave` for plain WAV where it is not.
+"""Encoded audio to samples and back: with soundfile if it is installed, else with `wave` for plain WAV.
 
 A file with several channels becomes their mean, unless the source says which channel is meant.
 """
@@ -22,7 +22,7 @@ INSTALL = "pip install 'antiphon[audio]'"
 
 
 class BadAudioError(ValueError):
-    """Audio that cannot be used, and why. The text before the first colon names the kind of fault."""
+    """Audio that cannot be used. The text before the first colon is the kind of fault."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Sound:
         return int(self.samples.shape[1])
 
     def mono(self, channel: int | None = None) -> np.ndarray:
-        """One channel [num_samples], or the mean of all where none is named."""
+        """One channel [num_samples]; without a channel, the mean of all."""
         if channel is not None and not 0 <= channel < self.num_channels:
             raise BadAudioError(f"no such channel: {channel} of {self.num_channels}")
         if channel is None and self.num_channels > 1:
@@ -55,7 +55,7 @@ def decode(data: bytes) -> tuple[np.ndarray, int]:
 def read_sound(
     file: BinaryIO, start: float = 0.0, stop: float | None = None, max_seconds: float = math.inf
 ) -> Sound:
-    """The part of an open file between two times in seconds; the rest is not decoded."""
+    """Read the part of an open file between two times in seconds; the rest is not decoded."""
     _refuse_truncated(file)
     try:
         import soundfile
@@ -100,7 +100,7 @@ def _read_wave(file: BinaryIO, start: float, stop: float | None, max_seconds: fl
 def _bounds(
     num_frames: int, rate: int, channels: int, start: float, stop: float | None, max_seconds: float
 ) -> tuple[int, int]:
-    """First and last sample of the part asked for; within 10 ms of the whole file, it is the whole file."""
+    """First and last sample of a part; if that is within 10 ms of the whole file, it is the whole file."""
     if not (0 < rate <= MAX_RATE and 0 < channels <= MAX_CHANNELS):
         raise BadAudioError(f"unreadable audio: {rate} Hz with {channels} channels cannot be speech")
     if num_frames <= 0:
@@ -128,7 +128,7 @@ def _checked(samples: np.ndarray, rate: int, is_whole: bool) -> Sound:
 
 
 def _refuse_truncated(file: BinaryIO) -> None:
-    """Look at what the container promises: libsndfile reads a WAV or Ogg file cut off as a shorter one."""
+    """Compare a file with its header: libsndfile reads a truncated WAV or Ogg file as a shorter one."""
     head = file.read(12)
     size = file.seek(0, io.SEEK_END)
     if head[:4] == b"RIFF":
@@ -163,7 +163,7 @@ def resample(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def at_speed(samples: np.ndarray, speed: float) -> np.ndarray:
-    """Mono samples at 16 kHz played so much faster, and higher: 1.1 gives a tenth fewer of them."""
+    """Mono samples at 16 kHz played faster, and higher, by this factor: 1.1 gives about 9 % fewer samples."""
     return resample(samples, round(SAMPLE_RATE * speed))
 
 

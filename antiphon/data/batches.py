@@ -1,4 +1,4 @@
-"""Utterances of similar length, packed into padded batches within a budget of frames."""
+"""Padded batches of utterances of similar length, within a budget of frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JITTER = 0.1  # lengths are drawn this far up or down before sorting: neighbours
 
 
 class Utterances(Protocol):
-    """What batches are made of: a `FeatureStore`, or `Texts` alone. Arrays as they are described there."""
+    """What batches are made of, such as a `FeatureStore`, which describes the arrays."""
 
     dim: int
     frames_per_second: float
@@ -35,9 +35,9 @@ class Batch:
     features [B, T, D] float32, feature_lengths [B] int64, tokens [B, U] int64, token_lengths [B] int64;
     `indices` are the utterances' places in their store.
 
-    An utterance may have N texts instead of one, of which nobody knows which was said: tokens are [B · N, U]
-    then, those of an utterance together, and `weights` [B · N] say how much each counts. A model hears the
-    utterance once for all of them.
+    An utterance may have N candidate texts instead of one: tokens are then [B · N, U], with the texts of an
+    utterance next to each other, and `weights` [B · N] say how much each counts. The model encodes the
+    utterance once for all its texts.
     """
 
     features: Tensor
@@ -54,7 +54,7 @@ class Batch:
         return Batch.of([tensor.to(device, non_blocking=True) for tensor in self.tensors], self.indices)
 
     def pinned(self) -> Batch:
-        """In memory from which a GPU can fetch while it computes."""
+        """The batch in pinned memory, which a GPU can read while it computes."""
         return Batch.of([tensor.pin_memory() for tensor in self.tensors], self.indices)
 
     @property
@@ -64,21 +64,21 @@ class Batch:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], indices: tuple[int, ...] = ()) -> Batch:
-        """From its tensors, in the order of `tensors`."""
+        """A batch of its tensors, in the order of `tensors`."""
         features, feature_lengths, tokens, token_lengths, *weights = tensors
         return cls(features, feature_lengths, tokens, token_lengths, indices, *weights)
 
     @property
     def num_texts(self) -> int:
-        """N."""
+        """N, the number of texts of each utterance."""
         return len(self.tokens) // len(self.features)
 
     def per_text(self, values: Tensor) -> Tensor:
-        """What belongs to an utterance, for each of its texts: [B, ...] -> [B · N, ...]."""
+        """Values of utterances, repeated for each of their texts: [B, ...] -> [B · N, ...]."""
         return repeated(values, self.num_texts)
 
     def per_token(self, losses: Tensor) -> Tensor:
-        """What training minimises: losses of texts [B · N] -> of utterances, per token [B].
+        """The training loss: losses of texts [B · N] -> losses per token of utterances [B].
 
         Σ_n p_n · (loss of text n / its number of tokens), with p the weights.
         """
@@ -89,7 +89,7 @@ class Batch:
 
 
 def repeated(values: Tensor, times: int) -> Tensor:
-    """Every row so many times in a row: [B, ...] -> [B · times, ...]; its gradient is a plain sum.
+    """Each row repeated: [B, ...] -> [B · times, ...]; its gradient is a plain sum.
 
     >>> repeated(torch.tensor([1, 2]), 3).tolist()
     [1, 1, 1, 2, 2, 2]
@@ -100,7 +100,7 @@ def repeated(values: Tensor, times: int) -> Tensor:
 
 
 def padded_tokens(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Texts side by side, zeros after the shorter ones [n, U], and how many tokens are real [n].
+    """Texts as rows padded with zeros [n, U], and their numbers of tokens [n].
 
     >>> padded_tokens([[5, 6], [], [7]])[0].tolist()
     [[5, 6], [0, 0], [7, 0]]
@@ -138,11 +138,11 @@ def plan_batches(
     max_frames: int,
     generator: np.random.Generator | None,
 ) -> list[np.ndarray]:
-    """Deal `indices` out to batches of at most `max_frames` frames, padding included.
+    """Divide `indices` into batches of at most `max_frames` frames, padding included.
 
-    num_frames [n] holds the lengths of all utterances. An utterance longer than `max_frames` is a batch
-    of its own. Batches go from the shortest utterances to the longest; the generator decides which of
-    similar length meet.
+    num_frames [n] holds the lengths of all utterances. An utterance longer than `max_frames` is a batch of
+    its own. Batches go from the shortest utterances to the longest; the generator decides which utterances of
+    similar length are in a batch together.
 
     >>> plan_batches(np.array([30, 10, 20, 99]), np.arange(4), max_frames=60, generator=None)
     [array([1, 2]), array([0]), array([3])]
@@ -164,9 +164,9 @@ def unlabelled_batches(
     max_seconds: float,
     feed: Callable[[np.ndarray], Batch] | None = None,
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Utterances to be recognised, from the shortest to the longest: indices, and a batch without texts.
+    """Batches without texts of utterances to recognise, with their indices, from the shortest to the longest.
 
-    Or the batch that a feed (`antiphon.data.feeding`) has on the device already.
+    With a feed (`antiphon.data.feeding`), the batch is already on the device.
     """
     max_frames = max(1, int(max_seconds * store.frames_per_second))
     for chosen in plan_batches(store.num_frames, indices, max_frames, None):

@@ -5,7 +5,7 @@
     audio.pack        encoded files (FLAC, Opus, WAV) one after the other
     skipped.jsonl     what the import left out, and why
 
-Made by `antiphon.data.importing.import_corpus`, never changed afterwards.
+Made by `antiphon.data.importing.conversion.import_corpus`, never changed afterwards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORMAT = "antiphon-corpus/1"
 
 @dataclass(frozen=True)
 class Utterance:
-    """Something one speaker said: its audio is bytes [offset, offset + bytes) of audio.pack."""
+    """An utterance of one speaker: its audio is bytes [offset, offset + bytes) of audio.pack."""
 
     id: str
     speaker: str
@@ -44,9 +44,9 @@ class Utterance:
 
 
 class Corpus:
-    """A corpus folder opened for reading. Any number of threads may read from one.
+    """A corpus folder opened for reading. Several threads may read from it.
 
-    Sent to another process, it is opened again there.
+    A worker process that it is sent to opens it again.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
@@ -89,7 +89,7 @@ class Corpus:
         return self.num_utterances
 
     def utterances(self) -> Iterator[Utterance]:
-        """All utterances in order, read from disk as they are asked for."""
+        """All utterances in order, read from disk one by one."""
         with open(self.path / "utterances.jsonl", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 try:

@@ -1,8 +1,8 @@
-"""Run a front end over speech: in order, in this process or in several, in bounded memory."""
+"""Features of speech by a front end: in order, in this process or in several, in bounded memory."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -12,15 +12,15 @@ import torch
 
 from antiphon.data.corpus import Utterance
 from antiphon.data.frontends import Frontend
-from antiphon.data.processes import chunks, in_processes
+from antiphon.data.processes import map_in_processes
 
-CHUNK = 16  # utterances a message: small enough to share evenly, large enough to hide its cost
+CHUNK = 16  # utterances in a message: few enough to share them evenly, enough to hide its cost
 LARGEST = float(np.finfo(np.float16).max)
 Extracted = Generator[tuple[Utterance, np.ndarray], None, None]  # with float16 frames [frames, dim]
 
 
 class Speech(Protocol):
-    """Utterances and their samples: a corpus, or some of it, changed. Travels to worker processes."""
+    """Utterances and their samples, such as a corpus. Travels to worker processes."""
 
     @property
     def path(self) -> Path: ...
@@ -29,21 +29,18 @@ class Speech(Protocol):
 
 
 class Extractor:
-    """A front end, loaded, on speech that is open."""
+    """A loaded front end and the speech to use it on."""
 
     def __init__(self, speech: Speech, frontend: Frontend) -> None:
         self.speech = speech
         self.extract = frontend.load()
 
-    def frames(self, utterances: Sequence[Utterance]) -> list[np.ndarray]:
-        """The float16 frames [frames, dim] of each utterance, on one thread wherever this runs."""
-        with one_thread():
-            return [self._frames(utterance) for utterance in utterances]
-
-    def _frames(self, utterance: Utterance) -> np.ndarray:
-        # Audio libraries and onnxruntime raise what they like; the user needs to know for which utterance.
+    def __call__(self, utterance: Utterance) -> np.ndarray:
+        """The float16 frames [frames, dim] of an utterance, on one thread wherever this runs."""
+        # Audio libraries and onnxruntime raise any exception; the user needs to know the utterance.
         try:
-            return as_float16(self.extract(self.speech.read_audio(utterance)))
+            with one_thread():
+                return as_float16(self.extract(self.speech.read_audio(utterance)))
         except Exception as error:
             raise ValueError(
                 f"cannot compute features of utterance {utterance.id} (speaker {utterance.speaker}) "
@@ -52,7 +49,7 @@ class Extractor:
 
 
 def as_float16(frames: np.ndarray) -> np.ndarray:
-    """Frames [frames, dim] in half precision; refused where they are not numbers or do not fit.
+    """Frames [frames, dim] in half precision; refused if they are not finite or do not fit.
 
     >>> as_float16(np.array([[1e5]]))
     Traceback (most recent call last):
@@ -70,7 +67,7 @@ def as_float16(frames: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread: sums come out the same in any process, and workers do not fight over cores."""
+    """Use one torch thread: sums are the same in any process, and workers do not compete for cores."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -79,41 +76,19 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def extract_in_order(speech: Speech, frontend: Frontend, num_workers: int) -> Extracted:
-    """Every utterance with its float16 frames [frames, dim], in the order of the speech."""
-    if num_workers < 1:
-        raise ValueError(f"num_workers must be at least 1, not {num_workers}")
-    if num_workers == 1:
-        extractor = Extractor(speech, frontend)
-        for chunk in chunks(speech.utterances(), CHUNK):
-            yield from zip(chunk, extractor.frames(chunk), strict=True)
-    else:
-        yield from _in_processes(speech, frontend, num_workers)
+def extract_in_order(
+    speech: Speech,
+    frontend: Frontend,
+    num_workers: int,
+    known: Callable[[int, Utterance], np.ndarray | None] = lambda index, utterance: None,
+) -> Extracted:
+    """Every utterance with its float16 frames [frames, dim], in the order of the speech.
 
-
-def _in_processes(speech: Speech, frontend: Frontend, num_workers: int) -> Extracted:
-    work = in_processes(
-        chunks(speech.utterances(), CHUNK),
-        _work,
-        num_workers,
-        "computing features",
-        _start_worker,
-        speech,
-        frontend,
-    )
+    known: gives the frames of utterances for which they need not be computed.
+    """
+    todo = (one for index, one in enumerate(speech.utterances()) if known(index, one) is None)
+    work = map_in_processes(todo, num_workers, CHUNK, "computing features", Extractor, speech, frontend)
     with closing(work):
-        for chunk, frames in work:
-            yield from zip(chunk, frames, strict=True)
-
-
-_extractor: Extractor | None = None  # one in each worker process
-
-
-def _start_worker(speech: Speech, frontend: Frontend) -> None:
-    global _extractor
-    _extractor = Extractor(speech, frontend)
-
-
-def _work(utterances: list[Utterance]) -> list[np.ndarray]:
-    assert _extractor is not None
-    return _extractor.frames(utterances)
+        for index, utterance in enumerate(speech.utterances()):
+            frames = known(index, utterance)
+            yield next(work) if frames is None else (utterance, frames)

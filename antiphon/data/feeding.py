@@ -1,7 +1,7 @@
-"""From the feature store to the device: kept there whole where it fits, else read ahead of the training.
+"""From the feature store to the device: all at once if it fits there, else read ahead of the training.
 
-A place of −1 is a placeholder where stacked clients have batches of unequal size: a row of one zero frame
-and no tokens, whose loss is finite and counts for nothing.
+A place of −1 is a placeholder, for stacked clients with batches of unequal size: a row of one zero frame and
+no tokens. Its loss is finite and has no weight.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from antiphon.data.batches import Batch, Utterances, collate
 
 Encode = Callable[[str], list[int]]
 Item = TypeVar("Item")
-RESIDENT_SHARE = 0.25  # of the device's memory that the corpus may fill
+RESIDENT_SHARE = 0.25  # the share of the device's memory that the corpus may fill
 
 
 class Feeder(Protocol):
-    """Brings utterances to the device: those at `places` of the store as one batch."""
+    """Brings the utterances at `places` of the store to the device as one batch."""
 
     def __call__(self, places: np.ndarray) -> Batch: ...
     def one_by_one(self, plan: Iterable[np.ndarray]) -> Iterator[Batch]: ...
@@ -39,7 +39,7 @@ def feeder(store: Utterances, encode: Encode, device: torch.device) -> Feeder:
 
 
 class Streamed:
-    """Reads from the store for every batch; through pinned memory, without waiting, to a GPU."""
+    """Reads every batch from the store; sends it to a GPU through pinned memory, without waiting."""
 
     def __init__(self, store: Utterances, encode: Encode, device: torch.device) -> None:
         self.store, self.encode, self.device = store, encode, device
@@ -48,7 +48,7 @@ class Streamed:
         return self._read(places).to(self.device)
 
     def one_by_one(self, plan: Iterable[np.ndarray]) -> Iterator[Batch]:
-        """To a GPU: the next batches are read while this one is trained on."""
+        """Batches one after another; for a GPU, the next ones are read while this one is trained on."""
         read = map(self._read, plan)
         for batch in ahead(read) if self.device.type == "cuda" else read:
             yield batch.to(self.device)
@@ -59,14 +59,14 @@ class Streamed:
 
 
 class Resident:
-    """All frames (float16) and tokens live on the device: a batch is one gather, and only places travel."""
+    """Keeps all frames (float16) and tokens on the device: a batch is one gather, only places are sent."""
 
     def __init__(self, store: Utterances, encode: Encode, device: torch.device) -> None:
         self.device = device
         self.frames = torch.from_numpy(store.frames.copy()).to(device)
         texts = [encode(store.text(place)) for place in range(len(store))]
         self.tokens = torch.tensor([token for text in texts for token in text] or [0]).to(device)
-        # One more, at place −1: the placeholder, a frame that is masked and no token.
+        # One more, at place −1: the placeholder, with a masked frame and no token.
         self.first_frame = np.append(store.first_frame[:-1], 0)
         self.num_frames = np.append(store.num_frames, 0).astype(np.int64)
         self.num_tokens = np.array([*(len(text) for text in texts), 0], dtype=np.int64)
@@ -88,7 +88,7 @@ class Resident:
         return map(self, plan)
 
     def _rows(self, values: Tensor, first: np.ndarray, count: np.ndarray, at_least: int) -> Tensor:
-        """Rows of unequal length out of `values`, zero-padded: [B, longest, ...]."""
+        """Rows of unequal length of `values`, zero-padded: [B, longest, ...]."""
         place = torch.arange(max(int(count.max()), at_least), device=self.device)
         source = self._sent(first)[:, None] + place
         real = place < self._sent(count)[:, None]
@@ -100,19 +100,19 @@ class Resident:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """On the device, without waiting for it."""
+    """The tensor on the device, sent without waiting."""
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
 
 def ahead(items: Iterable[Item], depth: int = 2) -> Iterator[Item]:
-    """The same items, made by a thread up to `depth` of them in advance; its exceptions come out here."""
+    """The same items, made by a thread up to `depth` in advance. Its exceptions are raised here."""
     ready: queue.Queue[tuple[bool, Item | BaseException | None]] = queue.Queue(depth)
-    given_up = threading.Event()
+    stopped = threading.Event()
 
     def put(more: bool, what: Item | BaseException | None) -> None:
-        while not given_up.is_set():
+        while not stopped.is_set():
             try:
                 return ready.put((more, what), timeout=0.1)
             except queue.Full:
@@ -122,7 +122,7 @@ def ahead(items: Iterable[Item], depth: int = 2) -> Iterator[Item]:
         try:
             for item in items:
                 put(True, item)
-                if given_up.is_set():
+                if stopped.is_set():
                     return
             put(False, None)
         except BaseException as error:
@@ -140,5 +140,5 @@ def ahead(items: Iterable[Item], depth: int = 2) -> Iterator[Item]:
             else:
                 return
     finally:
-        given_up.set()
+        stopped.set()
         thread.join()

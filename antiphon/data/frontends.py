@@ -1,7 +1,7 @@
 """Front ends turn samples into frames: log-mel filterbanks, or a frozen pretrained encoder.
 
-Both are small frozen descriptions that travel to worker processes; `load()` gives the function that
-does the work. `key()` names the exact output, so features of two front ends never mix.
+Both are small frozen settings that travel to worker processes; `load()` returns the function that does the
+work. `key()` names the exact output, so features of two front ends never mix.
 
 >>> extract = Filterbank().load()
 >>> extract(np.zeros(16000, dtype=np.float32)).shape
@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,12 +23,17 @@ import torch
 from torch import Tensor
 
 from antiphon.data.audio import SAMPLE_RATE
+from antiphon.registry import Registry, open_kind
 
 Extract = Callable[[np.ndarray], np.ndarray]
 
 
 class Frontend(Protocol):
-    """Samples [samples] at 16 kHz to frames [frames, dim] float32."""
+    """Samples [samples] at 16 kHz to frames [frames, dim] float32. A frozen dataclass of settings.
+
+    One that needs files may also have `packed(folder)`, which copies them into a model's folder and returns
+    the front end as it is stored there, and `unpacked(folder)`, its inverse.
+    """
 
     @property
     def dim(self) -> int: ...
@@ -36,6 +41,17 @@ class Frontend(Protocol):
     def frames_per_second(self) -> float: ...
     def key(self) -> str: ...
     def load(self) -> Extract: ...
+
+
+FRONTENDS = open_kind(
+    Frontend,
+    Registry(
+        "antiphon.frontends",
+        ("dim", "frames_per_second", "key", "load"),
+        homes=["antiphon.data.frontends", "antiphon.data.huggingface_folder"],
+        default="filterbank",
+    ),
+)
 
 
 # --- Filterbank: Kaldi's definition, without dither -----------------------------------------------
@@ -49,13 +65,14 @@ LOG_FLOOR = torch.finfo(torch.float32).eps
 SMALLEST_DEVIATION = 1e-3  # a mel bin that never changes becomes 0 instead of amplified rounding
 
 
+@FRONTENDS.register
 @dataclass(frozen=True)
 class Filterbank:
     """Log-mel energies every 10 ms: Kaldi's fbank (25 ms Povey window, preemphasis 0.97, 20 Hz to 8 kHz).
 
-    Samples are scaled to 16-bit range as in Kaldi, no dither, and only whole windows make frames:
-    frames = 1 + (samples - 400) // 160. `normalise` takes each mel bin of an utterance to mean 0 and
-    variance 1 over time.
+    As in Kaldi, samples are scaled to the 16-bit range and only whole windows make frames:
+    frames = 1 + (samples - 400) // 160. There is no dither. `normalise` scales each mel bin of an utterance
+    to mean 0 and variance 1 over time.
     """
 
     dim: int = 80
@@ -98,13 +115,13 @@ def power_spectra(frames: Tensor, window: Tensor) -> Tensor:
 
 
 def normalised(energies: Tensor) -> Tensor:
-    """Each column of [frames, dim] taken to mean 0 and variance 1 (0 throughout where it is constant)."""
+    """Each column of [frames, dim] scaled to mean 0 and variance 1; a constant column becomes 0."""
     deviation, mean = torch.std_mean(energies, dim=0, correction=0, keepdim=True)
     return (energies - mean) / deviation.clamp(min=SMALLEST_DEVIATION)
 
 
 def povey_window() -> Tensor:
-    """A Hann window to the power 0.85: it looks like a Hamming window that reaches 0. Shape [WINDOW]."""
+    """A Hann window to the power 0.85, like a Hamming window that reaches 0: [WINDOW]."""
     return torch.hann_window(WINDOW, periodic=False, dtype=torch.float64).pow(0.85).float()
 
 
@@ -131,14 +148,27 @@ def check_samples(samples: np.ndarray) -> None:
 # --- A frozen pretrained encoder ------------------------------------------------------------------
 
 
+@FRONTENDS.register
 @dataclass(frozen=True)
 class OnnxEncoder:
     """A pretrained encoder in an ONNX file: float32 [1, samples] at 16 kHz in, [1, frames, dim] out.
 
-    Dimension and frame rate are measured on silence, so they are what the file really gives.
+    Dimension and frame rate are measured on silence.
     """
 
     path: str
+
+    def unpacked(self, folder: Path) -> OnnxEncoder:
+        """Look for the file beside the model, under its name, if it is not where it was."""
+        if Path(self.path).exists():
+            return self
+        moved = folder / Path(self.path).name
+        if not moved.exists():
+            raise ValueError(
+                f"the model in {folder} needs the ONNX encoder {self.path}, which does not exist: "
+                f"put the file there, or beside the model as {moved}"
+            )
+        return replace(self, path=str(moved))
 
     @property
     def dim(self) -> int:
@@ -162,7 +192,7 @@ class OnnxEncoder:
 
 @dataclass(frozen=True)
 class Probe:
-    """What an encoder file was measured to be."""
+    """Properties of an encoder file, as measured."""
 
     sha256: str
     dim: int
@@ -171,14 +201,14 @@ class Probe:
 
 @lru_cache(maxsize=8)
 def probe(path: str, num_bytes: int, modified_ns: int) -> Probe:
-    """Measure the encoder at `path`; size and time are there so that a changed file is measured anew."""
+    """Measure the encoder at `path`; size and time are arguments so that a changed file is measured again."""
     extract = encoder_of(path)
     dim = extract(np.zeros(SAMPLE_RATE, dtype=np.float32)).shape[1]
 
     def num_frames(num_samples: int) -> int:
         return len(extract(np.zeros(num_samples, dtype=np.float32)))
 
-    # The frame rate, exactly: the distance between two lengths at which one more frame appears.
+    # The exact frame rate: the distance between two lengths at which one more frame appears.
     first = next_frame_at(num_frames, SAMPLE_RATE)
     second = next_frame_at(num_frames, first)
     return Probe(hashlib.sha256(Path(path).read_bytes()).hexdigest(), dim, second - first)
@@ -211,7 +241,7 @@ def encoder_of(path: str) -> Extract:
     def extract(samples: np.ndarray) -> np.ndarray:
         """Samples [samples] to the encoder's frames [frames, dim] float32."""
         check_samples(samples)
-        # onnxruntime's errors share no base class but Exception; a too short input is one of them.
+        # The errors of onnxruntime have no base class but Exception. A too short input is one of them.
         try:
             frames = session.run(None, {name: samples.astype(np.float32)[None]})[0]
         except Exception as error:
@@ -226,7 +256,7 @@ def encoder_of(path: str) -> Extract:
 
 
 def open_session(path: str) -> Any:
-    """An onnxruntime session on one CPU thread: workers are processes, and the sums come out the same."""
+    """An onnxruntime session on one CPU thread: workers are processes, and sums are the same in each."""
     check_exists(path)
     try:
         import onnxruntime

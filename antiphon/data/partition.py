@@ -1,7 +1,7 @@
-"""What is a client? Ways to deal utterances out to clients, each utterance to exactly one.
+"""Partitions: ways to divide utterances among clients, each utterance to exactly one client.
 
-A partition is called with a store, the utterances to deal out and a seed, and gives
-client name -> utterance indices (increasing, so that reading a client walks forward through the file).
+A partition is called with a store, the indices of the utterances and a seed. It returns client name ->
+utterance indices, which increase, so that a client's frames are read forward through the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BySpeaker:
 
 @dataclass(frozen=True)
 class BySession:
-    """A client is a session, with everyone who speaks in it: `session/1272-128104`."""
+    """A client is a session with all its speakers: `session/1272-128104`."""
 
     def __call__(self, store: FeatureStore, indices: np.ndarray, seed: int) -> Clients:
         return _by_name("session", store.session_names, store.session_codes, indices)
@@ -35,7 +35,7 @@ class BySession:
 
 @dataclass(frozen=True)
 class Iid:
-    """Clients are random parts of equal size, give or take one utterance: `part/0` … `part/<parts - 1>`."""
+    """Clients are random parts whose sizes differ by at most one utterance: `part/0` … `part/<parts - 1>`."""
 
     parts: int
 
@@ -47,17 +47,17 @@ class Iid:
                 f"cannot deal {len(indices)} utterances out to {self.parts} parts: choose fewer parts"
             )
         generator = np.random.default_rng(derive(seed, "partition", "iid"))
-        dealt = np.array_split(generator.permutation(indices), self.parts)
-        return {f"part/{part}": np.sort(own) for part, own in enumerate(dealt)}
+        divided = np.array_split(generator.permutation(indices), self.parts)
+        return {f"part/{part}": np.sort(members) for part, members in enumerate(divided)}
 
 
 @dataclass(frozen=True)
 class Dirichlet:
     """Parts skewed by speaker: each speaker's utterances are split in proportions ~ Dirichlet(concentration).
 
-    Near 0 a speaker falls to one part whole; large concentrations approach i.i.d. parts. A part that
-    gets nothing is left out; the others keep their names. A speaker's split depends on the seed and
-    the speaker's own utterances only.
+    Near 0, all utterances of a speaker go to one part; large concentrations approach i.i.d. parts. Empty
+    parts are left out; the others keep their names. Only the seed and a speaker's own utterances decide how
+    they are split.
     """
 
     parts: int
@@ -74,11 +74,11 @@ class Dirichlet:
         return {f"part/{part}": indices[places] for part, places in _groups(part_of)}
 
     def _deal(self, num_utterances: int, speaker: str, seed: int) -> np.ndarray:
-        """The part each of a speaker's utterances goes to: [num_utterances]."""
+        """The part of each of a speaker's utterances: [num_utterances]."""
         generator = np.random.default_rng(derive(seed, "partition", "dirichlet", speaker))
         shares = generator.dirichlet(np.full(self.parts, self.concentration))
         ends = np.rint(np.cumsum(shares) * num_utterances)
-        # Place p goes to the first part that ends after p; rounding errors may leave one beyond the last.
+        # Place p goes to the first part that ends after p; by rounding, one may lie beyond the last part.
         parts = np.minimum(np.searchsorted(ends, np.arange(num_utterances), side="right"), self.parts - 1)
         return generator.permutation(parts)
 
@@ -93,10 +93,10 @@ def _by_name(kind: str, names: list[str], codes: np.ndarray, indices: np.ndarray
 
 
 def _groups(codes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each code that occurs, increasing, with its places (increasing): one sort, however many codes."""
+    """Each code that occurs, increasing, with its places, increasing; one sort for any number of codes."""
     order = np.argsort(codes, kind="stable")
-    found, starts = np.unique(codes[order], return_index=True)
-    for code, places in zip(found, np.split(order, starts[1:]), strict=True):
+    distinct, starts = np.unique(codes[order], return_index=True)
+    for code, places in zip(distinct, np.split(order, starts[1:]), strict=True):
         yield int(code), places
 
 

@@ -1,12 +1,13 @@
-"""Work shared out to processes: in order, in bounded memory, ended with their caller."""
+"""Work on many items in threads or processes: results in order, in bounded memory."""
 
 from __future__ import annotations
 
 import signal
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from itertools import islice
 from multiprocessing import get_context
 from typing import Any, TypeVar
@@ -15,8 +16,62 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+def map_ahead(
+    executor: Executor, work: Callable[[Item], Result], items: Iterable[Item], num_ahead: int
+) -> Generator[tuple[Item, Result], None, None]:
+    """Each item with its result, in order; no more than `num_ahead` items are in memory at once.
+
+    The executor is shut down at the end.
+    """
+    source = iter(items)
+    waiting: deque[tuple[Item, Future[Result]]] = deque()
+    try:
+        waiting.extend((item, executor.submit(work, item)) for item in islice(source, num_ahead))
+        while waiting:
+            item, future = waiting.popleft()
+            yield item, future.result()
+            waiting.extend((item, executor.submit(work, item)) for item in islice(source, 1))
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def map_in_processes(
+    items: Iterable[Item],
+    num_workers: int,
+    chunk: int,
+    doing: str,
+    make_work: Callable[..., Callable[[Item], Result]],
+    *arguments: Any,
+) -> Generator[tuple[Item, Result], None, None]:
+    """Each item with its result, in order; one worker works in this process.
+
+    Every process calls `make_work(*arguments)` once, and what it returns for each item. `chunk`: items in a
+    message. `doing` says in errors what the work is.
+    """
+    if num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1, not {num_workers}")
+    if num_workers == 1:
+        work = make_work(*arguments)
+        yield from ((item, work(item)) for item in items)
+        return
+    # Not forked from here: a forked child of a process that has used torch's threads can hang. The fork
+    # server imports torch once for all workers.
+    context = get_context("forkserver")
+    context.set_forkserver_preload([make_work.__module__])
+    executor = ProcessPoolExecutor(num_workers, context, initializer=_start, initargs=(make_work, *arguments))
+    try:
+        with closing(map_ahead(executor, _work_on, chunks(items, chunk), 3 * num_workers)) as done:
+            for ordered, results in done:
+                yield from zip(ordered, results, strict=True)
+    except BrokenProcessPool as error:
+        raise ValueError(
+            f"a worker process died while {doing} (out of memory? or a script without "
+            "`if __name__ == '__main__':`?); try num_workers=1"
+        ) from error
+
+
 def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Lists of so many items, the last of what is left.
+    """Lists of `size` items; the last one has the rest.
 
     >>> list(chunks("abc", 2))
     [['a', 'b'], ['c']]
@@ -26,39 +81,15 @@ def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield chunk
 
 
-def in_processes(
-    items: Iterator[Item],
-    work: Callable[[Item], Result],
-    num_workers: int,
-    doing: str,
-    start: Callable[..., None],
-    *given: Any,
-) -> Generator[tuple[Item, Result], None, None]:
-    """Every item with what `work` makes of it, in order; each process begins with `start(*given)`."""
-    # Not forked from here: a forked child of a process that has used torch's threads can hang. The fork
-    # server imports torch once for all workers.
-    context = get_context("forkserver")
-    context.set_forkserver_preload([work.__module__])
-    executor = ProcessPoolExecutor(num_workers, context, initializer=_begin, initargs=(start, *given))
-    # Items ahead of the one being taken: keeps workers busy, bounds what is held in memory.
-    waiting: deque[tuple[Item, Future[Result]]] = deque()
-    try:
-        for item in islice(items, 3 * num_workers):
-            waiting.append((item, executor.submit(work, item)))
-        while waiting:
-            item, future = waiting.popleft()
-            yield item, future.result()
-            for following in islice(items, 1):
-                waiting.append((following, executor.submit(work, following)))
-    except BrokenProcessPool as error:
-        raise ValueError(
-            f"a worker process died while {doing} (out of memory? or a script without "
-            "`if __name__ == '__main__':`?); try num_workers=1"
-        ) from error
-    finally:
-        executor.shutdown(cancel_futures=True)
+_work: Callable[[Any], Any] | None = None  # one in each worker process
 
 
-def _begin(start: Callable[..., None], *given: Any) -> None:
+def _start(make_work: Callable[..., Callable[[Any], Any]], *arguments: Any) -> None:
+    global _work
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops us
-    start(*given)
+    _work = make_work(*arguments)
+
+
+def _work_on(items: list[Any]) -> list[Any]:
+    assert _work is not None
+    return [_work(item) for item in items]

@@ -1,32 +1,33 @@
-"""What sessions are about, as text: read, cut into sentences, and brought into the form of transcripts.
+"""Texts of sessions: read, split into sentences, and written as transcripts.
 
 A session is a file of plain text, or all lines of a .jsonl file that name it (fields session and text). Every
 line of plain text ends a sentence, as on slides; `wrapped` text is joined paragraph by paragraph first.
 
-A sentence has two forms. It is *spoken* as it stands, so that a voice sees its capitals and commas, without
-signs that an engine could take for orders. It is *written* for training as transcripts are: lower case,
-hyphens and dashes as spaces, no other punctuation but apostrophes within words. What is left must be in the
-corpus's alphabet and the model's tokens: a sentence with digits, say, is skipped with its reason, never
-changed.
+A sentence has two forms. Its *spoken* form keeps capitals and commas for the voice, but no characters that an
+engine could take for commands. Its *written* form, for training, is that of transcripts: lower case, hyphens
+and dashes as spaces, no other punctuation but apostrophes within words. All its characters must be in the
+corpus's alphabet and the model's tokens: a sentence with digits, for example, is skipped with its reason,
+never changed.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from antiphon.data.candidates import Skipped, numbered_lines
+from antiphon.data.importing.candidates import Skipped
 from antiphon.data.overlap import Forbidden
-from antiphon.data.text import normalise, strange_characters
+from antiphon.data.transcripts import (
+    numbered_lines,
+    spoken_form,
+    strange_characters,
+    text_fields,
+    written_form,
+)
 
 LEAK = "in the test speech: shares a sequence of words with what the model is tested on"
-APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ`´", "'"))
-DASHES = re.compile(r"[-‐‑‒–—―/_]")
-DROPPED = re.compile(r"[^\w\s'$%&@#+=€£°§]|_", re.UNICODE)
-NOT_SPOKEN = re.compile(r"[^\w\s.,;:!?'\"()-]", re.UNICODE)
 # An end, closing marks, then space; not after a title or an initial.
 ENDS = re.compile(r"[.!?…]+[\"'”’)\]]*\s+")
 NO_END = re.compile(r"(?:\b(?:mr|mrs|ms|dr|st|prof|vs|no|e\.g|i\.e|etc)|\b[A-Za-z])\.$", re.IGNORECASE)
@@ -35,7 +36,7 @@ PAUSES = re.compile(r"[,;:—–]\s+")
 
 @dataclass(frozen=True)
 class Sentence:
-    """As a voice says it, and as a transcript has it."""
+    """A sentence for a voice, and as a transcript has it."""
 
     spoken: str
     written: str
@@ -43,7 +44,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class SessionText:
-    """A session's sentences, and those left out, by their number."""
+    """A session's sentences, and those that were skipped, by their number."""
 
     name: str
     sentences: tuple[Sentence, ...]
@@ -54,16 +55,16 @@ class SessionText:
         return sum(len(sentence.written.split()) for sentence in self.sentences)
 
     def without(self, forbidden: Forbidden) -> SessionText:
-        """The text without the sentences that share sequences of words with forbidden ones."""
+        """The text without the sentences that share sequences of words with forbidden texts."""
         touched = forbidden.touched([sentence.written for sentence in self.sentences])
-        kept = tuple(one for place, one in enumerate(self.sentences) if place not in touched)
-        dropped = (Skipped(f"kept sentence {place + 1}", self.name, LEAK) for place in sorted(touched))
+        kept = tuple(one for index, one in enumerate(self.sentences) if index not in touched)
+        dropped = (Skipped(f"kept sentence {index + 1}", self.name, LEAK) for index in sorted(touched))
         return replace(self, sentences=kept, skipped=(*self.skipped, *dropped))
 
 
 @dataclass(frozen=True)
 class TextRules:
-    """How text becomes sentences; `holds` says whether the model's tokens can write a sentence."""
+    """How text is split into sentences; `holds` says whether the model has tokens for a sentence."""
 
     alphabet: str | None
     wrapped: bool = False
@@ -75,18 +76,18 @@ class TextRules:
             raise ValueError(f"max_words must be at least 1, not {self.max_words}")
 
     def read(self, name: str, lines: Sequence[str]) -> SessionText:
-        """The sentences of a session; one that is said twice is taken once."""
+        """The sentences of a session, without repetitions."""
         sentences: dict[str, Sentence] = {}
         skipped: list[Skipped] = []
         pieces = (
             piece for text in self._paragraphs(lines) for piece in split_sentences(text, self.max_words)
         )
         for number, piece in enumerate(pieces, 1):
-            written = write(piece)
+            written = written_form(piece)
             if reason := self._reason(written):
                 skipped.append(Skipped(f"sentence {number}", name, reason))
             else:
-                sentences.setdefault(written, Sentence(speak(piece), written))
+                sentences.setdefault(written, Sentence(spoken_form(piece), written))
         return SessionText(name, tuple(sentences.values()), tuple(skipped))
 
     def _paragraphs(self, lines: Sequence[str]) -> Iterator[str]:
@@ -98,7 +99,7 @@ class TextRules:
                 yield joined
 
     def _reason(self, written: str) -> str:
-        """Why a sentence cannot be used; empty where it can."""
+        """Why a sentence cannot be used; empty if it can."""
         if not written.strip("' "):
             return "nothing to say"
         if strange := strange_characters(written, self.alphabet):
@@ -107,7 +108,7 @@ class TextRules:
 
 
 def split_sentences(text: str, max_words: int) -> Iterator[str]:
-    """Sentences of a text, none longer than so many words.
+    """Sentences of a text, none longer than `max_words`.
 
     >>> list(split_sentences("Dr. Who came. He saw, as he used to, everything!", 5))
     ['Dr. Who came.', 'He saw,', 'as he used to, everything!']
@@ -132,33 +133,18 @@ def _cut(sentence: str, max_words: int) -> Iterator[str]:
         yield sentence
 
 
-def write(sentence: str) -> str:
-    """A sentence as a transcript; what it cannot hold is left in, to be found.
-
-    >>> write("“Don’t stop,” she said – twenty-one of us!")
-    "don't stop she said twenty one of us"
-    """
-    text = DROPPED.sub(" ", DASHES.sub(" ", sentence.translate(APOSTROPHES)))
-    return normalise(" ".join(word.strip("'") for word in text.split()))
-
-
-def speak(sentence: str) -> str:
-    """A sentence for a voice: what is no word and no pause is left out."""
-    return " ".join(NOT_SPOKEN.sub(" ", sentence.translate(APOSTROPHES)).split())
-
-
 def read_session_texts(paths: Sequence[Path], rules: TextRules) -> list[SessionText]:
-    """The sessions of files and folders of files; those without a usable sentence are among them, empty."""
+    """The sessions in files and folders of files, including sessions without a usable sentence."""
     if not paths:
         raise ValueError("no text was given: name a file for each session")
     lines: dict[str, list[str]] = {}
     for path in _files(paths):
-        found = _rows(path) if ".jsonl" in path.suffixes else _plain(path)
-        for name, own in found.items():
+        sessions = _rows(path) if ".jsonl" in path.suffixes else _plain(path)
+        for name in sessions:
             if name in lines:
                 raise ValueError(f"{path}: there is a session {name!r} already: give it another name")
-            lines[name] = own
-    return [rules.read(name, own) for name, own in lines.items()]
+        lines |= sessions
+    return [rules.read(name, text) for name, text in lines.items()]
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -175,7 +161,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _plain(path: Path) -> dict[str, list[str]]:
-    """Blank lines are kept: they part paragraphs."""
+    """The lines of a file, with the blank lines, which separate paragraphs."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -186,12 +172,8 @@ def _plain(path: Path) -> dict[str, list[str]]:
 def _rows(path: Path) -> dict[str, list[str]]:
     sessions: dict[str, list[str]] = {}
     for where, line in numbered_lines(path):
-        try:
-            row = json.loads(line)
-            name, text = row["session"], row["text"]
-        except (ValueError, KeyError, TypeError):
-            name = text = None
-        if not isinstance(name, str) or not isinstance(text, str) or not name:
-            raise ValueError(f"{where}: not an object with the fields 'session' and 'text'")
+        name, text = text_fields(line, where, "session", "text")
+        if not name:
+            raise ValueError(f"{where}: the field 'session' is empty")
         sessions.setdefault(name, []).extend(text.splitlines())
     return sessions

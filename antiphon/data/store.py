@@ -8,8 +8,8 @@ A store is a folder, `<corpus>/features/<front end key>/`:
   frames.f16   float16 [all frames, dim], memory-mapped
   ids.txt, texts.txt   UTF-8, one after another without separators, memory-mapped
 
-Only index.npz and the names are held in memory: some 40 bytes an utterance. A store is written under
-another name and renamed when it is whole, so one that is there is complete.
+Only index.npz and the names are in memory: about 40 bytes per utterance. A store is written under another
+name and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import numpy as np
 
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.extraction import Extracted, extract_in_order
-from antiphon.data.folders import new_folder
 from antiphon.data.frontends import Frontend
+from antiphon.records.files import new_folder
 
 FORMAT = "antiphon-features/1"
 Progress = Callable[[int, int], None]  # (utterances done, utterances in all)
@@ -38,8 +38,8 @@ class FeatureStore:
 
     num_frames [n] int32, first_frame [n + 1] int64, seconds [n] float32, and the codes [n] int32 of
     `speaker_names`, `session_names` and `split_names` are in memory; `frames` [all, dim] float16 is a
-    read-only view of the file, and everything else is read when asked for. `other_texts` stand in for
-    those of the file.
+    read-only view of the file, and everything else is read when needed. `other_texts` replace those of the
+    file.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class FeatureStore:
         return cls(folder, about, index, other_texts)
 
     def without_texts(self, indices: np.ndarray) -> FeatureStore:
-        """The same speech, of which nobody wrote down these utterances: their texts are empty."""
+        """The same store with empty texts for these utterances, as if nobody had transcribed them."""
         return FeatureStore.open(self.folder, {**self.other_texts, **dict.fromkeys(indices.tolist(), "")})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A worker process maps the files again instead of being sent their contents.
+        # A worker process maps the files again; their contents are not sent.
         return FeatureStore.open, (self.folder, self.other_texts)
 
     def __len__(self) -> int:
@@ -100,7 +100,7 @@ class FeatureStore:
         return self.frames[self.first_frame[index] : self.first_frame[index + 1]]
 
     def expect(self, indices: np.ndarray) -> None:
-        """Has the system read these utterances' frames from disk meanwhile, to be there when asked for."""
+        """Have the system read these utterances' frames from disk in the background."""
         if not hasattr(mmap, "MADV_WILLNEED") or not isinstance(self._map, mmap.mmap):
             return
         for first, last in _stretches(np.unique(indices)):
@@ -140,7 +140,7 @@ class FeatureStore:
         return np.flatnonzero(chosen)
 
     def speakers(self, split: str | None = None) -> list[str]:
-        """The speakers heard in a split, sorted by name."""
+        """The speakers of a split, sorted by name."""
         return sorted(self.speaker_names[code] for code in np.unique(self.speaker_codes[self.where(split)]))
 
     def _code(self, name: str, names: list[str], what: str) -> int:
@@ -150,7 +150,7 @@ class FeatureStore:
 
 
 def _stretches(indices: np.ndarray) -> list[tuple[int, int]]:
-    """First and last of every run of neighbours among increasing indices.
+    """First and last index of every run of consecutive indices.
 
     >>> _stretches(np.array([3, 4, 5, 8]))
     [(3, 5), (8, 8)]
@@ -160,11 +160,11 @@ def _stretches(indices: np.ndarray) -> list[tuple[int, int]]:
 
 
 def mapped(path: Path, num_bytes: int) -> mmap.mmap | bytes:
-    """The file, memory-mapped read-only; refused when it is missing or not of the length the index says."""
+    """The file, memory-mapped read-only; refused if it is missing or its length is not that of the index."""
     size = path.stat().st_size if path.is_file() else -1
     if size != num_bytes:
-        found = "missing" if size < 0 else f"{size} bytes"
-        raise ValueError(f"{path} is damaged: {found}, expected {num_bytes} bytes; delete {path.parent}")
+        state = "missing" if size < 0 else f"{size} bytes"
+        raise ValueError(f"{path} is damaged: {state}, expected {num_bytes} bytes; delete {path.parent}")
     if num_bytes == 0:
         return b""  # an empty file cannot be mapped
     with path.open("rb") as file:
@@ -174,9 +174,9 @@ def mapped(path: Path, num_bytes: int) -> mmap.mmap | bytes:
 def compute_features(
     corpus: Corpus, frontend: Frontend, num_workers: int = 1, progress: Progress | None = None
 ) -> FeatureStore:
-    """The corpus's features by `frontend`: opened if they are there, computed if not or if it changed.
+    """The corpus's features by `frontend`: opened if they exist, computed if not or if the corpus changed.
 
-    The bytes written do not depend on `num_workers`; more than one starts that many processes.
+    More than one worker starts that many processes; the bytes written are the same.
     """
     fingerprint = corpus_fingerprint(corpus)
 
@@ -184,6 +184,34 @@ def compute_features(
         return extract_in_order(corpus, frontend, num_workers)
 
     return stored(corpus, frontend, frontend.key(), fingerprint, extract, progress)
+
+
+def borrow_features(
+    corpus: Corpus,
+    lender: Corpus,
+    ids: frozenset[str],
+    frontend: Frontend,
+    num_workers: int = 1,
+    progress: Progress | None = None,
+) -> FeatureStore:
+    """The corpus's features; those of `ids`, utterances that both have, from the lender if it has features.
+
+    Running an encoder takes longer than anything else here, so frames that were computed once are copied.
+    Nothing is written to the lender.
+    """
+    folder = Path(lender.path) / "features" / frontend.key()
+    store = FeatureStore.open(folder) if folder.exists() else None
+    if store is None or store.fingerprint != corpus_fingerprint(lender):
+        return compute_features(corpus, frontend, num_workers, progress)
+    indices = {store.id(index): index for index in range(len(store))}
+
+    def known(_: int, utterance: Utterance) -> np.ndarray | None:
+        return store.features(indices[utterance.id]) if utterance.id in ids else None
+
+    def extract() -> Extracted:
+        return extract_in_order(corpus, frontend, num_workers, known)
+
+    return stored(corpus, frontend, frontend.key(), corpus_fingerprint(corpus), extract, progress)
 
 
 def stored(
@@ -194,7 +222,7 @@ def stored(
     extract: Callable[[], Extracted],
     progress: Progress | None,
 ) -> FeatureStore:
-    """The corpus's store called `key`, opened if it is there with this fingerprint, else written anew."""
+    """The corpus's store called `key`: opened if it exists with this fingerprint, else written."""
     folder = Path(corpus.path) / "features" / key
     if folder.exists():
         store = FeatureStore.open(folder)
@@ -213,13 +241,13 @@ def stored(
 
 
 def corpus_fingerprint(corpus: Corpus) -> str:
-    """The SHA-256 of the corpus's list of utterances: it changes whenever any of them does."""
+    """The SHA-256 of the corpus's list of utterances, which changes with any utterance."""
     with (Path(corpus.path) / "utterances.jsonl").open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Rows:
-    """What the index will hold, gathered utterance by utterance."""
+    """The rows of the index, collected utterance by utterance."""
 
     def __init__(self) -> None:
         self.frame_at, self.id_at, self.text_at = [0], [0], [0]

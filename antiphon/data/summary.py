@@ -1,6 +1,6 @@
 """What is in a corpus: the figures, tables and plot of `antiphon corpus show`.
 
-A client here is a speaker; other ways to cut a corpus into clients are in `antiphon.data.partition`.
+A client here is a speaker; `antiphon.data.partition` has other ways to split a corpus into clients.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from antiphon.data.candidates import Skipped
 from antiphon.data.corpus import Corpus, Utterance
+from antiphon.data.importing.candidates import Skipped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ MAX_NAMED_CLIENTS = 60
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """One split: its clients (name -> seconds of speech, the longest first) and its words."""
+    """Figures of one split: its clients (name -> seconds of speech, longest first) and its words."""
 
     split: str
     seconds_by_client: Mapping[str, float]
@@ -52,14 +52,14 @@ class SplitSummary:
 
     @property
     def seconds_quantiles(self) -> tuple[float, ...]:
-        """Seconds of speech a client: least, 10 %, median, 90 %, most."""
+        """Seconds of speech per client: minimum, 10 %, median, 90 %, maximum."""
         seconds = list(self.seconds_by_client.values())
         return tuple(float(value) for value in np.quantile(seconds, QUANTILES))
 
 
 @dataclass(frozen=True)
 class CorpusSummary:
-    """A corpus by split, in the order in which splits are used."""
+    """Figures of a corpus by split: pool, heldout, test, then all others."""
 
     path: Path
     source: str
@@ -144,7 +144,7 @@ def tables(summary: CorpusSummary) -> list[Table]:
 
 
 def skipped_table(skipped: Iterable[Skipped]) -> Table:
-    """What an import left out: how many of each kind, with the first one as an example."""
+    """A table of the utterances that an import skipped: the number of each kind, with an example."""
     from rich.table import Table
     from rich.text import Text
 
@@ -170,14 +170,14 @@ def _columns(table: Table, first: str, *others: str) -> None:
 
 
 def plot_hours(summary: CorpusSummary, path: str | Path) -> None:
-    """Save bars of minutes per client, longest first, one row a split; the name ends in .png or .svg."""
+    """Save bars of minutes per client, longest first, one row per split, as .png or .svg."""
     from matplotlib.figure import Figure
 
     num_rows = len(summary.splits)
     figure = Figure(figsize=(10, 0.8 + 2.1 * num_rows), layout="constrained")
     rows = figure.subplots(num_rows, 1, squeeze=False)[:, 0]
-    for place, (axes, split) in enumerate(zip(rows, summary.splits, strict=True)):
-        _plot_split(axes, split, COLOURS[place % len(COLOURS)])
+    for row, (axes, split) in enumerate(zip(rows, summary.splits, strict=True)):
+        _plot_split(axes, split, COLOURS[row % len(COLOURS)])
     figure.supylabel("minutes of speech", fontsize=10)
     rows[-1].set_xlabel("clients (speakers), longest first")
     figure.savefig(path, dpi=150)
@@ -190,7 +190,7 @@ def _plot_split(axes: Axes, split: SplitSummary, colour: str) -> None:
         axes.set_xlim(-0.6, max(len(minutes), 20) - 0.4)
         axes.set_xticks(range(len(names)), [_short(name) for name in names], rotation=90, fontsize=7)
     else:
-        # One outline instead of thousands of bars: the same picture, and a small file.
+        # One outline instead of thousands of bars: the same picture in a small file.
         axes.stairs(minutes, fill=True, color=colour)
         axes.set_xlim(0, len(minutes))
     median = float(np.median(minutes))

@@ -1,4 +1,4 @@
-"""Text to token ids and back: characters, or SentencePiece unigram pieces.
+"""Text to token ids and back: characters, SentencePiece unigram pieces, or whole words (language models).
 
 Id 0 is the boundary (the CTC blank; the start and end of an attention decoder), id 1 the unknown
 token. Text is taken as it is: words separated by single spaces, none at either end.
@@ -15,20 +15,25 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from antiphon.registry import Registry, open_kind
+
 BOUNDARY = 0
 UNKNOWN = 1
 UNKNOWN_TEXT = "⁇"
 FORMAT = "antiphon-tokens/1"
+WORDS_FORMAT = "antiphon-words/1"
+WORDS_FILE = "words.json"
 
 
 class Tokens(Protocol):
-    """Ids 0 … size - 1; `encode` never gives 0, `decode` leaves 0 out and writes 1 as ⁇."""
+    """Ids 0 … size - 1; `encode` never returns 0, `decode` omits 0 and writes 1 as ⁇."""
 
     @property
     def size(self) -> int: ...
@@ -37,9 +42,31 @@ class Tokens(Protocol):
     def save(self, folder: str | Path) -> None: ...
 
 
+class TokensConfig(Protocol):
+    """A frozen dataclass of settings that makes tokens, and loads those it has made."""
+
+    def fit(self, texts: Iterable[str], alphabet: str | None) -> Tokens: ...
+    @staticmethod
+    def load(folder: Path, about: Mapping[str, Any]) -> Tokens:
+        """Return what `Tokens.save` wrote: `about` is tokens.json, whose "kind" is this class's name."""
+        ...
+
+
+TOKENS = open_kind(
+    TokensConfig,
+    Registry(
+        "antiphon.tokens",
+        ("fit", "load"),
+        homes=["antiphon.data.tokens", "antiphon.data.huggingface_folder"],
+        default="characters",
+    ),
+)
+OLD_KINDS = {"hugging_face": "hugging_face_tokens"}  # what tokens.json says, and the name today
+
+
 @dataclass(frozen=True)
 class Characters:
-    """One token a character: id 2 is the first of `characters`."""
+    """One token per character: id 2 is the first of `characters`."""
 
     characters: str
 
@@ -74,7 +101,7 @@ class Unigram:
         return SentencePieceProcessor(model_proto=self.model)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Unigram, (self.model,)  # to a worker process goes the model, not the processor
+        return Unigram, (self.model,)  # a worker process is sent the model, not the processor
 
     @property
     def size(self) -> int:
@@ -92,6 +119,35 @@ class Unigram:
 
 
 @dataclass(frozen=True)
+class Words:
+    """One token per word: id 2 is the first of the vocabulary.
+
+    >>> Words(("go", "on")).encode("go on now")
+    [2, 3, 1]
+    """
+
+    vocabulary: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return 2 + len(self.vocabulary)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: 2 + place for place, word in enumerate(self.vocabulary)}
+
+    def encode(self, text: str) -> list[int]:
+        return [self._ids.get(word, UNKNOWN) for word in text.split()]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(UNKNOWN_TEXT if id == UNKNOWN else self.vocabulary[id - 2] for id in ids if id != 0)
+
+    def save(self, folder: str | Path) -> None:
+        write_tokens(Path(folder), {"words": self.vocabulary}, WORDS_FILE, WORDS_FORMAT)
+
+
+@TOKENS.register
+@dataclass(frozen=True)
 class CharactersConfig:
     """Characters of the alphabet, with the space; without an alphabet, those of the texts."""
 
@@ -101,12 +157,17 @@ class CharactersConfig:
             raise ValueError("no characters to make tokens of: the alphabet or the texts are empty")
         return Characters("".join(sorted(characters | {" "})))
 
+    @staticmethod
+    def load(folder: Path, about: Mapping[str, Any]) -> Characters:
+        return Characters(about["characters"])
 
+
+@TOKENS.register
 @dataclass(frozen=True)
 class UnigramConfig:
     """`size` tokens, boundary and unknown included, learnt from texts the server may read.
 
-    Characters of the alphabet are pieces whether the texts hold them or not.
+    All characters of the alphabet are pieces, even if the texts do not have them.
     """
 
     size: int = 256
@@ -132,53 +193,65 @@ class UnigramConfig:
                 unk_surface=UNKNOWN_TEXT,
                 character_coverage=1.0,
                 normalization_rule_name="identity",
-                max_sentence_length=1 << 20,  # the default silently leaves out longer ones
-                num_threads=1,  # several threads add up in no fixed order
+                max_sentence_length=1 << 20,  # the default silently skips longer ones
+                num_threads=1,  # several threads add up in a random order
                 minloglevel=3,
             )
         except RuntimeError as error:
             raise ValueError(_explain(self.size, str(error))) from error
         return Unigram(model.getvalue())
 
+    @staticmethod
+    def load(folder: Path, about: Mapping[str, Any]) -> Unigram:
+        return Unigram((folder / "unigram.model").read_bytes())
+
 
 @dataclass(frozen=True)
-class SavedTokensConfig:
-    """The tokens of a model that is there already: whatever the texts, its output layer is for these."""
+class WordsConfig:
+    """The most frequent words of the texts: at most `size` tokens, boundary and unknown included."""
 
-    folder: str  # of a run, or of a model
+    size: int = 20_000
+
+    def fit(self, texts: Iterable[str], alphabet: str | None) -> Words:
+        counts = Counter(word for text in texts for word in text.split())
+        if not counts:
+            raise ValueError("no words to make tokens of: the texts are empty")
+        ordered = sorted(counts, key=lambda word: (-counts[word], word))
+        return Words(tuple(ordered[: self.size - 2]))
+
+
+@TOKENS.register
+@dataclass(frozen=True)
+class SavedTokensConfig:
+    """The tokens of a saved model, whose output layer needs exactly these."""
+
+    folder: str  # of a run or of a model
 
     def fit(self, texts: Iterable[str], alphabet: str | None) -> Tokens:
         folder = Path(self.folder)
         return load_tokens(folder / "model" if (folder / "model" / "tokens.json").exists() else folder)
 
+    @staticmethod
+    def load(folder: Path, about: Mapping[str, Any]) -> Tokens:
+        raise ValueError(f"{folder}: tokens are saved under the name of their own kind")
+
 
 def _explain(size: int, message: str) -> str:
-    """SentencePiece's complaint about the vocabulary size in words that say what to do."""
-    if found := re.search(r"<= (\d+)", message):
-        return f"the texts have too few different pieces for size={size}: choose at most {found[1]}"
-    if found := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        return f"size={size} is too small for the characters of the texts: choose at least {found[1]}"
+    """What to do about an error of SentencePiece, which is nearly always about the size."""
+    if match := re.search(r"<= (\d+)", message):
+        return f"the texts have too few different pieces for size={size}: choose at most {match[1]}"
+    if match := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return f"size={size} is too small for the characters of the texts: choose at least {match[1]}"
     return f"SentencePiece cannot learn size={size} tokens from these texts: {message}"
 
 
-def write_tokens(folder: Path, about: dict[str, Any]) -> None:
-    """Writes tokens.json: of which kind the tokens are, and what that kind needs to know."""
+def write_tokens(
+    folder: Path, about: dict[str, Any], file: str = "tokens.json", format: str = FORMAT
+) -> None:
+    """Write what is needed to load the tokens again: their kind, and what that kind needs to know."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"format": FORMAT, **about}, ensure_ascii=False)
-    (folder / "tokens.json").write_text(text, encoding="utf-8")
-
-
-def _load_tokenizer(folder: Path, about: dict[str, Any]) -> Tokens:
-    from antiphon.data.huggingface import load_tokenizer  # which itself needs what is above
-
-    return load_tokenizer(folder, about)
-
-
-_LOADERS: dict[str, Callable[[Path, dict[str, Any]], Tokens]] = {
-    "characters": lambda folder, about: Characters(about["characters"]),
-    "unigram": lambda folder, about: Unigram((folder / "unigram.model").read_bytes()),
-    "hugging_face": _load_tokenizer,
-}
+    text = json.dumps({"format": format, **about}, ensure_ascii=False)
+    (folder / file).write_text(text, encoding="utf-8")
 
 
 def load_tokens(folder: str | Path) -> Tokens:
@@ -188,6 +261,20 @@ def load_tokens(folder: str | Path) -> Tokens:
         about = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no tokens (cannot read tokens.json: {error})") from error
-    if about.get("format") != FORMAT or about.get("kind") not in _LOADERS:
+    kind = OLD_KINDS.get(about.get("kind"), about.get("kind"))
+    if about.get("format") != FORMAT or kind not in TOKENS:
         raise ValueError(f"{folder / 'tokens.json'} is not of a kind this antiphon reads ({FORMAT})")
-    return _LOADERS[about["kind"]](folder, about)
+    tokens: Tokens = TOKENS[kind].load(folder, about)
+    return tokens
+
+
+def load_words(folder: str | Path) -> Words:
+    """The words saved in `folder`."""
+    path = Path(folder) / WORDS_FILE
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} holds no words (cannot read {WORDS_FILE}: {error})") from error
+    if about.get("format") != WORDS_FORMAT:
+        raise ValueError(f"{path} has format {about.get('format')!r}, not {WORDS_FORMAT!r}")
+    return Words(tuple(about["words"]))

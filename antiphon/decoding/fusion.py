@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from antiphon.data.tokens import Tokens
-from antiphon.models.ngram import END_ID, UNKNOWN_ID, NgramModel, State
+from antiphon.lm.ngram import END_ID, UNKNOWN_ID, NgramModel, State
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from antiphon.decoding.error_rate import Errors, word_errors
-from antiphon.decoding.hypothesis import WORDS, Hypothesis, NBest
-from antiphon.models.ngram import SentenceModel
+from antiphon.decoding.nbest import WORDS, Hypothesis, NBest
+from antiphon.lm.ngram import SentenceModel
+from antiphon.scoring.error_rate import Errors, word_errors
 
 # ln p(text | speech) of all hypotheses of these lists, in a row.
 Listener = Callable[[Sequence[NBest]], Sequence[float]]

@@ -11,14 +11,13 @@ import torch
 from antiphon.data.batches import unlabelled_batches
 from antiphon.data.store import FeatureStore
 from antiphon.data.tokens import Tokens
-from antiphon.decoding.attention_beam import AttentionBeam, Penalties
-from antiphon.decoding.ctc_beam import CtcBeam
-from antiphon.decoding.decoder_beam import DecoderBeam
+from antiphon.decoding.beams.attention_beam import AttentionBeam, Penalties
+from antiphon.decoding.beams.ctc_beam import CtcBeam
+from antiphon.decoding.beams.transducer_beam import TransducerBeam
 from antiphon.decoding.fusion import Fusion
-from antiphon.decoding.hypothesis import Hypothesis, NBest
-from antiphon.decoding.transducer_beam import TransducerBeam
+from antiphon.decoding.nbest import Hypothesis, NBest
 from antiphon.models.ctc import Framewise
-from antiphon.models.huggingface import HuggingFaceSeq2Seq
+from antiphon.models.huggingface.speech_models import HuggingFaceSeq2Seq
 from antiphon.models.las import Las
 from antiphon.models.model import Model
 from antiphon.models.transducer import Transducer
@@ -53,7 +52,7 @@ def beam_for(
                 "the tokens of a Hugging Face decoder are not parted into words: rank its lists with "
                 "`antiphon rescore` instead of giving a language model to the search"
             )
-        return DecoderBeam(width)
+        return AttentionBeam(width)
     raise ValueError(f"there is no beam search for a {type(model).__name__}")
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from antiphon.decoding.attention_beam import Penalties
+from antiphon.decoding.beams.attention_beam import Penalties
 from antiphon.decoding.fusion import Fusion
 from antiphon.models.las import Las
 from antiphon.models.model import Model

@@ -82,10 +82,11 @@ class ConformerLayer(nn.Module):
 
     def __init__(self, config: ConformerConfig) -> None:
         super().__init__()
-        self.feed_forward_before = feed_forward(config)
+        sizes = config.dim, config.feed_forward_multiplier * config.dim
+        self.feed_forward_before = feed_forward(*sizes, nn.SiLU(), config.dropout)
         self.attention = RotaryAttention(config)
         self.convolution = Convolution(config)
-        self.feed_forward_after = feed_forward(config)
+        self.feed_forward_after = feed_forward(*sizes, nn.SiLU(), config.dropout)
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(self, frames: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -96,15 +97,14 @@ class ConformerLayer(nn.Module):
         return self.norm(frames)
 
 
-def feed_forward(config: ConformerConfig) -> nn.Sequential:
-    hidden = config.feed_forward_multiplier * config.dim
+def feed_forward(dim: int, hidden: int, activation: nn.Module, dropout: float) -> nn.Sequential:
     return nn.Sequential(
-        nn.LayerNorm(config.dim),
-        nn.Linear(config.dim, hidden),
-        nn.SiLU(),
-        Dropout(config.dropout),
-        nn.Linear(hidden, config.dim),
-        Dropout(config.dropout),
+        nn.LayerNorm(dim),
+        nn.Linear(dim, hidden),
+        activation,
+        Dropout(dropout),
+        nn.Linear(hidden, dim),
+        Dropout(dropout),
     )
 
 

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from antiphon.data.batches import Batch
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
-from antiphon.models.ctc_loss import ctc_fits, ctc_losses
 from antiphon.models.layers import at_least_float32, frame_mask
+from antiphon.models.losses.ctc_loss import ctc_fits, ctc_losses
+from antiphon.models.model import MODELS
 
 
+@MODELS.register
 @dataclass(frozen=True)
 class CtcConfig:
     """A CTC recogniser on a Conformer or a bidirectional LSTM.

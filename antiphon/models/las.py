@@ -34,18 +34,21 @@ from torch import Tensor, nn
 
 from antiphon.data.batches import Batch, repeated
 from antiphon.models.blstm import BlstmConfig
-from antiphon.models.ctc_loss import ctc_fits, ctc_losses
 from antiphon.models.layers import (
     at_least_float32,
     frame_mask,
     next_token_losses,
     next_tokens,
     open_forget_gates,
+    spell_greedily,
 )
+from antiphon.models.losses.ctc_loss import ctc_fits, ctc_losses
 from antiphon.models.lstm import LstmCell
+from antiphon.models.model import MODELS
 from antiphon.models.noise import Dropout
 
 
+@MODELS.register
 @dataclass(frozen=True)
 class LasConfig:
     """Sizes, and what the loss of training is made of.
@@ -148,21 +151,14 @@ class Las(nn.Module):
     def greedy(self, batch: Batch) -> list[list[int]]:
         """The best token after the best tokens so far; at most one token a frame of the encoder."""
         memory = self.listen(batch.features, batch.feature_lengths)
-        limits = memory.mask.sum(dim=1)
         decoder = self.start(memory)
-        tokens = limits.new_zeros(len(limits))
-        running = limits > 0
-        spelled = []
-        for num_spelled in range(1, memory.mask.shape[1] + 1):
-            decoder = self.step(self.embedding(tokens), decoder, memory)
-            # A finished utterance goes on as zeros, which are left out below.
-            tokens = self.classify(decoder.seen).argmax(dim=-1).masked_fill(~running, 0)
-            spelled.append(tokens)
-            running = running & (tokens != 0) & (num_spelled < limits)
-            if not running.any():
-                break
-        rows: list[list[int]] = torch.stack(spelled, dim=1).tolist()
-        return [[token for token in row if token != 0] for row in rows]
+
+        def take_step(last: Tensor) -> Tensor:
+            nonlocal decoder
+            decoder = self.step(self.embedding(last), decoder, memory)
+            return self.classify(decoder.seen)
+
+        return spell_greedily(memory.mask.sum(dim=1), take_step)
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
         """Any tokens can be spelled from any frames, but greedy decoding stops at one token a frame.

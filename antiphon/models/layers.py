@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,6 +39,12 @@ def stack_frames(features: Tensor, lengths: Tensor, stack: int) -> tuple[Tensor,
     return features.unflatten(1, (-1, stack)).flatten(2), (lengths + stack - 1) // stack
 
 
+def reversal(lengths: Tensor, size: int) -> Tensor:
+    """Places [B, size] that turn each row around within its own length and leave the rest."""
+    place = torch.arange(size, device=lengths.device)
+    return torch.where(place < lengths[:, None], lengths[:, None] - 1 - place, place)
+
+
 def reversed_frames(frames: Tensor, lengths: Tensor) -> Tensor:
     """Each utterance turned round within its own length; padding stays where it is: [B, T, D].
 
@@ -55,9 +62,7 @@ class Reversed(torch.autograd.Function):
 
     @staticmethod
     def forward(frames: Tensor, lengths: Tensor) -> Tensor:
-        place = torch.arange(frames.shape[1], device=lengths.device)
-        source = torch.where(place < lengths[:, None], lengths[:, None] - 1 - place, place)
-        return frames.gather(1, source[:, :, None].expand_as(frames))
+        return frames.gather(1, reversal(lengths, frames.shape[1])[:, :, None].expand_as(frames))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -80,6 +85,20 @@ def next_token_losses(logits: Tensor, targets: Tensor, lengths: Tensor, smoothin
         logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing
     ).view_as(targets)
     return losses.masked_fill(~frame_mask(lengths + 1, targets.shape[1]), 0.0).sum(dim=1)
+
+
+def spell_greedily(limits: Tensor, take_step: Callable[[Tensor], Tensor]) -> list[list[int]]:
+    """The best token after the best tokens so far, up to the end (0) or a number of tokens [B].
+
+    take_step: the last tokens [B], zeros at first -> scores of the next [B, num_tokens].
+    """
+    running, spelled = limits > 0, [torch.zeros_like(limits)]
+    while running.any():
+        # A finished utterance goes on as zeros, which are left out below.
+        spelled.append(take_step(spelled[-1]).argmax(dim=-1).masked_fill(~running, 0))
+        running = running & (spelled[-1] != 0) & (len(spelled) - 1 < limits)
+    rows: list[list[int]] = torch.stack(spelled, dim=1).tolist()
+    return [[token for token in row if token != 0] for row in rows]
 
 
 def at_least_float32(values: Tensor) -> Tensor:

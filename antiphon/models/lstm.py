@@ -26,7 +26,7 @@ def is_stacked(*tensors: Tensor) -> bool:
 def bidirectional(forwards: nn.LSTM, backwards: nn.LSTM, frames: Tensor, lengths: Tensor) -> Tensor:
     """Frames [B, T, D], lengths [B] -> [B, T, 2 H]; the second LSTM starts at each utterance's last frame."""
     turned = reversed_frames(frames, lengths)
-    if is_stacked(frames, *_parameters(forwards)):
+    if is_stacked(frames, *forwards.all_weights[0]):
         past, future = _both_ways(forwards, backwards, frames, turned)
     else:
         (past, _), (future, _) = forwards(frames), backwards(turned)
@@ -35,9 +35,10 @@ def bidirectional(forwards: nn.LSTM, backwards: nn.LSTM, frames: Tensor, lengths
 
 def _both_ways(forwards: nn.LSTM, backwards: nn.LSTM, frames: Tensor, turned: Tensor) -> tuple[Tensor, ...]:
     """Both recurrences of stacked clients: at once, unless one was made narrower than the other."""
-    weights, gates = [], []
+    weights: list[Tensor] = []
+    gates: list[Tensor] = []
     for lstm, given in ((forwards, frames), (backwards, turned)):
-        from_input, from_hidden, *biases = _parameters(lstm)
+        from_input, from_hidden, *biases = lstm.all_weights[0]
         gates.append(F.linear(given, from_input, biases[0] + biases[1]))
         weights.append(from_hidden)
     if forwards.hidden_size != backwards.hidden_size:
@@ -60,12 +61,6 @@ class LstmCell(nn.LSTMCell):
         from_hidden = F.linear(state[0], self.weight_hh, self.bias_hh)
         hidden, carry, _ = Cell.apply(from_input, from_hidden, state[1])
         return hidden, carry
-
-
-def _parameters(lstm: nn.LSTM) -> tuple[Tensor, ...]:
-    """Weights from input and from hidden state, and their biases, of a layer."""
-    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-    return tuple(getattr(lstm, name) for name in names)
 
 
 class Cell(torch.autograd.Function):

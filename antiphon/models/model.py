@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from antiphon.data.batches import Batch
+from antiphon.registry import Registry, open_kind
 
 
 class Model(Protocol):
@@ -54,6 +55,21 @@ class Model(Protocol):
 
 
 class ModelConfig(Protocol):
-    """Builds a model; its parameters are drawn from torch's global generator, seeded by the caller."""
+    """A frozen dataclass of settings that builds a model.
+
+    Parameters are drawn from torch's global generator, which the caller seeds. It may also have `packed` and
+    `unpacked`, as front ends do, and `why_whole`: why units cannot be removed from the model.
+    """
 
     def build(self, input_dim: int, num_tokens: int) -> Model: ...
+
+
+MODELS = open_kind(
+    ModelConfig,
+    Registry(
+        "antiphon.models",
+        ("build",),
+        homes=["antiphon.models", "antiphon.models.huggingface"],
+        default="ctc",
+    ),
+)

@@ -124,9 +124,9 @@ class Kept(torch.autograd.Function):
 
 
 def _fused(values: Tensor, keys: Tensor, site: int, rate: float) -> Tensor:
-    from antiphon.models import fused
+    from antiphon.models.kernels import fused_dropout
 
-    return fused.kept(values, keys, _of_site(site), rate, (FIRST, SECOND, GOLDEN))
+    return fused_dropout.kept(values, keys, _of_site(site), rate, (FIRST, SECOND, GOLDEN))
 
 
 def _keeps(rows: Tensor, dim: int, rate: float) -> Tensor:

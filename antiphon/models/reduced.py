@@ -19,30 +19,21 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from antiphon.kept import (
-    Kept,
-    KeptEmbedding,
-    KeptLinear,
-    KeptRecurrent,
-    read_units,
-    shrink,
-)
 from antiphon.models.blstm import Blstm, BlstmLayer
 from antiphon.models.conformer import ConformerLayer
 from antiphon.models.ctc import CtcConfig
-from antiphon.models.las import LasConfig
 from antiphon.models.layers import open_forget_gates
 from antiphon.models.lstm import LstmCell, bidirectional
-from antiphon.models.model import Model
-from antiphon.models.transducer import TransducerConfig
+from antiphon.models.model import MODELS, Model, ModelConfig
 from antiphon.models.units import Units
-from antiphon.prunable import EmbeddingLayer, Layer, LinearLayer, RecurrentLayer
+from antiphon.tasks.prunable_layers import EmbeddingLayer, Layer, LinearLayer, RecurrentLayer
+from antiphon.tasks.submodel import Kept, KeptEmbedding, KeptLinear, KeptRecurrent, read_units, shrink
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 # Linear layers that are never called: their weights are used otherwise. And those whose outputs are tokens.
@@ -50,25 +41,28 @@ NOT_CALLED = ("attention.location", "attention.location_output", "attention.ener
 OF_TOKENS = ("output", "ctc")
 
 
+@MODELS.register
 @dataclass(frozen=True)
 class ReducedConfig:
     """A model that was made smaller: what it was, and what is kept of it."""
 
-    full: CtcConfig | LasConfig | TransducerConfig = field(default_factory=CtcConfig)
+    full: ModelConfig = field(default_factory=CtcConfig)
     kept: Kept = field(default_factory=Kept)
+    why_whole: ClassVar[str] = "this model was pruned already: prune the one it was made from"
 
     def build(self, input_dim: int, num_tokens: int) -> Model:
         """Without the large model ever being in memory: it is built of shapes alone."""
         with torch.device("meta"):
-            full = self.full.build(input_dim, num_tokens)
+            full: Any = self.full.build(input_dim, num_tokens)
         small = reduced(full, self.kept)
         for module in small.modules():
             if any(p.is_meta for p in module.parameters(recurse=False)):
                 module.to_empty(device="cpu", recurse=False)
-                module.reset_parameters()  # type: ignore[operator]
+                module.reset_parameters()
             if isinstance(module, nn.LSTM | nn.LSTMCell):
                 open_forget_gates(module)
-        return small
+        model: Model = small
+        return model
 
 
 def structure_of(model: Model | nn.Module) -> tuple[Layer, ...]:

@@ -39,49 +39,34 @@ class Units(nn.Module):
 
     def take_more(self, values: Tensor) -> Tensor:
         """[..., all] -> [..., some and more]."""
-        return values if self.is_all else Taken.apply(values, self.index, self.position, self.is_there)
+        return values if self.is_all else Moved.apply(values, True, self.index, self.position, self.is_there)
 
     def place(self, values: Tensor) -> Tensor:
         """[..., some] or [..., some and more] -> [..., all]."""
         if self.is_all:
             return values
-        return Placed.apply(values, self.index[: values.shape[-1]], self.position, self.is_there)
+        return Moved.apply(values, False, self.index[: values.shape[-1]], self.position, self.is_there)
 
 
-def _read(values: Tensor, places: Tensor) -> Tensor:
-    """Along the last dimension, where `index_select` is slow on a CPU."""
-    return values.gather(-1, places.expand(*values.shape[:-1], len(places)))
+class Moved(torch.autograd.Function):
+    """Units taken out of all, or placed among zeros: the gradient of one is the other.
 
-
-class Taken(torch.autograd.Function):
-    """The gradient of one is the other. That of `gather` would add into places."""
+    That of `gather` would add into places; `index_select` is slow along the last dimension on a CPU.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(values: Tensor, index: Tensor, position: Tensor, is_there: Tensor) -> Tensor:
-        return _read(values, index)
+    def forward(values: Tensor, is_taking: bool, index: Tensor, position: Tensor, is_there: Tensor) -> Tensor:
+        places = index if is_taking else position
+        moved = values.gather(-1, places.expand(*values.shape[:-1], len(places)))
+        return moved if is_taking else moved * is_there.to(values.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
+        _, ctx.is_taking, *constants = inputs
+        ctx.save_for_backward(*constants)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        return Placed.apply(upstream[0], *ctx.saved_tensors), None, None, None
-
-
-class Placed(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(values: Tensor, index: Tensor, position: Tensor, is_there: Tensor) -> Tensor:
-        return _read(values, position) * is_there.to(values.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        return Taken.apply(upstream[0], *ctx.saved_tensors), None, None, None
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return Moved.apply(upstream[0], not ctx.is_taking, *ctx.saved_tensors), None, None, None, None

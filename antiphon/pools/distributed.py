@@ -26,9 +26,9 @@ from antiphon.core import (
     Weigh,
     Worker,
     add_up,
-    distances_of,
 )
-from antiphon.views import arrived
+from antiphon.pools.local import distances_of
+from antiphon.tasks.views import arrived
 
 Layout = list[list[Any]]  # [name, shape, dtype, kind of device] of every tensor of an update
 

@@ -5,8 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from antiphon.core import Failure, Report, Task, Tensors, Update, Weigh, Worker, add_up, distances_of
-from antiphon.views import arrived
+import torch
+
+from antiphon.core import Failure, Report, Task, Tensors, Update, Weigh, Worker, add_up
+from antiphon.tasks.views import arrived
+
+
+def distances_of(point: Tensors, others: Sequence[Tensors]) -> list[float]:
+    """The l2 distance of each of `others` to a point, over all tensors together; read in one transfer."""
+    if not point:
+        return [0.0] * len(others)
+    found = []
+    for other in others:
+        if other.keys() != point.keys():
+            raise ValueError(
+                f"the point and an update hold different tensors: {sorted(other.keys() ^ point.keys())[:5]}"
+            )
+        gaps = torch._foreach_sub([other[name] for name in point], list(point.values()))
+        found.append(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gaps))))
+    distances: list[float] = torch.stack(found).tolist() if found else []
+    return distances
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from antiphon.core import Scalar, Stopped
-from antiphon.privacy.losses import (
+from antiphon.privacy.accounting import (
     Advanced,
     Basic,
     Budget,
@@ -34,7 +34,7 @@ State = tuple[Mapping[str, Scalar], ...]
 class Ledger:
     """Releases made so far, in order, equal neighbours counted together.
 
-    >>> from antiphon.privacy.losses import Budget, LaplaceLoss
+    >>> from antiphon.privacy.accounting import Budget, LaplaceLoss
     >>> ledger = Ledger(Budget(epsilon=1.0)).spend(LaplaceLoss(sensitivity=1, scale=2))
     >>> print(ledger)
     1 release, epsilon 0.5 of 1 spent (Basic)
@@ -73,22 +73,14 @@ class Ledger:
 
     def check_affordable(self, loss: Loss) -> None:
         """Refuses, before work starts, a budget that not even one release fits in."""
-        if not self.affordable(loss, most=1):
+        try:
+            self.spend(loss)
+        except Stopped as stopped:
             cost = self.composition.epsilon([(loss, 1)], self.budget.delta)
             raise ValueError(
                 f"one release costs epsilon {cost:.4g}, more than the budget of {self.budget.epsilon:.4g} "
                 "has left: add noise or raise the budget"
-            )
-
-    def affordable(self, loss: Loss, most: int) -> int:
-        """How many more of these releases the budget has room for, counted up to `most`."""
-        ledger = self
-        for number in range(most):
-            try:
-                ledger = ledger.spend(loss)
-            except Stopped:
-                return number
-        return most
+            ) from stopped
 
     def state(self) -> State:
         return tuple({**loss_to_dict(loss), "times": times} for loss, times in self.spent)
@@ -133,12 +125,6 @@ class Claim:
             return "∞"
         return f"{self.epsilon:.4g}" + (f" ({self.delta:g})" if self.delta else "")
 
-    def row(self) -> list[str]:
-        return [self.unit, str(self.rounds), self.composition, f"{self.epsilon:.4g}", f"{self.delta:g}"]
-
-
-HEADER = ["protected", "releases", "composition", "epsilon", "delta"]
-
 
 @dataclass(frozen=True)
 class PrivacyStatement:
@@ -163,9 +149,6 @@ class PrivacyStatement:
         utterance = self.utterance if math.isinf(self.client) else 2 * self.client
         units = (("one utterance", utterance), ("one client", self.client))
         return [paper, *(claim for unit, size in units for claim in self._totals(unit, size))]
-
-    def rows(self) -> list[list[str]]:
-        return [claim.row() for claim in self.claims()]
 
     def _totals(self, unit: str, sensitivity: float) -> list[Claim]:
         if sensitivity == math.inf:

@@ -15,8 +15,8 @@ lists: lists re-ranked by a model that has learnt from earlier utterances carry 
 only without a cap: scaling moves all words of a client when one is added.
 
 All counts are multiples of `step`, a power of two, so that sums of them are exact and noise can be drawn over
-integers (`noise`). Clients round towards zero after capping, which never lengthens a vector. Rounding on the
-server instead could add one step for every word of the vocabulary to the sensitivity.
+integers (`samplers`). Clients round towards zero after capping, which never lengthens a vector. Rounding on
+the server instead could add one step for every word of the vocabulary to the sensitivity.
 
 Deviation. The paper says larger ε is stronger protection; it is weaker.
 """
@@ -26,14 +26,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from antiphon.privacy.losses import Budget, Composition, GaussianLoss, LaplaceLoss, Loss, Renyi
-from antiphon.privacy.noise import Words, discrete_gaussian, discrete_laplace
+from antiphon.privacy.accounting import Budget, GaussianLoss, LaplaceLoss, Loss, Renyi
+from antiphon.privacy.samplers import Words, discrete_gaussian, discrete_laplace
 
 STEP = 2.0**-6  # of the grid of counts, in words
 OFF_GRID = 0.25  # of a step: more than sums in floating point can be off, less than what rounding would hide
@@ -77,7 +77,36 @@ class Rounded:
 
 
 @dataclass(frozen=True)
-class CapL1:
+class _ScalingCap:
+    """Counts scaled down to a norm of at most `limit`, then rounded to the grid."""
+
+    limit: float
+    per_word: float = math.inf
+    step: float = STEP
+    order: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        _check_step(self.step)
+        if not math.isfinite(self.limit) or self.limit < self.step or self.per_word <= 0:
+            raise ValueError(
+                f"a cap needs a finite limit of at least a step ({self.step}) and a per_word above 0, "
+                f"not {self.limit} and {self.per_word}"
+            )
+
+    def __call__(self, counts: Tensor) -> Tensor:
+        counts = counts.clamp(max=self.per_word).to(torch.float64)
+        if bool((counts < 0).any()) or not bool(counts.isfinite().all()):
+            raise ValueError("counts to be capped must be finite and not negative")
+        length = float(torch.linalg.vector_norm(counts, self.order))
+        scaled = counts * min(1.0, self.limit / length) if length else counts
+        gridded = to_grid(scaled, self.step)
+        while float(torch.linalg.vector_norm(gridded, self.order)) > self.limit:  # the product was rounded up
+            scaled = scaled * (1 - 1e-9)
+            gridded = to_grid(scaled, self.step)
+        return gridded
+
+
+class CapL1(_ScalingCap):
     """Counts scaled down to a sum of at most `limit`: every word keeps its share. Then rounded to the grid.
 
     `per_word` first cuts each word's count down to that: what is said all the time leaves room for the rest.
@@ -86,43 +115,13 @@ class CapL1:
     tensor([0.5000, 2.0000, 0.5000], dtype=torch.float64)
     """
 
-    limit: float
-    per_word: float = math.inf
-    step: float = STEP
-
-    def __post_init__(self) -> None:
-        _check_cap(self.limit, self.per_word, self.step)
-
-    def __call__(self, counts: Tensor) -> Tensor:
-        return _capped(counts.clamp(max=self.per_word), self.limit, 1, self.step)
+    order = 1
 
 
-@dataclass(frozen=True)
-class CapL2:
+class CapL2(_ScalingCap):
     """Counts scaled down to an l2 norm of at most `limit`, then rounded to the grid; see `CapL1`."""
 
-    limit: float
-    per_word: float = math.inf
-    step: float = STEP
-
-    def __post_init__(self) -> None:
-        _check_cap(self.limit, self.per_word, self.step)
-
-    def __call__(self, counts: Tensor) -> Tensor:
-        return _capped(counts.clamp(max=self.per_word), self.limit, 2, self.step)
-
-
-def _capped(counts: Tensor, limit: float, order: int, step: float) -> Tensor:
-    counts = counts.to(torch.float64)
-    if bool((counts < 0).any()) or not bool(counts.isfinite().all()):
-        raise ValueError("counts to be capped must be finite and not negative")
-    length = float(torch.linalg.vector_norm(counts, order))
-    scaled = counts * min(1.0, limit / length) if length else counts
-    gridded = to_grid(scaled, step)
-    while float(torch.linalg.vector_norm(gridded, order)) > limit:  # the product was rounded up
-        scaled = scaled * (1 - 1e-9)
-        gridded = to_grid(scaled, step)
-    return gridded
+    order = 2
 
 
 def to_grid(counts: Tensor, step: float = STEP) -> Tensor:
@@ -211,28 +210,22 @@ class Gaussian:
         return _in_counts(steps + discrete_gaussian(words, self.scale, len(steps)), self.step)
 
 
-def gaussian_for(
-    sensitivity: float,
-    budget: Budget,
-    rounds: int = 1,
-    step: float = STEP,
-    composition: Composition = Renyi(),
-) -> Gaussian:
-    """The least Gaussian noise of which `rounds` releases together fit in the budget."""
+def gaussian_for(sensitivity: float, budget: Budget, rounds: int = 1) -> Gaussian:
+    """The least Gaussian noise of which `rounds` releases together fit in the budget (Rényi composition)."""
     if budget.delta == 0 or rounds < 1:
         raise ValueError(f"Gaussian noise needs a delta above 0 and a round, not {budget.delta} and {rounds}")
+
+    def fits(scale: int) -> bool:
+        loss = GaussianLoss(sensitivity / STEP, scale)
+        return Renyi().epsilon([(loss, rounds)], budget.delta) <= budget.epsilon
+
     too_little, enough = 0, 1  # in steps: ε falls as they grow
-    while not _fits(budget, composition, GaussianLoss(sensitivity / step, enough), rounds):
+    while not fits(enough):
         too_little, enough = enough, 2 * enough
     while enough - too_little > 1:
         middle = (too_little + enough) // 2
-        fits = _fits(budget, composition, GaussianLoss(sensitivity / step, middle), rounds)
-        too_little, enough = (too_little, middle) if fits else (middle, enough)
-    return Gaussian(sensitivity, enough * step / sensitivity, step)
-
-
-def _fits(budget: Budget, composition: Composition, loss: Loss, rounds: int) -> bool:
-    return composition.epsilon([(loss, rounds)], budget.delta) <= budget.epsilon
+        too_little, enough = (too_little, middle) if fits(middle) else (middle, enough)
+    return Gaussian(sensitivity, enough * STEP / sensitivity)
 
 
 def _in_steps(counts: Tensor, step: float) -> np.ndarray:
@@ -255,15 +248,6 @@ def _in_counts(steps: np.ndarray, step: float) -> Tensor:
 def _up(steps: float) -> int:
     """A whole number of steps, at least 1, not below `steps` but for what floating point added to it."""
     return max(1, math.ceil(steps * (1 - 1e-12)))
-
-
-def _check_cap(limit: float, per_word: float, step: float) -> None:
-    _check_step(step)
-    if not math.isfinite(limit) or limit < step or per_word <= 0:
-        raise ValueError(
-            f"a cap needs a finite limit of at least a step ({step}) and a per_word above 0, "
-            f"not {limit} and {per_word}"
-        )
 
 
 def _check_mechanism(sensitivity: float, strength: float, step: float) -> None:

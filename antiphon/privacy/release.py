@@ -20,8 +20,8 @@ from torch import Tensor
 from antiphon.core import Metrics
 from antiphon.privacy.ledger import Ledger
 from antiphon.privacy.mechanisms import Mechanism
-from antiphon.privacy.noise import Randomness, Secure
-from antiphon.privacy.simplex import Denoise, Project
+from antiphon.privacy.samplers import Randomness, Secure
+from antiphon.privacy.simplex import distribution_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,6 @@ class PrivateRelease:
     ledger: Ledger
     background: Tensor
     randomness: Randomness = Secure()
-    denoise: Denoise = Project()
 
     def __post_init__(self) -> None:
         self.ledger.check_affordable(self.mechanism.loss)
@@ -55,7 +54,7 @@ class PrivateRelease:
     def __call__(self, counts: Tensor, round: int, memory: Mapping[str, Any] | None) -> Released:
         ledger = self.ledger.resumed(memory["spent"] if memory else ()).spend(self.mechanism.loss)
         noised = self.mechanism.add(counts, self.randomness.words(round))
-        distribution = self.denoise(noised, self.background)
+        distribution = distribution_of(noised, self.background)
         metrics = {"epsilon": ledger.epsilon, "epsilon_left": ledger.left}
         mass = max(1.0, float(noised.sum()))
         return Released(mass * distribution, {"spent": ledger.state(), "noised": noised}, metrics)

@@ -1,24 +1,14 @@
 """From noised counts, some of them negative, to a distribution: post-processing, which costs no privacy.
 
-Project   Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient projections onto the l1-ball for learning in
-          high dimensions", ICML 2008, fig. 1: the nearest distribution in l2.
-Clamp     negative counts are set to zero. Keeps half of the noise on words that were never said: with a large
-          vocabulary that half is most of the mass.
+Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient projections onto the l1-ball for learning in high
+dimensions", ICML 2008, fig. 1: the nearest distribution in l2. To set negative counts to zero instead would
+keep half of the noise on words that were never said: with a large vocabulary that half is most of the mass.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
-
 import torch
 from torch import Tensor
-
-
-class Denoise(Protocol):
-    """A distribution from noised counts; the background if they leave nothing."""
-
-    def __call__(self, counts: Tensor, background: Tensor) -> Tensor: ...
 
 
 def project(values: Tensor) -> Tensor:
@@ -33,20 +23,7 @@ def project(values: Tensor) -> Tensor:
     return (values - excess[support - 1]).clamp(min=0)
 
 
-@dataclass(frozen=True)
-class Project:
-    """The nearest distribution to counts / total (eq. 8)."""
-
-    def __call__(self, counts: Tensor, background: Tensor) -> Tensor:
-        total = counts.sum()
-        return project(counts / total) if total > 0 else background
-
-
-@dataclass(frozen=True)
-class Clamp:
-    """Negative counts become zero."""
-
-    def __call__(self, counts: Tensor, background: Tensor) -> Tensor:
-        clamped = counts.clamp(min=0)
-        total = clamped.sum()
-        return clamped / total if total > 0 else background
+def distribution_of(counts: Tensor, background: Tensor) -> Tensor:
+    """The nearest distribution to counts / total (eq. 8); the background if the counts leave nothing."""
+    total = counts.sum()
+    return project(counts / total) if total > 0 else background

@@ -13,13 +13,13 @@ from pathlib import Path
 import yaml
 
 from antiphon import config
-from antiphon.recipes.adaptation_tables import session_adaptation
+from antiphon.experiment.settings import Experiment
 from antiphon.recipes.demo import demo
-from antiphon.recipes.experiment import Experiment
-from antiphon.recipes.librispeech import librispeech
-from antiphon.recipes.pruning_tables import pruning_librispeech
+from antiphon.recipes.librispeech_gap import librispeech
+from antiphon.recipes.pruning import pruning_librispeech
 from antiphon.recipes.self_training import self_training
-from antiphon.recipes.single import (
+from antiphon.recipes.session_adaptation import session_adaptation
+from antiphon.recipes.single_algorithm import (
     bmuf_blocks,
     central_training,
     dga_reinforced,

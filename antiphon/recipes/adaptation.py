@@ -24,24 +24,23 @@ from antiphon import config
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.fedavg import dga, select
 from antiphon.algorithms.rehearsal import Rehearsed
-from antiphon.data.borrowed import borrow_features
 from antiphon.data.corpus import Corpus, Utterance
-from antiphon.data.engines import draw_voices, find_engines
 from antiphon.data.overlap import Forbidden
 from antiphon.data.partition import BySession, Iid
 from antiphon.data.session_texts import SessionText, TextRules, read_session_texts
-from antiphon.data.speaking import Progress, RealSpeech, SpokenCorpus, plan_sayings, speak_corpus
-from antiphon.data.store import FeatureStore
+from antiphon.data.store import FeatureStore, borrow_features
 from antiphon.data.tokens import UNKNOWN, SavedTokensConfig, Tokens, load_tokens
-from antiphon.decoding.recognizer import Blueprint, open_blueprint
+from antiphon.data.tts.installed_engines import draw_voices, find_engines
+from antiphon.data.tts.spoken_corpus import Progress, RealSpeech, SpokenCorpus, plan_sayings, speak_corpus
 from antiphon.engine import Rounds
-from antiphon.local import LocalTraining
+from antiphon.experiment.settings import Experiment, Run, Speakers
 from antiphon.models.reduced import ReducedConfig
 from antiphon.models.specaugment import SpecAugment
-from antiphon.recipes.experiment import Experiment, Run, Speakers
-from antiphon.schedule import Cosine
+from antiphon.recognizer import Blueprint, open_blueprint
 from antiphon.seeding import derive
-from antiphon.server_opt import Adam
+from antiphon.server.optimizers import Adam
+from antiphon.server.schedules import Cosine
+from antiphon.tasks.local_training import LocalTraining
 
 POOL, VALID, TEST = Speakers.pool, Speakers.valid, Speakers.test  # of the corpus to rehearse on
 REHEARSAL, SESSIONS, ORGANISATION = "rehearsal", "sessions", "organisation"  # of the one made here

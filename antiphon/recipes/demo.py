@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from antiphon.algorithms.fedavg import FedAvg, dga, fedavg, hierarchical
-from antiphon.data.synthesis import SpeakerGroup
+from antiphon.data.tts.demo_corpus import SpeakerGroup
 from antiphon.engine import Rounds
-from antiphon.local import LocalTraining
+from antiphon.experiment.settings import Experiment, Run, Speakers
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.specaugment import SpecAugment
-from antiphon.recipes.experiment import Experiment, Run, Speakers
-from antiphon.recipes.single import central
-from antiphon.schedule import Cosine
-from antiphon.server_opt import Adam
+from antiphon.recipes.single_algorithm import central
+from antiphon.server.optimizers import Adam
+from antiphon.server.schedules import Cosine
+from antiphon.tasks.local_training import LocalTraining
 
 SPLITS = {
     "pool": SpeakerGroup(48, noisy_fraction=0.25),

@@ -42,16 +42,15 @@ from antiphon.algorithms.self_training import (
     OtherModel,
     SelfTrained,
 )
-from antiphon.data.frontends import OnnxEncoder
 from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
-from antiphon.labelling import Labelling, Ngram, SentenceProbability, TokenProbability
+from antiphon.experiment.settings import Experiment, Run
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
-from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.librispeech import LOCAL, REHEARSAL, REHEARSAL_SCHEDULE, ROUNDS, SCHEDULE
-from antiphon.recipes.librispeech import SERVER as WITH_TEXTS
-from antiphon.recipes.single import ENCODER_MASKS, central
+from antiphon.recipes.librispeech_gap import LOCAL, REHEARSAL, REHEARSAL_SCHEDULE, ROUNDS, SCHEDULE
+from antiphon.recipes.librispeech_gap import SERVER as WITH_TEXTS
+from antiphon.recipes.single_algorithm import central, encoder_experiment
+from antiphon.tasks.pseudo_labels import Labelling, Ngram, SentenceProbability, TokenProbability
 
 SERVER = replace(WITH_TEXTS, lr=4e-3)
 ROUNDS_OF_TEN = Rounds(ROUNDS, cohort=10, valid_every=5, save_every=10)
@@ -78,12 +77,9 @@ def self_training() -> Experiment:
     def run(algorithm: SelfTrained) -> Run:
         return Run(algorithm, rounds=ROUNDS_OF_TEN, labelled=0.0)
 
-    return Experiment(
-        recipe="self-training",
-        frontend=OnnxEncoder("encoder_model.onnx"),
-        model=CtcConfig(),
-        augment=ENCODER_MASKS,
-        runs={
+    return encoder_experiment(
+        "self-training",
+        {
             "seed": central("seed", rounds=40),
             "hard": run(SelfTrained(plain, Labelling(num=1, width=8), FrozenSeed())),
             "soft": run(SelfTrained(plain, soft)),

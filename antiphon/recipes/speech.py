@@ -12,15 +12,15 @@ from antiphon.data.frontends import OnnxEncoder
 from antiphon.data.partition import Iid
 from antiphon.data.tokens import UnigramConfig
 from antiphon.engine import Rounds
-from antiphon.local import LocalTraining
+from antiphon.experiment.settings import Experiment, Run, Speakers
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.las import LasConfig
 from antiphon.models.transducer import TransducerConfig
-from antiphon.recipes.experiment import Experiment, Run, Speakers
-from antiphon.recipes.single import ENCODER_MASKS
-from antiphon.schedule import Cosine
+from antiphon.recipes.single_algorithm import ENCODER_MASKS
+from antiphon.server.schedules import Cosine
+from antiphon.tasks.local_training import LocalTraining
 
 
 def _central(

@@ -25,7 +25,8 @@ take 110 rounds and others 50, so that it can be seen to need 2.1 times as many.
 Tuning. Local training and the server's rate are those of `hierarchical`, for all rows built on it, so that a
 row differs from it in one thing. Each row has three trials (`TRIALS`) of the one setting that is its own, on
 one seed, judged by the held-out speakers: the same budget for all. The best of three is the row of `table1`,
-the others are a `--set` away (`choice`); of softmax all three are rows. `table1-trials` runs all trials.
+the others are a `--set` away (`choice` in benchmarks/table1.py); of softmax all three are rows.
+`table1-trials` runs all trials.
 
 Conditions are a matter of `corruption`: docs/examples/table1-babble.yaml and table1-wrong-texts.yaml.
 
@@ -41,18 +42,16 @@ from dataclasses import dataclass, replace
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg, bmuf, fedavg, hierarchical
-from antiphon.algorithms.robust import GeometricMedian
-from antiphon.clipping import ClipLayersRelative
-from antiphon.data.frontends import OnnxEncoder
+from antiphon.algorithms.geometric_median import GeometricMedian
 from antiphon.data.partition import BySession, BySpeaker, Iid
 from antiphon.engine import Rounds
-from antiphon.local import LocalTraining
-from antiphon.models.ctc import CtcConfig
-from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.single import ENCODER_LOCAL, ENCODER_MASKS, central
-from antiphon.schedule import Linear
-from antiphon.server_opt import Adam
-from antiphon.weighting import ByNorm, SoftmaxLoss
+from antiphon.experiment.settings import Experiment, Run
+from antiphon.recipes.single_algorithm import ENCODER_LOCAL, central, encoder_experiment
+from antiphon.server.clipping import ClipLayersRelative
+from antiphon.server.optimizers import Adam
+from antiphon.server.schedules import Linear
+from antiphon.server.weighting import ByNorm, SoftmaxLoss
+from antiphon.tasks.local_training import LocalTraining
 
 ROUNDS, FEDAVG_ROUNDS, PARTS = 50, 110, 7
 SERVER = Adam(lr=5e-4, epsilon=1e-5)
@@ -149,39 +148,8 @@ TRIALS = {
 }
 
 
-def choice(row: str, value: float) -> list[str]:
-    """Settings of `table1` by which a row takes the value of one of its trials.
-
-    All rows built on `hierarchical` have its server's rate; those of softmax are all in the table.
-
-    >>> choice("fedavg", 0.2)
-    ['runs.fedavg.algorithm.local.lr=0.2']
-    >>> len(choice("hierarchical", 5e-3))
-    11
-    """
-    if row == "softmax":
-        return []
-    if row != "hierarchical":
-        return [f"runs.{row}.{TRIALS[row].setting}={value:g}"]
-    found = []
-    for name, run in table1().runs.items():
-        algorithm = run.algorithm
-        path = SERVER_LR
-        if isinstance(algorithm, DgaRl | GeometricMedian):
-            algorithm, path = algorithm.inner, "algorithm.inner.server.lr"
-        if isinstance(algorithm, FedAvg) and algorithm.server == SERVER:
-            found.append(f"runs.{name}.{path}={value:g}")
-    return found
-
-
 def _experiment(name: str, runs: dict[str, Run]) -> Experiment:
-    return Experiment(
-        recipe=name,
-        frontend=OnnxEncoder("encoder_model.onnx"),
-        model=CtcConfig(),
-        augment=ENCODER_MASKS,
-        runs={"seed": central("seed", rounds=40), **runs},
-    )
+    return encoder_experiment(name, {"seed": central("seed", rounds=40), **runs})
 
 
 def trial_name(row: str, value: float) -> str:

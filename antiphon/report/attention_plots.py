@@ -10,7 +10,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from antiphon.report.attention import Example, centres
+from antiphon.report.attention_summary import Example, centres
 from antiphon.report.drawing import PALETTE, WHOLE, as_svg, shorten
 
 COLOURS = LinearSegmentedColormap.from_list(

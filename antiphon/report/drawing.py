@@ -9,15 +9,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import matplotlib
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from antiphon.report.run import Array
+from antiphon.report.run_folder import Array
 
 INK, MUTED, FAINT, GRID = "#1c2733", "#5b6875", "#9aa5b1", "#e4e8ec"
 HALF, WHOLE = 5.6, 11.5  # widths in inches: one column of the page, or both
@@ -75,17 +76,38 @@ def look(index: int) -> Look:
 Parameters = ParamSpec("Parameters")
 
 
-def as_svg(draw: Callable[Parameters, Figure]) -> Callable[Parameters, str]:
-    """Makes a function that draws a Figure return inline SVG in the common style."""
+def as_svg(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Markup]:
+    """Makes a function that draws a Figure return inline SVG in the common style.
+
+    The SVG is safe to put in a page: matplotlib escapes its text.
+    """
 
     @wraps(draw)
-    def drawn(*args: Parameters.args, **kwargs: Parameters.kwargs) -> str:
+    def drawn(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Markup:
         with matplotlib.rc_context(STYLE), warnings.catch_warnings():
             # The browser draws the letters: a script our measuring font lacks is no trouble.
             warnings.filterwarnings("ignore", message="Glyph .* missing")
-            return _to_svg(draw(*args, **kwargs))
+            return Markup(_to_svg(draw(*args, **kwargs)))
 
     return drawn
+
+
+def plot(
+    title: str = "", height: float = 3.0
+) -> Callable[[Callable[Concatenate[Axes, Parameters], None]], Callable[Parameters, Markup]]:
+    """Makes a function that draws on axes return inline SVG of a figure that is one column wide."""
+
+    def decorate(draw: Callable[Concatenate[Axes, Parameters], None]) -> Callable[Parameters, Markup]:
+        @as_svg
+        def drawn(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Figure:
+            figure, axes = new_figure(HALF, height)
+            axes.set_title(title)
+            draw(axes, *args, **kwargs)
+            return figure
+
+        return wraps(draw)(drawn)
+
+    return decorate
 
 
 def _to_svg(figure: Figure) -> str:

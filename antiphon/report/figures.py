@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from antiphon.report import attention_plots, plots, speaker_plots, tables, weight_plots
-from antiphon.report.attention import Row
+from antiphon.report.attention_summary import Row
 from antiphon.report.drawing import Look, look
-from antiphon.report.formatting import plural
-from antiphon.report.run import RunFolder
-from antiphon.report.statistics import worst_decile
+from antiphon.report.run_folder import RunFolder
 from antiphon.report.weights import weights_by_kind
+from antiphon.scoring.statistics import plural, worst_decile
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing (SVG, safe to put in a page: matplotlib escapes its text) and what to see in it."""
+    """A drawing and what to see in it."""
 
     svg: Markup
     caption: str = ""
@@ -37,9 +36,9 @@ def of_results(runs: Sequence[RunFolder], rows: Sequence[tables.Result]) -> list
         "Bars: 95 % intervals over speakers. Bars that overlap may still differ: see the paired columns."
     )
     return [
-        Figure(Markup(speaker_plots.forest(marks)), caption),
+        Figure(speaker_plots.forest(marks), caption),
         Figure(
-            Markup(speaker_plots.distribution([line for line in lines if line[0]])),
+            speaker_plots.distribution([line for line in lines if line[0]]),
             "Further left is better. Grey and dashed: the starting model.",
         ),
     ]
@@ -58,12 +57,12 @@ def of_curves(runs: Sequence[RunFolder]) -> list[Figure]:
         ("loss", "Validation loss", False),
     )
     figures = [
-        Figure(Markup(plots.validation_curves(runs, name, title, is_rate)))
+        Figure(plots.validation_curves(runs, name, title, is_rate))
         for name, title, is_rate in measures
         if any(name in run.validation for run in runs)
     ]
     if any(run.trained for run in runs):
-        figures.append(Figure(Markup(plots.training_loss(runs))))
+        figures.append(Figure(plots.training_loss(runs)))
     return figures
 
 
@@ -79,18 +78,14 @@ def of_speakers(run: RunFolder, split: str) -> list[Figure]:
         return []
     if len(ordered) <= speaker_plots.MAX_ROWS:
         svg = speaker_plots.dumbbells(before, after, ordered, "WER before and after, by speaker", wide=True)
-        return [
-            Figure(Markup(svg), "Worst after training first; the worst decile is tinted and in bold.", True)
-        ]
+        return [Figure(svg, "Worst after training first; the worst decile is tinted and in bold.", True)]
     shown = worst_decile(after)[: speaker_plots.MAX_ROWS // 2]
     svg = speaker_plots.dumbbells(
         before, after, shown, f"The {plural(len(shown), 'worst speaker')}", wide=False
     )
     return [
-        Figure(
-            Markup(speaker_plots.scatter(before, after)), "Each dot is a speaker; below the line is better."
-        ),
-        Figure(Markup(svg), "Ring: before. Dot: after."),
+        Figure(speaker_plots.scatter(before, after), "Each dot is a speaker; below the line is better."),
+        Figure(svg, "Ring: before. Dot: after."),
     ]
 
 
@@ -100,7 +95,7 @@ def of_attention(row: Row) -> list[Figure]:
         "An utterance each of some speakers; dark: the most attention in it; line: the centre of attention. "
         "Tokens are those the model recognised, without their texts."
     )
-    return [Figure(Markup(attention_plots.attention_maps(row.after.examples)), caption, wide=True)]
+    return [Figure(attention_plots.attention_maps(row.after.examples), caption, wide=True)]
 
 
 def of_weights(run: RunFolder) -> list[Figure]:
@@ -113,33 +108,33 @@ def of_weights(run: RunFolder) -> list[Figure]:
         caption = (
             "Heaviest on average first. White: not drawn, or no answer. 1× is an equal share of the round."
         )
-    figures = [Figure(Markup(weight_plots.weights_over_rounds(run)), caption, wide=True)]
+    figures = [Figure(weight_plots.weights_over_rounds(run), caption, wide=True)]
     if not weights_by_kind(run):
         return figures
     caption = f"{len(run.corrupted)} of {run.num_clients} clients were corrupted; a star marks them below."
-    return [Figure(Markup(weight_plots.clean_and_corrupted(run)), caption, wide=True), *figures]
+    return [Figure(weight_plots.clean_and_corrupted(run), caption, wide=True), *figures]
 
 
 def of_updates(runs: Sequence[RunFolder]) -> list[Figure]:
     """How evenly clients counted and how far they moved."""
     return [
-        Figure(Markup(weight_plots.effective_clients(runs)), "100 %: all clients of a round count the same."),
-        Figure(Markup(plots.update_norms(runs)), "How far clients moved from the model they were sent."),
+        Figure(plots.effective_clients(runs), "100 %: all clients of a round count the same."),
+        Figure(plots.update_norms(runs), "How far clients moved from the model they were sent."),
     ]
 
 
 def of_coverage(runs: Sequence[RunFolder]) -> Figure:
-    return Figure(Markup(plots.coverage(runs)), "Expected after T rounds: 1 − (1 − N/K)^T.")
+    return Figure(plots.coverage(runs), "Expected after T rounds: 1 − (1 − N/K)^T.")
 
 
 def of_costs(runs: Sequence[RunFolder]) -> list[Figure]:
     """Traffic, time and memory, whatever was measured."""
     figures = []
     if any(run.total_bytes for run in runs):
-        figures.append(Figure(Markup(plots.bytes_by_round(runs)), "As if clients were far away."))
+        figures.append(Figure(plots.bytes_by_round(runs), "As if clients were far away."))
         if any("wer" in run.validation for run in runs):
-            figures.append(Figure(Markup(plots.error_by_bytes(runs)), "What an error rate costs in traffic."))
+            figures.append(Figure(plots.error_by_bytes(runs), "What an error rate costs in traffic."))
     if any(run.clock for run in runs):
-        figures.append(Figure(Markup(plots.seconds_by_round(runs))))
-        figures.append(Figure(Markup(plots.memory_by_round(runs))))
+        figures.append(Figure(plots.seconds_by_round(runs)))
+        figures.append(Figure(plots.memory_by_round(runs)))
     return figures

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from antiphon.report.statistics import Interval
+from antiphon.scoring.error_rate import Errors
+from antiphon.scoring.statistics import Interval
 
 NONE = "–"
 
@@ -28,19 +29,12 @@ def bounds(interval: Interval | None, digits: int = 2) -> str:
     return "" if interval is None else f"[{percent(interval.low, digits)}, {percent(interval.high, digits)}]"
 
 
-def signed(interval: Interval | None, digits: int = 2) -> str:
-    """A change in percent (or points) with its interval.
-
-    >>> signed(Interval(-0.12, -0.14, 0.1), digits=1)
-    '−12.0 [−14.0, +10.0]'
+def edits(errors: Errors) -> str:
     """
-    if interval is None:
-        return NONE
-    middle, low, high = (
-        f"{100 * value:+.{digits}f}".replace("-", "−")
-        for value in (interval.estimate, interval.low, interval.high)
-    )
-    return f"{middle} [{low}, {high}]"
+    >>> edits(Errors(1200, 3, 4, length=9000))
+    '1,200 / 3 / 4'
+    """
+    return f"{errors.substitutions:,} / {errors.deletions:,} / {errors.insertions:,}"
 
 
 def size(num_bytes: float | None) -> str:
@@ -86,11 +80,3 @@ def ranges(numbers: Iterable[int], limit: int = 12) -> str:
             parts.append([number, number])
     text = [f"{low}" if low == high else f"{low}–{high}" for low, high in parts[:limit]]
     return ", ".join([*text, "…"] if len(parts) > limit else text)
-
-
-def plural(number: int, noun: str) -> str:
-    """
-    >>> plural(1, "round"), plural(1200, "round")
-    ('1 round', '1,200 rounds')
-    """
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

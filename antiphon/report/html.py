@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jinja2
@@ -12,22 +11,14 @@ import yaml
 from markupsafe import Markup
 
 from antiphon.report import figures, tables
-from antiphon.report.attention import attention_rows
+from antiphon.report.attention_summary import attention_rows
 from antiphon.report.drawing import Look, look
-from antiphon.report.formatting import NONE, bounds, duration, percent, plural, ranges, signed, size
-from antiphon.report.run import RunFolder
-from antiphon.report.statistics import NUM_RESAMPLES, expected_coverage, measured_coverage
+from antiphon.report.formatting import NONE, bounds, duration, edits, percent, ranges, size
+from antiphon.report.run_folder import RunFolder
+from antiphon.scoring.statistics import NUM_RESAMPLES, expected_coverage, measured_coverage, plural, signed
 
 MAX_FAILURES = 60
-
-
-@dataclass(frozen=True)
-class Card:
-    """One key figure."""
-
-    name: str
-    value: str
-    detail: str
+Card = tuple[str, str, str]  # a key figure: its name, its value, more about it
 
 
 def render(runs: Sequence[RunFolder]) -> str:
@@ -39,7 +30,7 @@ def render(runs: Sequence[RunFolder]) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    words = (percent, bounds, signed, size, duration, ranges, plural)
+    words = (percent, bounds, signed, edits, size, duration, ranges, plural)
     environment.globals.update({"NONE": NONE, **{function.__name__: function for function in words}})
     return environment.get_template("template.html").render(**_context(runs))
 
@@ -49,7 +40,6 @@ def _context(runs: Sequence[RunFolder]) -> dict[str, Any]:
     results = {split: tables.results(runs, split) for split in splits}
     main = results[splits[0]] if splits else []
     trained = [run for run in runs if run.trained]
-    failures = tables.failures(runs)
     attention = attention_rows(runs, splits[0]) if splits else []
     return {
         "runs": runs,
@@ -58,7 +48,6 @@ def _context(runs: Sequence[RunFolder]) -> dict[str, Any]:
         "title": ", ".join(run.label for run in runs[:4]) + (" …" if len(runs) > 4 else ""),
         "headline": _headline(splits[0], main) if main else _no_headline(runs),
         "cards": _cards(runs, main),
-        "keys": [(run.label, _swatch(look(index))) for index, run in enumerate(runs)],
         "swatches": {run.label: _swatch(look(index)) for index, run in enumerate(runs)},
         "splits": splits,
         "results": results,
@@ -75,12 +64,13 @@ def _context(runs: Sequence[RunFolder]) -> dict[str, Any]:
         "weights": [(run.label, figures.of_weights(run)) for run in trained if run.num_clients > 1],
         "updates": figures.of_updates(runs) if trained else [],
         "coverage": figures.of_coverage(runs) if trained else None,
-        "coverage_rows": [_coverage_row(run) for run in trained if run.num_clients],
-        "failures": failures[:MAX_FAILURES],
-        "num_more_failures": max(0, len(failures) - MAX_FAILURES),
-        "failure_counts": _failure_counts(runs),
+        "coverage_rows": [(run, *_coverage(run)) for run in trained if run.num_clients],
+        "failures": tables.failures(runs),
+        "max_failures": MAX_FAILURES,
+        "num_failed": sum(len(entry.get("failures", {})) for run in runs for entry in run.trained),
+        "num_asked": sum(len(entry.get("cohort", ())) for run in runs for entry in run.trained),
         "costs": figures.of_costs(runs) if trained else [],
-        "cost_rows": [_cost_row(run) for run in trained],
+        "trained": trained,
         "differences": tables.differences(runs) if len(runs) > 1 else [],
         "commands": list(dict.fromkeys(_command(run) for run in runs)),
         "configurations": [(run.label, _as_yaml(tables.configuration(run))) for run in runs],
@@ -136,16 +126,14 @@ def _cards(runs: Sequence[RunFolder], rows: Sequence[tables.Result]) -> list[Car
             interval = (
                 f"95 % interval {percent(ends.low, 1)} to {percent(ends.high, 1)}" if ends else "one speaker"
             )
-            cards.append(
-                Card(name, before + after, interval if len(runs) == 1 else f"{best.label}; {interval}")
-            )
+            cards.append((name, before + after, interval if len(runs) == 1 else f"{best.label}; {interval}"))
     if len(runs) == 1:
         cards += _run_cards(runs[0])
     else:
         finished = sum(run.num_finished >= run.num_planned for run in runs)
-        cards.append(Card("Runs", f"{len(runs)}", f"{finished} finished"))
-        cards.append(Card("Rounds", _span([run.num_finished for run in runs]), "finished"))
-        cards.append(Card("Clients", _span([run.num_clients for run in runs]), "in the pool"))
+        cards.append(("Runs", f"{len(runs)}", f"{finished} finished"))
+        cards.append(("Rounds", _span([run.num_finished for run in runs]), "finished"))
+        cards.append(("Clients", _span([run.num_clients for run in runs]), "in the pool"))
     return cards
 
 
@@ -155,16 +143,15 @@ def _run_cards(run: RunFolder) -> list[Card]:
     )
     best = tables.best_round(run)
     cards = [
-        Card("Rounds", f"{run.num_finished:,}", planned + (f", best {best}" if best is not None else "")),
-        Card("Clients", f"{run.num_clients:,}", f"{run.cohort_size:,} drawn each round"),
+        ("Rounds", f"{run.num_finished:,}", planned + (f", best {best}" if best is not None else "")),
+        ("Clients", f"{run.num_clients:,}", f"{run.cohort_size:,} drawn each round"),
     ]
     if run.speech_seconds:
-        hours = run.speech_seconds / 3600
-        cards.append(Card("Speech", f"{hours:.3g} h", "held by the clients that answered"))
+        cards.append(("Speech", f"{run.speech_seconds / 3600:.3g} h", "held by the clients that answered"))
     if run.total_seconds:
-        cards.append(Card("Time", duration(run.total_seconds), str(run.about.get("device") or "")))
+        cards.append(("Time", duration(run.total_seconds), str(run.about.get("device") or "")))
     if run.total_bytes:
-        cards.append(Card("Traffic", size(run.total_bytes), "to clients and back"))
+        cards.append(("Traffic", size(run.total_bytes), "to clients and back"))
     return cards
 
 
@@ -181,40 +168,10 @@ def _swatch(style: Look) -> Markup:
     ).format(style.colour, dash)
 
 
-def _coverage_row(run: RunFolder) -> dict[str, Any]:
+def _coverage(run: RunFolder) -> tuple[float, float]:
+    """The share of the pool drawn at least once: measured, and expected."""
     measured = measured_coverage((entry.get("cohort", ()) for entry in run.trained), run.num_clients)
-    expected = float(expected_coverage(run.cohort_size, run.num_clients, run.num_finished))
-    return {
-        "label": run.label,
-        "pool": run.num_clients,
-        "cohort": run.cohort_size,
-        "rounds": run.num_finished,
-        "measured": float(measured[-1]),
-        "expected": expected,
-    }
-
-
-def _failure_counts(runs: Sequence[RunFolder]) -> dict[str, int]:
-    num_failed = sum(len(entry.get("failures", {})) for run in runs for entry in run.trained)
-    return {
-        "failed": num_failed,
-        "asked": sum(len(entry.get("cohort", ())) for run in runs for entry in run.trained),
-    }
-
-
-def _cost_row(run: RunFolder) -> dict[str, Any]:
-    memory = [entry.get("rss_mib") or 0.0 for entry in run.clock]
-    gpu = [entry.get("gpu_mib") or 0.0 for entry in run.clock]
-    rounds = max(len(run.trained), 1)
-    return {
-        "label": run.label,
-        "down": sum(entry.get("bytes_down", 0) for entry in run.trained),
-        "up": sum(entry.get("bytes_up", 0) for entry in run.trained),
-        "seconds": run.total_seconds,
-        "per_round": run.total_seconds / rounds if run.total_seconds is not None else None,
-        "rss": max(memory, default=0.0),
-        "gpu": max(gpu, default=0.0),
-    }
+    return float(measured[-1]), float(expected_coverage(run.cohort_size, run.num_clients, run.num_finished))
 
 
 def _command(run: RunFolder) -> str:

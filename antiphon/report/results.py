@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Sequence
 
 from antiphon.report import tables
-from antiphon.report.attention import Row, attention_rows
-from antiphon.report.formatting import NONE, bounds, percent, plural, ranges, signed, size
-from antiphon.report.run import Counts, RunFolder
-from antiphon.report.statistics import NUM_RESAMPLES
+from antiphon.report.attention_summary import Row, attention_rows
+from antiphon.report.formatting import NONE, bounds, edits, percent, ranges, size
+from antiphon.report.run_folder import RunFolder
 from antiphon.report.weights import weights_by_kind
+from antiphon.scoring.statistics import NUM_RESAMPLES, plural, signed
 
 MAX_FAILURES = 100
 
@@ -25,15 +25,13 @@ def results_markdown(runs: Sequence[RunFolder]) -> str:
         parts.append("No evaluation yet: `antiphon evaluate RUN` makes one.")
     for split, rows in results.items():
         parts += [f"## Speakers of {_plain(split)}", _worst(runs, split), _speaker_table(rows)]
-        attention = attention_rows(runs, split)
-        if attention:
+        if attention := attention_rows(runs, split):
             parts += [f"## Attention on {_plain(split)}", _attention_table(attention)]
-    corrupted = [run for run in runs if run.corrupted]
-    if corrupted:
+    if corrupted := [run for run in runs if run.corrupted]:
         parts += ["## Corrupted clients", _corrupted_table(corrupted)]
     parts += ["## Clients left out", _failure_table(runs), "## What was run", _provenance(runs)]
     if len(runs) > 1:
-        cells = [[key, *(_or_none(value) for value in values)] for key, values in tables.differences(runs)]
+        cells = ([key, *values] for key, values in tables.differences(runs))
         parts += ["### Where the configurations differ", _table(["key", *(run.label for run in runs)], cells)]
     for run in runs:
         config = json.dumps(tables.configuration(run), indent=2, ensure_ascii=False)
@@ -54,38 +52,27 @@ def _states(runs: Sequence[RunFolder]) -> str:
 
 
 def _result_table(runs: Sequence[RunFolder], rows: Sequence[tables.Result]) -> str:
-    several = len(runs) > 1
     head = ["run", "WER % [95 % CI]", "S / D / I", "words", "change from start, %", "CER % [95 % CI]",
             "rounds to best", "seconds", "bytes sent"]  # fmt: skip
-    extra = (
-        ["WER − first run, points", f"rounds to {percent(tables.common_target(runs), 1)} %"]
-        if several
-        else []
-    )
+    if several := len(runs) > 1:
+        head += ["WER − first run, points", f"rounds to {percent(tables.common_target(runs), 1)} %"]
     cells = []
     for row in rows:
         words, characters = row.evaluation.overall.words, row.evaluation.overall.characters
+        seconds = row.run.total_seconds if row.run else None
         line = [
             row.label,
             f"{percent(words.rate)} {bounds(row.wer)}",
-            _edits(words),
+            edits(words),
             f"{words.length:,}",
             signed(row.change, 1),
             f"{percent(characters.rate)} {bounds(row.cer)}",
-            _or_none(row.rounds_to_best),
-            _seconds(row.run) if row.run else NONE,
-            size(row.run.total_bytes) if row.run else NONE,
+            row.rounds_to_best,
+            None if seconds is None else f"{seconds:,.1f}",
+            size(row.run.total_bytes) if row.run else None,
         ]
-        cells.append(line + ([signed(row.against_first), _or_none(row.rounds_to_target)] if several else []))
-    return _table(head + extra, cells)
-
-
-def _seconds(run: RunFolder) -> str:
-    return NONE if run.total_seconds is None else f"{run.total_seconds:,.1f}"
-
-
-def _edits(counts: Counts) -> str:
-    return f"{counts.substitutions:,} / {counts.deletions:,} / {counts.insertions:,}"
+        cells.append(line + ([signed(row.against_first), row.rounds_to_target] if several else []))
+    return _table(head, cells)
 
 
 def _explain(rows: Sequence[tables.Result]) -> str:
@@ -99,55 +86,43 @@ def _explain(rows: Sequence[tables.Result]) -> str:
 
 
 def _worst(runs: Sequence[RunFolder], split: str) -> str:
-    lines = []
-    for row in tables.worst_deciles(runs, split):
-        number = f"{plural(len(row.names), 'speaker')} of {row.num_speakers:,}"
-        lines.append(
-            f"- **{_plain(row.label)}**: the worst decile ({number}) went from {percent(row.before)} % to "
-            f"{percent(row.after)} %; median speaker {percent(row.median)} %; "
-            f"{plural(row.num_worse, 'speaker')} got worse"
-        )
+    lines = [
+        f"- **{_plain(row.label)}**: the worst decile ({plural(len(row.names), 'speaker')} of "
+        f"{row.num_speakers:,}) went from {percent(row.before)} % to {percent(row.after)} %; "
+        f"median speaker {percent(row.median)} %; {plural(row.num_worse, 'speaker')} got worse"
+        for row in tables.worst_deciles(runs, split)
+    ]
     return "\n".join(lines) or "Before and after: not both evaluated."
 
 
 def _speaker_table(rows: Sequence[tables.Result]) -> str:
-    people = tables.people(rows)
     head = ["speaker", "words", *(f"{row.label}, WER %" for row in rows)]
-    cells = [
-        [
-            f"{person.name} *" if person.is_worst else person.name,
-            f"{person.num_words:,}",
-            *map(percent, person.rates),
-        ]
-        for person in people
-    ]
-    last = rows[-1].label if rows else ""
-    return _table(head, cells) + f"\n\n\\* the worst decile of {_plain(last)}"
+    cells = (
+        [person.name + " *" * person.is_worst, f"{person.num_words:,}", *map(percent, person.rates)]
+        for person in tables.people(rows)
+    )
+    return _table(head, cells) + f"\n\n\\* the worst decile of {_plain(rows[-1].label if rows else '')}"
 
 
 def _attention_table(rows: Sequence[Row]) -> str:
     head = ["run", "utterances", "monotonic before, %", "after, %", "span before, %", "after, %"]
-    cells = [
-        [
-            row.label,
-            str(row.after.num_utterances),
-            percent(row.before.monotonic, 1) if row.before else NONE,
-            percent(row.after.monotonic, 1),
-            percent(row.before.span, 1) if row.before else NONE,
-            percent(row.after.span, 1),
-        ]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        before, after = row.before, row.after
+        monotonic = (before.monotonic if before else None, after.monotonic)
+        spans = (before.span if before else None, after.span)
+        shares = (percent(share, 1) for share in (*monotonic, *spans))
+        cells.append([row.label, after.num_utterances, *shares])
     return _table(head, cells)
 
 
 def _corrupted_table(runs: Sequence[RunFolder]) -> str:
+    head = ["run", "corrupted clients", "mean weight of clean ones", "of corrupted ones"]
     cells = []
     for run in runs:
         means = {kind: f"{values.mean():.3f}" for kind, (_, values) in weights_by_kind(run).items()}
-        weights = [means.get(kind, NONE) for kind in ("clean", "corrupted")]
+        weights = [means.get(kind) for kind in ("clean", "corrupted")]
         cells.append([run.label, f"{len(run.corrupted)} of {run.num_clients}", *weights])
-    head = ["run", "corrupted clients", "mean weight of clean ones", "of corrupted ones"]
     return _table(head, cells) + "\n\nWeights over an equal share of the round, as means over rounds."
 
 
@@ -155,36 +130,30 @@ def _failure_table(runs: Sequence[RunFolder]) -> str:
     rows = tables.failures(runs)
     if not rows:
         return "None."
-    head = ["run", "client", "times", "rounds", "reason"]
-    cells = [
-        [row.run, row.client, str(len(row.rounds)), ranges(row.rounds), row.reason]
-        for row in rows[:MAX_FAILURES]
-    ]
+    cells = (
+        [row.run, row.client, len(row.rounds), ranges(row.rounds), row.reason] for row in rows[:MAX_FAILURES]
+    )
     more = len(rows) - MAX_FAILURES
-    return _table(head, cells) + (f"\n\nand {more:,} more in journal.jsonl" if more > 0 else "")
+    table = _table(["run", "client", "times", "rounds", "reason"], cells)
+    return table + (f"\n\nand {more:,} more in journal.jsonl" if more > 0 else "")
 
 
 def _provenance(runs: Sequence[RunFolder]) -> str:
-    rows = []
+    head = ["run", "recipe", "seed", "commit", "device", "started from", "parameters", "versions"]
+    cells = []
     for run in runs:
-        versions = ", ".join(f"{name} {value}" for name, value in run.about.get("versions", {}).items())
-        about = [
-            _or_none(run.about.get(key)) for key in ("recipe", "seed", "commit", "device", "started_from")
-        ]
+        about = [run.about.get(key) for key in ("recipe", "seed", "commit", "device", "started_from")]
         parameters = run.about.get("num_parameters")
-        rows.append([run.label, *about, f"{parameters:,}" if parameters else NONE, versions])
-    return _table(
-        ["run", "recipe", "seed", "commit", "device", "started from", "parameters", "versions"], rows
-    )
+        versions = ", ".join(f"{name} {value}" for name, value in run.about.get("versions", {}).items())
+        cells.append([run.label, *about, f"{parameters:,}" if parameters else None, versions])
+    return _table(head, cells)
 
 
-def _or_none(value: object) -> str:
-    return NONE if value is None else str(value)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """A table with a dash for every None."""
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(_plain(cell) for cell in line) + " |" for line in lines)
+    cells = ((_plain(NONE if cell is None else str(cell)) for cell in line) for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
 def _plain(text: str) -> str:

@@ -21,9 +21,10 @@ from antiphon.report.drawing import (
     legend,
     new_figure,
     percent_axis,
+    plot,
     shorten,
 )
-from antiphon.report.statistics import Interval, worst_decile
+from antiphon.scoring.statistics import Interval, worst_decile
 
 MAX_ROWS = 30  # speakers one can read one by one
 BETTER, WORSE, TINT = PALETTE[0], PALETTE[1], "#fbeee6"
@@ -80,10 +81,9 @@ def _before_after_legend(axes: Axes) -> None:
     legend(axes, keys, ["before", "after, better", "after, worse"])
 
 
-@as_svg
-def scatter(before: Mapping[str, float], after: Mapping[str, float]) -> Figure:
+@plot("WER after, by speaker", height=4.6)
+def scatter(axes: Axes, before: Mapping[str, float], after: Mapping[str, float]) -> None:
     """All speakers of a large test set: WER after over WER before; below the diagonal is better."""
-    figure, axes = new_figure(HALF, 4.6)
     names = list(after)
     x, y = np.array([before[n] for n in names]), np.array([after[n] for n in names])
     worst = np.isin(names, worst_decile(after))
@@ -95,19 +95,16 @@ def scatter(before: Mapping[str, float], after: Mapping[str, float]) -> Figure:
     axes.text(top * 0.02, top * 0.965, "worse", va="top", color=MUTED, fontsize=8.5)
     axes.text(top * 0.985, top * 0.03, f"better: {np.mean(y < x):.0%} of {len(names)} speakers", ha="right",
               color=MUTED, fontsize=8.5)  # fmt: skip
-    axes.set(xlim=(0, top), ylim=(0, top), xlabel="WER before", title="WER after, by speaker")
+    axes.set(xlim=(0, top), ylim=(0, top), xlabel="WER before")
     percent_axis(axes.xaxis)
     percent_axis(axes.yaxis)
     dots = [Line2D([], [], color=c, marker="o", linestyle="none", markersize=5) for c in (BETTER, WORSE)]
     legend(axes, dots, ["speakers", "worst decile"])
-    return figure
 
 
-@as_svg
-def distribution(models: Sequence[tuple[Mapping[str, float], Look]]) -> Figure:
+@plot("Share of speakers at or below a WER", height=3.4)
+def distribution(axes: Axes, models: Sequence[tuple[Mapping[str, float], Look]]) -> None:
     """Share of speakers with a WER of at most x, one line a model: further left is better for everyone."""
-    figure, axes = new_figure(HALF, 3.4)
-    axes.set_title("Share of speakers at or below a WER")
     for values, style in models:
         ordered = np.sort(list(values.values()))
         share = np.arange(0, len(ordered) + 1) / len(ordered)
@@ -122,7 +119,6 @@ def distribution(models: Sequence[tuple[Mapping[str, float], Look]]) -> Figure:
     percent_axis(axes.xaxis)
     percent_axis(axes.yaxis)
     axes.set_xlabel("word error rate")
-    return figure
 
 
 @as_svg

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.report.run import Array, Counts, Evaluation, RunFolder
-from antiphon.report.statistics import (
+from antiphon.report.run_folder import Array, Evaluation, RunFolder
+from antiphon.scoring.error_rate import Errors
+from antiphon.scoring.statistics import (
     Interval,
     difference_interval,
     rate_interval,
@@ -197,22 +198,16 @@ def worst_deciles(runs: Sequence[RunFolder], split: str) -> list[WorstDecile]:
         if pair is None or not (after := word_rates(pair[1])):
             continue
         before, names = word_rates(pair[0]), worst_decile(after)
-        rates = [pooled(evaluation, names).rate for evaluation in pair]
+        pooled = [
+            sum((tally.words for name, tally in evaluation.speakers.items() if name in names), Errors())
+            for evaluation in pair
+        ]
         num_worse = sum(after[name] > before.get(name, math.inf) for name in after)
         median = float(np.median(list(after.values())))
-        rows.append(WorstDecile(run.label, names, rates[0], rates[1], median, num_worse, len(after)))
+        rows.append(
+            WorstDecile(run.label, names, pooled[0].rate, pooled[1].rate, median, num_worse, len(after))
+        )
     return rows
-
-
-def pooled(evaluation: Evaluation, names: Sequence[str]) -> Counts:
-    """Word counts of some speakers together."""
-    counts = [evaluation.speakers[name].words for name in names if name in evaluation.speakers]
-    return Counts(
-        substitutions=sum(count.substitutions for count in counts),
-        deletions=sum(count.deletions for count in counts),
-        insertions=sum(count.insertions for count in counts),
-        length=sum(count.length for count in counts),
-    )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,10 @@ from antiphon.report.drawing import (
     legend,
     look,
     new_figure,
-    percent_axis,
     rounds_axis,
     shorten,
 )
-from antiphon.report.run import Array, RunFolder
-from antiphon.report.statistics import effective_number
+from antiphon.report.run_folder import Array, RunFolder
 from antiphon.report.weights import relative_weights, weights_by_kind
 
 MAX_LINES = 6  # clients drawn as lines
@@ -49,36 +47,35 @@ def weights_over_rounds(run: RunFolder) -> Figure:
     clients, weights = relative_weights(run)
     names = [f"* {name}" if name in run.corrupted else name for name in clients]
     rounds = np.array([float(entry["round"]) for entry in run.trained])
-    if len(clients) <= MAX_LINES:
-        figure, axes = new_figure(WHOLE, 3.0)
-        axes.set_title("Weight of each client over an equal share")
-        keys = []
-        for row in range(len(clients)):
-            there = np.isfinite(weights[row])
-            draw_line(axes, rounds[there], weights[row][there], look(row))
-            keys.append(Line2D([], [], color=look(row).colour))
-        axes.axhline(1, color=FAINT, linewidth=1, zorder=0)
-        rounds_axis(axes, rounds[-1])
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}×"))
-        legend(axes, keys, names)
-        return figure
-    return _heat_map(names, weights, rounds)
+    if len(clients) > MAX_LINES:
+        return _heat_map(names, weights, rounds)
+    present = np.isfinite(weights)
+    lines = {name: (rounds[p], row[p]) for name, row, p in zip(names, weights, present, strict=True)}
+    return _lines("Weight of each client over an equal share", 3.0, lines, run.num_finished)[0]
 
 
 @as_svg
 def clean_and_corrupted(run: RunFolder) -> Figure:
     """The mean weight of clean and of corrupted clients by round."""
-    figure, axes = new_figure(WHOLE, 2.4)
-    axes.set_title("Mean weight of clean and corrupted clients over an equal share")
-    kinds = weights_by_kind(run)
-    for index, (rounds, means) in enumerate(kinds.values()):
-        draw_line(axes, rounds, means, look(index))
-    axes.axhline(1, color=FAINT, linewidth=1, zorder=0)
+    title = "Mean weight of clean and corrupted clients over an equal share"
+    figure, axes = _lines(title, 2.4, weights_by_kind(run), run.num_finished)
     axes.set_ylim(bottom=0)
-    rounds_axis(axes, run.num_finished)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}×"))
-    legend(axes, [Line2D([], [], color=look(index).colour) for index in range(len(kinds))], list(kinds))
     return figure
+
+
+def _lines(
+    title: str, height: float, lines: Mapping[str, tuple[Array, Array]], last: int
+) -> tuple[Figure, Axes]:
+    """Weights by round, each with its name, about an equal share."""
+    figure, axes = new_figure(WHOLE, height)
+    axes.set_title(title)
+    for index, (rounds, weights) in enumerate(lines.values()):
+        draw_line(axes, rounds, weights, look(index))
+    axes.axhline(1, color=FAINT, linewidth=1, zorder=0)
+    rounds_axis(axes, last)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}×"))
+    legend(axes, [Line2D([], [], color=look(index).colour) for index in range(len(lines))], list(lines))
+    return figure, axes
 
 
 def _heat_map(clients: Sequence[str], weights: Array, rounds: Array) -> Figure:
@@ -136,23 +133,3 @@ def _name_rows(axes: Axes, clients: Sequence[str], rows: Sequence[npt.NDArray[np
         return
     axes.set_yticks([0, len(rows) / 2 - 0.5, len(rows) - 1], ["heaviest", "", "lightest"])
     axes.set_ylabel("clients by mean weight", labelpad=-28, color=MUTED)
-
-
-@as_svg
-def effective_clients(runs: Sequence[RunFolder]) -> Figure:
-    """Effective number of clients in a round over the number that answered: 100 % is equal weights."""
-    figure, axes = new_figure()
-    axes.set_title("Effective share of the cohort, 1 / (n Σα²)")
-    rounds_axis(axes, max(run.num_finished for run in runs))
-    percent_axis(axes.yaxis)
-    for index, run in enumerate(runs):
-        rounds, shares = [], []
-        for entry in run.trained:
-            weights = [stats.get("weight") or 0.0 for stats in entry.get("clients", {}).values()]
-            if any(weights):
-                rounds.append(float(entry["round"]))
-                shares.append(effective_number(weights) / len(weights))
-        if rounds:
-            draw_line(axes, np.array(rounds), np.array(shares), look(index))
-    axes.set_ylim(0, 1.03)
-    return figure

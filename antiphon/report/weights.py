@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from antiphon.report.run import Array, RunFolder
+from antiphon.report.run_folder import Array, RunFolder
 
 
 def relative_weights(run: RunFolder) -> tuple[list[str], Array]:

@@ -18,10 +18,10 @@ from antiphon import __version__
 from antiphon.algorithms.fedavg import fedavg
 from antiphon.core import Report, Task, Tensors, Update, Worker
 from antiphon.engine import Engine, Rounds, Silent
-from antiphon.local import LocalTraining
-from antiphon.pools.joining import find_place, join
-from antiphon.team import Alone, Team
-from antiphon.workers import run_workers
+from antiphon.pools.process_group import Alone, Team
+from antiphon.pools.rendezvous import find_place, join
+from antiphon.pools.spawning import run_workers
+from antiphon.tasks.local_training import LocalTraining
 
 
 class SgdWorker:

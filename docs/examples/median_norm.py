@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from antiphon.core import Metrics, Pool, ServerState, Task, Tensors
-from antiphon.local import LocalTraining
-from antiphon.server_opt import ServerOptimizer, Sgd
-from antiphon.weighting import ByExamples, Weighting
+from antiphon.server.optimizers import ServerOptimizer, Sgd
+from antiphon.server.weighting import ByExamples, Weighting
+from antiphon.tasks.local_training import LocalTraining
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@ import numpy as np
 import torch
 
 from antiphon.algorithms.fmp import Fmp, background_params
-from antiphon.clients.marginals import MarginalWorker
 from antiphon.core import Stopped
-from antiphon.decoding.cache import Cache
+from antiphon.personalisation.marginals import MarginalWorker
+from antiphon.personalisation.word_cache import Cache
 from antiphon.pools.local import LocalPool
+from antiphon.privacy.accounting import Budget, Renyi
 from antiphon.privacy.ledger import Ledger
-from antiphon.privacy.losses import Budget, Renyi
 from antiphon.privacy.mechanisms import CapL2, gaussian_for
 from antiphon.privacy.release import PrivateRelease
 

@@ -13,12 +13,12 @@ from median_norm import MedianNorm
 
 from antiphon.algorithms.fedavg import fedavg
 from antiphon.config import overlay
-from antiphon.decoding.error_rate import Errors
 from antiphon.engine import Rounds
-from antiphon.local import LocalTraining
+from antiphon.experiment.runner import run_experiment
+from antiphon.experiment.settings import Run
 from antiphon.recipes import RECIPES
-from antiphon.recipes.experiment import Run
-from antiphon.recipes.launch import run_experiment
+from antiphon.scoring.error_rate import Errors
+from antiphon.tasks.local_training import LocalTraining
 
 local = LocalTraining(lr=0.5, batch_seconds=16.0, clip_norm=0.0)
 rounds = Rounds(total=24, cohort=3, valid_every=3)

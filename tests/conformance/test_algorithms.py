@@ -26,9 +26,9 @@ from world import (
     start,
 )
 
-from antiphon import checkpoint
 from antiphon.core import Collected, Failure, Pool, Report, Task, Tensors, Update, size_in_bytes
-from antiphon.observed import RecordingPool
+from antiphon.pools.recording import RecordingPool
+from antiphon.records import checkpoint
 
 MakePool = Callable[..., Pool]
 

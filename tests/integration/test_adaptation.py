@@ -14,8 +14,8 @@ from world import World
 
 from antiphon import config
 from antiphon.data.corpus import Corpus
+from antiphon.experiment.runner import run_experiment
 from antiphon.recipes import recipe
-from antiphon.recipes.launch import run_experiment
 
 SPEAK = ["engines=espeak", "num_voices=3", "takes=1", "rehearse_hours=0.002", "valid_hours=0.001"]
 SMALL = [
@@ -32,7 +32,7 @@ def seed(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("adaptation") / "out"
     tiny = config.override(recipe("fedavg"), [*SETTINGS, "runs.seed.rounds.total=1"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("antiphon.recipes.launch.write_report", lambda *args: None)
+        patch.setattr("antiphon.experiment.runner.write_report", lambda *args: None)
         run_experiment(replace(tiny, runs={"seed": tiny.runs["seed"]}), world.corpus, out)
     torch.use_deterministic_algorithms(False)
     return out / "seed"
@@ -62,7 +62,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.recipes.launch.write_report", lambda *args: None)
+    monkeypatch.setattr("antiphon.experiment.runner.write_report", lambda *args: None)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
 
 
@@ -75,7 +75,7 @@ def test_text_becomes_an_adapted_model_and_a_report_on_each_session(
     assert done.code == 0, done.output
     said = " ".join(done.output.split())
     assert "s10: 1 of 3 sentences skipped, characters outside the alphabet" in said
-    assert "empty: nothing left to say, the session is left out" in said
+    assert "empty: no sentences left, the session is skipped" in said
     assert "times real time" in said
 
     runs = tmp_path / "out" / "runs"
@@ -121,7 +121,7 @@ def test_a_stopped_adaptation_goes_on_and_says_nothing_twice(
     assert only.code == 0, only.output
     assert not (tmp_path / "parts" / "runs").exists()
     first = adapt(antiphon, seed, world, texts, tmp_path / "parts", "--rounds", "1")
-    assert "all of it was said before" in first.output
+    assert "all sentences are in the corpus already" in first.output
     refused = adapt(antiphon, seed, world, texts, tmp_path / "parts")
     assert refused.code == 2
     assert "add --resume to go on" in refused.output

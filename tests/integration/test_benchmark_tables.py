@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import script_in_fork
 from world import World
 
-from antiphon.data.corpus import Corpus
-from antiphon.decoding.hypothesis import Hypothesis, NBest, write_nbest
-from antiphon.report.trn import write_trn
+from antiphon.data.corpus import Corpus, Utterance
+from antiphon.data.session_texts import Sentence, SessionText
+from antiphon.decoding.nbest import Hypothesis, NBest, write_nbest
+from antiphon.recipes.adaptation import Texts
+from antiphon.scoring.trn import write_trn
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -43,6 +46,51 @@ def test_lists_of_several_seeds_are_scored_beside_each_other(tmp_path: Path) -> 
     assert found["student"]["wer"]["by_seed"] == [0.25, 0.0]
     assert found["student"]["relative_to_baseline"]["estimate"] == pytest.approx(-2 / 3)
     assert "37.50" in (tmp_path / "lists.log").read_text()
+
+
+@pytest.fixture
+def adaptation_texts(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import adaptation_texts as module  # type: ignore[import-not-found]
+
+    return module
+
+
+def test_a_session_s_text_is_the_rest_of_its_book_and_never_what_is_tested(
+    world: World, adaptation_texts: Any
+) -> None:
+    corpus = Corpus.open(world.corpus)
+    tested = [u for u in corpus.utterances() if u.split == "test"]
+    own = [{"id": u.id, "session": u.session, "book": "b", "text": u.text} for u in tested]
+    more = [
+        {"id": "x1", "session": "s10", "book": "b", "text": "same chapter"},
+        {"id": "x2", "session": "other", "book": "b", "text": "other chapter"},
+        {"id": "x3", "session": "s99", "book": "another", "text": "another book"},
+    ]
+    longest = max(("s10", "s11"), key=lambda name: sum(u.session == name for u in tested))
+    found = adaptation_texts.session_sentences([*own, *more], corpus)
+    assert list(found) == [longest]
+    rest = [u.text for u in tested if u.session != longest]
+    assert sorted(found[longest]) == sorted([*rest, "same chapter", "other chapter"])
+    assert not {u.id for u in tested if u.session == longest} & {"x1", "x2"}
+
+
+def test_new_words_are_counted_where_they_stand(adaptation_texts: Any) -> None:
+    def text(name: str, *sentences: str) -> SessionText:
+        return SessionText(name, tuple(Sentence(one, one) for one in sentences))
+
+    def said(session: str, words: str) -> Utterance:
+        return Utterance(words, "speaker", session, "test", 1.0, words, 0, 0)
+
+    texts = Texts(
+        (text("a", "the whale", "a harpoon"), text("b", "the mast")),
+        (text("novels", "a mast and a whale"),),
+        frozenset({"the", "a"}),
+    )
+    tested = [said("a", "the whale the whale a mast"), said("b", "the whale"), said("c", "a harpoon")]
+    # New: whale, whale, mast; whale; harpoon. Of those, a's text has the two whales, b's and c's have none.
+    counts = adaptation_texts.NewWords(said=10, new=5, in_session=2, in_organisation=4)
+    assert adaptation_texts.new_words(tested, texts) == counts
 
 
 def test_words_are_counted_by_where_they_are_written(tmp_path: Path, world: World) -> None:

@@ -16,18 +16,18 @@ from antiphon.algorithms.central import Central
 from antiphon.algorithms.self_training import SelfTrained
 from antiphon.data.partition import Iid
 from antiphon.data.tokens import Characters
-from antiphon.decoding.hypothesis import Hypothesis, NBest, write_nbest
-from antiphon.decoding.recognizer import Blueprint, Recognizer
+from antiphon.decoding.nbest import Hypothesis, NBest, write_nbest
 from antiphon.engine import Rounds
-from antiphon.labelling import Labelling, Ngram
-from antiphon.local import LocalTraining
-from antiphon.models.arpa import save_ngram
-from antiphon.models.kneser_ney import estimate
-from antiphon.models.neural_lm import NeuralLm
-from antiphon.models.transformer_lm import TransformerLmConfig
-from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.launch import run_experiment
-from antiphon.report.journal import read
+from antiphon.experiment.runner import run_experiment
+from antiphon.experiment.settings import Experiment, Run
+from antiphon.lm.arpa import save_ngram
+from antiphon.lm.kneser_ney import estimate
+from antiphon.lm.neural_lm import NeuralLm
+from antiphon.lm.transformer import TransformerLmConfig
+from antiphon.recognizer import Blueprint, Recognizer
+from antiphon.records.journal import read
+from antiphon.tasks.local_training import LocalTraining
+from antiphon.tasks.pseudo_labels import Labelling, Ngram
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROVENANCE = {"benchmark", "command", "date", "versions", "commit", "cores"}

@@ -90,7 +90,7 @@ def test_corpus_show_of_something_else_says_what_to_do(antiphon: Antiphon, tmp_p
 SLOW_TO_IMPORT = """
 import sys
 from antiphon import cli
-from antiphon.recipes import launch
+from antiphon.experiment import runner as launch
 
 launch.write_report = lambda *arguments: None
 try:

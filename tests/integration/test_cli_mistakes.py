@@ -11,8 +11,8 @@ from command import Antiphon, run_arguments
 from world import World, write_source
 
 from antiphon import config
+from antiphon.experiment.folder import check_folder
 from antiphon.recipes import recipe
-from antiphon.recipes.folder import check_folder
 
 # --- Settings and corpora -------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ import pytest
 from command import SETTINGS, Antiphon
 from world import tones, write_wav
 
-from antiphon.decoding.recognizer import Recognizer
-from antiphon.report.trn import read_trn
+from antiphon.recognizer import Recognizer
+from antiphon.scoring.trn import read_trn
 
 # --- What a run leaves behind ---------------------------------------------------------------------
 

@@ -18,11 +18,12 @@ from world import World, assert_same, tones, write_source, write_wav
 from antiphon import config
 from antiphon.core import Report, Task, Update, Weigh
 from antiphon.engine import Engine, Outcome, Rounds, Silent
-from antiphon.local import LocalTraining
+from antiphon.experiment import runner
+from antiphon.experiment.settings import Experiment
 from antiphon.pools.local import LocalPool
-from antiphon.recipes import RECIPES, launch
-from antiphon.recipes.experiment import Experiment
-from antiphon.report.journal import read
+from antiphon.recipes import RECIPES
+from antiphon.records.journal import read
+from antiphon.tasks.local_training import LocalTraining
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -50,7 +51,7 @@ def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A working folder in which the examples find tiny settings; nothing is drawn."""
     (tmp_path / "docs" / "examples").mkdir(parents=True)
     (tmp_path / "docs" / "examples" / "small.yaml").write_text(TINY)
-    monkeypatch.setattr(launch, "write_report", lambda *arguments: None)
+    monkeypatch.setattr(runner, "write_report", lambda *arguments: None)
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.chdir(tmp_path)
     return tmp_path

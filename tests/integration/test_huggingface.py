@@ -17,16 +17,16 @@ from world import LOCAL, World, tones
 from antiphon import config
 from antiphon.algorithms.fedavg import fedavg
 from antiphon.core import size_in_bytes
-from antiphon.data.huggingface import HuggingFaceFeatures, HuggingFaceTokensConfig
+from antiphon.data.huggingface_folder import HuggingFaceFeatures, HuggingFaceTokensConfig
 from antiphon.data.tokens import CharactersConfig
-from antiphon.decoding.recognizer import Recognizer
 from antiphon.engine import Rounds
-from antiphon.models.huggingface import HuggingFaceConfig
-from antiphon.models.lora import LoraAdapter
+from antiphon.experiment import runner
+from antiphon.experiment.settings import Experiment, Run, Speakers
+from antiphon.models.huggingface.lora import LoraAdapter
+from antiphon.models.huggingface.speech_models import HuggingFaceConfig
 from antiphon.models.specaugment import SpecAugment
-from antiphon.recipes import launch
-from antiphon.recipes.experiment import Experiment, Run, Speakers
-from antiphon.report.journal import read
+from antiphon.recognizer import Recognizer
+from antiphon.records.journal import read
 
 COHORT = 3
 TIME_MASKS = SpecAugment(num_time_masks=1, time_width=3, num_frequency_masks=0)
@@ -34,7 +34,7 @@ TIME_MASKS = SpecAugment(num_time_masks=1, time_width=3, num_frequency_masks=0)
 
 @pytest.fixture(autouse=True)
 def any_algorithms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(launch, "write_report", lambda *arguments: None)
+    monkeypatch.setattr(runner, "write_report", lambda *arguments: None)
     yield
     torch.use_deterministic_algorithms(False)  # a run asks for them in the whole process
 
@@ -59,9 +59,9 @@ def test_a_round_from_a_folder_gives_a_recogniser_that_needs_the_folder_no_more(
     folder = write_folder(tmp_path / "folder", name)
     chosen = experiment(folder, capitals=name == "wav2vec2", lora=lora)
     assert config.from_dict(Experiment, config.to_dict(chosen)) == chosen
-    scores = launch.run_experiment(chosen, world.corpus, tmp_path / "out", device="cpu")
+    scores = runner.run_experiment(chosen, world.corpus, tmp_path / "out", device="cpu")
     assert scores["fedavg"]["words"]["length"] > 0
-    prepared = launch.prepare(chosen, world.corpus, "cpu")
+    prepared = runner.prepare(chosen, world.corpus, "cpu")
     traffic = COHORT * size_in_bytes(prepared.fresh["fedavg"])
     entry = read(tmp_path / "out" / "fedavg" / "journal.jsonl")[-1]
     assert (entry["bytes_down"], entry["bytes_up"]) == (traffic, traffic)
@@ -98,7 +98,7 @@ def test_frozen_weights_that_no_file_holds_are_drawn_the_same_every_time(
     folder = write_folder(tmp_path / "folder", "wav2vec2")
     (folder / "model.safetensors").unlink()
     chosen = experiment(folder, capitals=True, lora=LoraAdapter(rank=2))
-    prepared = launch.prepare(chosen, world.corpus, "cpu")
+    prepared = runner.prepare(chosen, world.corpus, "cpu")
     first, second = (dict(prepared.recognizer("fedavg").model.named_parameters()) for _ in range(2))
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert all(torch.equal(first[key], tensor) for key, tensor in prepared.fresh["fedavg"].items())
@@ -111,7 +111,7 @@ def test_tokens_of_one_s_own_take_a_fresh_output_layer(world: World, tmp_path: P
         config.override(chosen, ["tokens=characters"])
     own = config.override(chosen, ["tokens=characters", "model.fresh_output=true"])
     assert isinstance(own.tokens, CharactersConfig)
-    scores = launch.run_experiment(own, world.corpus, tmp_path / "out", device="cpu")
+    scores = runner.run_experiment(own, world.corpus, tmp_path / "out", device="cpu")
     assert scores["fedavg"]["words"]["length"] > 0
 
 
@@ -119,13 +119,13 @@ def test_bands_of_frequency_in_a_waveform_are_refused(world: World, tmp_path: Pa
     folder = write_folder(tmp_path / "folder", "wav2vec2")
     chosen = config.override(experiment(folder, capitals=True), ["augment.num_frequency_masks=1"])
     with pytest.raises(ValueError, match=r"set augment\.num_frequency_masks=0"):
-        launch.prepare(chosen, world.corpus, "cpu")
+        runner.prepare(chosen, world.corpus, "cpu")
 
 
 def test_a_saved_recogniser_hears_what_transformers_hears(world: World, tmp_path: Path) -> None:
     """From samples to text on both sides, through no code of ours on the other one."""
     folder = write_folder(tmp_path / "folder", "wav2vec2")
-    recognizer = launch.prepare(experiment(folder, capitals=True), world.corpus, "cpu").recognizer("fedavg")
+    recognizer = runner.prepare(experiment(folder, capitals=True), world.corpus, "cpu").recognizer("fedavg")
     network = transformers.AutoModelForCTC.from_pretrained(folder).eval()
     extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -10,7 +10,7 @@ import pytest
 from sources import imported, ramp, reasons, samples
 
 from antiphon.data.corpus import Corpus
-from antiphon.data.importing import ImportOptions, import_corpus
+from antiphon.data.importing.conversion import ImportOptions, import_corpus
 
 soundfile = pytest.importorskip("soundfile")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.data.corpus import Corpus
-from antiphon.data.importing import ImportOptions, import_corpus
+from antiphon.data.importing.conversion import ImportOptions, import_corpus
 
 pytest.importorskip("soundfile")
 

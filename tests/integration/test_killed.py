@@ -18,13 +18,13 @@ from world import World
 
 STEP = "antiphon.clients.sgd.LossMeter.add"
 CLIENT = "antiphon.clients.worker.refuse_nonfinite"
-JOURNAL = "antiphon.report.journal.Journal.append"
-SAVE = "antiphon.checkpoint.save_file"
+JOURNAL = "antiphon.records.journal.Journal.append"
+SAVE = "antiphon.records.checkpoint.save_file"
 REPLACE = "os.replace"
 SYNC = "os.fsync"
 REMOVE = "shutil.rmtree"
-MODEL = "antiphon.decoding.recognizer.save_file"
-SCORES = "antiphon.recipes.scoring.write_trn"
+MODEL = "antiphon.recognizer.save_file"
+SCORES = "antiphon.experiment.score.write_trn"
 
 
 @pytest.fixture(scope="session")

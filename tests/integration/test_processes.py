@@ -21,15 +21,15 @@ from command import Done, in_fork, kept_files, run_arguments
 from safetensors.torch import load_file
 from world import World
 
-from antiphon.report.journal import read
+from antiphon.records.journal import read
 
 FAULTY = Path(__file__).parents[1] / "faulty.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 STEP = "antiphon.clients.sgd.LossMeter.add"
 CLIENT = "antiphon.clients.worker.refuse_nonfinite"
-JOURNAL = "antiphon.report.journal.Journal.append"
-SAVE = "antiphon.checkpoint.save_file"
-REPLACE = "antiphon.checkpoint.os.replace"
+JOURNAL = "antiphon.records.journal.Journal.append"
+SAVE = "antiphon.records.checkpoint.save_file"
+REPLACE = "antiphon.records.checkpoint.os.replace"
 
 
 def step(rank: int, place: str, number: int, **more: Any) -> dict[str, Any]:

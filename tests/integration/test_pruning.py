@@ -13,13 +13,13 @@ from world import World
 
 from antiphon import config
 from antiphon.algorithms.pruning import FederatedPruning
-from antiphon.decoding.recognizer import Recognizer
 from antiphon.engine import Rounds
+from antiphon.experiment.runner import run_experiment
+from antiphon.experiment.settings import Experiment, Run
 from antiphon.models.reduced import ReducedConfig
 from antiphon.recipes import recipe
-from antiphon.recipes.experiment import Experiment, Run
-from antiphon.recipes.launch import run_experiment
-from antiphon.recipes.pruning import plan
+from antiphon.recognizer import Recognizer
+from antiphon.workflows.pruning_plan import plan
 
 
 def experiment() -> Experiment:
@@ -36,7 +36,7 @@ def experiment() -> Experiment:
 def done(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("pruning") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("antiphon.recipes.launch.write_report", lambda *args: None)
+        patch.setattr("antiphon.experiment.runner.write_report", lambda *args: None)
         run_experiment(experiment(), world.corpus, out)
     torch.use_deterministic_algorithms(False)
     return out
@@ -87,7 +87,7 @@ def test_evaluate_and_transcribe_load_it(done: Path, world: World, antiphon: Ant
 def test_prune_takes_a_run_of_another_folder(
     done: Path, tmp_path: Path, antiphon: Antiphon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("antiphon.recipes.launch.write_report", lambda *args: None)
+    monkeypatch.setattr("antiphon.experiment.runner.write_report", lambda *args: None)
     made = antiphon("prune", done / "seed", "--out", tmp_path / "half", "--rounds", "2", "--set", "every=1")
     assert made.code == 0, made.output
     assert parameters(tmp_path / "half" / "pruned") == parameters(done / "pruned")

@@ -13,7 +13,8 @@ import torch
 from world import FRONTEND, MASKS, MODELS, World
 
 from antiphon import config
-from antiphon.recipes import launch, recipe
+from antiphon.experiment import runner
+from antiphon.recipes import recipe
 
 ROOT = Path(__file__).parents[2]
 CHOSEN = ["pretrained", "dense", "small-pretrained", "small", "weight-0.1", "weight-0.5", "adaptive-0.5"]
@@ -30,7 +31,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def folders(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Two seeds of some rows on a corpus of tones, a round or two each."""
-    monkeypatch.setattr(launch, "write_report", lambda *arguments: None)
+    monkeypatch.setattr(runner, "write_report", lambda *arguments: None)
     whole = recipe("pruning-librispeech")
     runs = {name: whole.runs[name] for name in CHOSEN}
     small = {name: replace(run, model=MODELS["ctc"]) for name, run in runs.items() if run.model}
@@ -45,7 +46,7 @@ def folders(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> li
     for seed in (0, 1):
         experiment = config.override(tiny, [*settings, f"seed={seed}"])
         found.append(tmp_path / str(seed))
-        launch.run_experiment(experiment, world.corpus, found[-1], False, device="cpu")
+        runner.run_experiment(experiment, world.corpus, found[-1], False, device="cpu")
         for place, name in enumerate(CHOSEN):
             make_errors(found[-1] / name / "evaluation/test/best/scores.json", 1 + seed + place)
     torch.use_deterministic_algorithms(False)  # a run asks for them in the whole process

@@ -15,9 +15,10 @@ from world import FRONTEND, MASKS, MODELS, World
 
 from antiphon import config
 from antiphon.algorithms.central import Central
-from antiphon.recipes import launch, recipe
-from antiphon.recipes.table1 import TRIALS, choice
-from antiphon.report.journal import read
+from antiphon.experiment import runner
+from antiphon.recipes import recipe
+from antiphon.recipes.table1 import TRIALS
+from antiphon.records.journal import read
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -71,7 +72,7 @@ def test_one_pass_of_central_training_is_one_round() -> None:
 
 def test_every_row_runs_and_goes_on(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a corpus of tones, a round, and of some another; that going on is exact, conformance tests show."""
-    monkeypatch.setattr(launch, "write_report", lambda *arguments: None)
+    monkeypatch.setattr(runner, "write_report", lambda *arguments: None)
     wrong = recipe(str(EXAMPLES / "table1-wrong-texts.yaml"))
     tiny = replace(wrong, frontend=FRONTEND, model=MODELS["ctc"], augment=MASKS)
     settings = ["runs.*.rounds.cohort=3", "runs.*.rounds.valid_every=1", "runs.seed.rounds.total=1"]
@@ -81,7 +82,7 @@ def test_every_row_runs_and_goes_on(world: World, tmp_path: Path, monkeypatch: p
     for total, only in ((1, []), (2, further)):
         experiment = config.override(tiny, [f"runs.*.rounds.total={total}", *settings])
         out = tmp_path / "out"
-        scores = launch.run_experiment(experiment, world.corpus, out, total > 1, device="cpu", only=only)
+        scores = runner.run_experiment(experiment, world.corpus, out, total > 1, device="cpu", only=only)
         assert list(scores) == [run for run in wrong.runs if run in (only or wrong.runs)]
     torch.use_deterministic_algorithms(False)  # a run asks for them in the whole process
     for run in wrong.runs:
@@ -295,7 +296,10 @@ def test_rows_of_any_experiment_are_compared_over_seeds(
     assert "'hard' has not been scored" in capsys.readouterr().err
 
 
-def test_the_settings_of_every_choice_are_taken_by_the_recipe() -> None:
+def test_the_settings_of_every_choice_are_taken_by_the_recipe(table1: Any) -> None:
+    choice = table1.choice
+    assert choice("fedavg", 0.2) == ["runs.fedavg.algorithm.local.lr=0.2"]
+    assert len(choice("hierarchical", 5e-3)) == 11
     table = recipe("table1")
     for row, tried in TRIALS.items():
         for value, run in tried.runs.items():

@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.decoding.alignment import align_words, find_confusions
-from antiphon.decoding.error_rate import Errors, alignment, word_errors
-from antiphon.decoding.segments import error_segments
+from antiphon.scoring.alignment import align_words, find_confusions
+from antiphon.scoring.error_rate import Errors, alignment, word_errors
+from antiphon.scoring.segments import error_segments
 
 words = st.lists(st.sampled_from("abcd"), max_size=14).map(" ".join)
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.config import from_dict, override, to_dict
-from antiphon.schedule import Constant, Cosine, InverseSqrt, Linear, Schedule, Step
-from antiphon.server_opt import Adagrad, Adam, Lamb, Lars, ServerOptimizer, Sgd, Yogi
-from antiphon.weighting import ByExamples, ByNorm, SoftmaxLoss, Uniform, Weighting
+from antiphon.server.optimizers import Adagrad, Adam, Lamb, Lars, ServerOptimizer, Sgd, Yogi
+from antiphon.server.schedules import Constant, Cosine, InverseSqrt, Linear, Schedule, Step
+from antiphon.server.weighting import ByExamples, ByNorm, SoftmaxLoss, Uniform, Weighting
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 positive = st.floats(min_value=1e-12, max_value=1e6)

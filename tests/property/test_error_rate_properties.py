@@ -4,14 +4,7 @@ import jiwer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.decoding.error_rate import (
-    Edit,
-    alignment,
-    character_errors,
-    find_edits,
-    own_edits,
-    word_errors,
-)
+from antiphon.scoring.error_rate import Edit, alignment, character_errors, find_edits, own_edits, word_errors
 
 few = st.text("ab", max_size=12)
 some = st.text("abc ", max_size=90)

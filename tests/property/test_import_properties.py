@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.data.audio import BadAudioError, encode_flac, read_sound
-from antiphon.data.candidates import Skipped
-from antiphon.data.listing import assign_splits
-from antiphon.data.text import normalise, strange_characters
+from antiphon.data.importing.candidates import Skipped
+from antiphon.data.importing.source_listing import assign_splits
+from antiphon.data.transcripts import normalise, strange_characters
 
 soundfile = pytest.importorskip("soundfile")
 

@@ -9,12 +9,12 @@ import yaml
 from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.config import from_dict, overlay, override, to_dict
-from antiphon.local import LocalTraining
 from antiphon.recipes import recipe
 from antiphon.registry import choice_name
-from antiphon.schedule import Constant, Cosine, Schedule
-from antiphon.server_opt import Adam, ServerOptimizer, Sgd, Yogi
-from antiphon.weighting import SoftmaxLoss, Uniform, Weighting
+from antiphon.server.optimizers import Adam, ServerOptimizer, Sgd, Yogi
+from antiphon.server.schedules import Constant, Cosine, Schedule
+from antiphon.server.weighting import SoftmaxLoss, Uniform, Weighting
+from antiphon.tasks.local_training import LocalTraining
 
 
 @dataclass(frozen=True)

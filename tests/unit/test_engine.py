@@ -18,7 +18,7 @@ from antiphon.clients.worker import refuse_nonfinite
 from antiphon.core import Failure, Report, Stopped, Task, Update
 from antiphon.engine import Engine, Rounds, sample_cohort
 from antiphon.pools.local import LocalPool
-from antiphon.report.journal import read
+from antiphon.records.journal import read
 
 # --- Cohorts --------------------------------------------------------------------------------------
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from toy_runs import Interrupt, Trial
 
-from antiphon import checkpoint
-from antiphon.checkpoint import CorruptCheckpoint
 from antiphon.core import Stopped
 from antiphon.engine import Silent
-from antiphon.record import Record
+from antiphon.records import checkpoint
+from antiphon.records.checkpoint import CorruptCheckpoint
+from antiphon.records.writer import Record
 
 # --- Stopping and going on ------------------------------------------------------------------------
 
@@ -85,11 +85,11 @@ def test_a_kill_at_any_write_and_resume_give_the_undisturbed_run(
 ) -> None:
     """A few kills in one run, before and after the write; subprocesses do it for real in integration/."""
     places = {
-        "Journal.append": "antiphon.report.journal.Journal.append",
-        "save_file": "antiphon.checkpoint.save_file",
-        "replace": "antiphon.checkpoint.os.replace",
-        "rmtree": "antiphon.checkpoint.shutil.rmtree",
-        "fsync": "antiphon.checkpoint.os.fsync",
+        "Journal.append": "antiphon.records.journal.Journal.append",
+        "save_file": "antiphon.records.checkpoint.save_file",
+        "replace": "antiphon.records.checkpoint.os.replace",
+        "rmtree": "antiphon.records.checkpoint.shutil.rmtree",
+        "fsync": "antiphon.records.checkpoint.os.fsync",
     }
     for attempt in range(100):
         with monkeypatch.context() as patch:

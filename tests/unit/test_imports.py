@@ -1,9 +1,11 @@
-"""Who may import whom: the direction of the architecture, read off the source of every module."""
+"""The direction of imports, read from the source of every module, and the shape of the package."""
 
 from __future__ import annotations
 
 import ast
 import sys
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,78 +14,41 @@ import antiphon
 
 ROOT = Path(antiphon.__file__).parent
 
-# Part (a root module or a package) -> the other parts of antiphon it may see. Only the top sees everything.
-TOP = {
-    "recipes",
-    "cli",
-    "cli_adaptation",
-    "cli_corpus",
-    "cli_decoding",
-    "cli_lm",
-    "cli_personalisation",
-    "cli_pruning",
-    "cli_private",
-    "cli_scoring",
-    "jobs",
-    "screen",
-    "workers",
-    "__main__",
+# Room (a folder or a module of the root) -> its level. A room imports itself and rooms of lower levels.
+LEVELS = {
+    "registry": 1,
+    "core": 2,
+    "config": 2,
+    "seeding": 2,
+    "records": 3,
+    "data": 4,
+    "privacy": 4,
+    "scoring": 4,
+    "server": 4,
+    "tasks": 5,
+    "pools": 6,
+    "report": 6,
+    "algorithms": 7,
+    "engine": 7,
+    "models": 7,
+    "lm": 8,
+    "recognizer": 8,
+    "decoding": 9,
+    "clients": 10,
+    "personalisation": 10,
+    "experiment": 11,
+    "recipes": 12,
+    "workflows": 13,
+    "cli": 14,
 }
-MAY_SEE = {
-    "registry": set(),
-    "core": {"registry"},
-    "seeding": set(),
-    "config": {"registry"},
-    "views": {"core", "config", "registry"},
-    "checkpoint": set(),
-    "schedule": set(),
-    "server_opt": {"core", "registry"},
-    "weighting": {"core", "registry"},
-    "clipping": {"core"},
-    "observed": {"core", "team"},
-    "local": {"core", "seeding"},
-    "measure": {"core", "weighting"},
-    "kept": {"core", "config", "views"},
-    "labelling": {"core", "config", "views"},
-    "prunable": {"core", "kept"},
-    "privacy": {"core", "seeding"},
-    "algorithms": {
-        "core",
-        "seeding",
-        "weighting",
-        "server_opt",
-        "schedule",
-        "local",
-        "measure",
-        "clipping",
-        "kept",
-        "prunable",
-        "privacy",
-        "labelling",
-        "views",
-    },
-    "data": {"core", "seeding"},
-    "models": {"core", "seeding", "data", "kept", "prunable"},
-    "decoding": {"core", "seeding", "data", "models", "config", "kept"},
-    "clients": {
-        "core",
-        "seeding",
-        "registry",
-        "data",
-        "models",
-        "decoding",
-        "local",
-        "checkpoint",
-        "kept",
-        "labelling",
-        "views",
-    },
-    "pools": {"core", "seeding", "checkpoint", "views"},
-    "team": {"core", "pools"},
-    "report": {"core"},
-    "record": {"core", "checkpoint", "report"},
-    "engine": {"core", "seeding", "observed", "record", "team", "kept"},
+NOT_ROOMS = {"__main__"}  # calls the command line
+MAX_ROOT_FILES = 8
+# One subject in two layers may have one name.
+SHARED_NAMES = {
+    "pruning": {"algorithms", "recipes"},
+    "self_training": {"algorithms", "recipes"},
 }
+
 # What must be importable without its extra: these are imported where they are used.
 EXTRAS = {
     "soundfile",
@@ -109,69 +74,111 @@ MODULES = {
 def imports_of(path: Path, nested: bool = True) -> set[str]:
     """Full names of what a module imports; with `nested`, inside functions too."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree) if nested else tree.body:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
             assert node.module is not None
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
-def part_of(name: str) -> str | None:
-    """The part of antiphon a full name belongs to; None for anything else."""
+def room_of(name: str) -> str | None:
+    """The room of antiphon a full name belongs to; None for anything else."""
     first, *rest = name.split(".")
     return rest[0] if first == "antiphon" and rest else None
 
 
-def parts_seen(path: Path) -> set[str]:
-    return {part for name in imports_of(path) if (part := part_of(name)) is not None}
+def rooms_imported(path: Path) -> set[str]:
+    return {room for name in imports_of(path) if (room := room_of(name)) is not None}
 
 
-def test_every_part_of_the_package_has_its_place() -> None:
-    parts = {part for name in MODULES if (part := part_of(name)) is not None}
-    assert parts == TOP | MAY_SEE.keys()
+def modules_imported(path: Path) -> set[str]:
+    """Modules of antiphon that a module names in its imports."""
+    names = {name if name in MODULES else name.rpartition(".")[0] for name in imports_of(path)}
+    return names & MODULES.keys()
 
 
-def test_the_rules_themselves_go_one_way() -> None:
-    placed: set[str] = set()
-    while len(placed) < len(MAY_SEE):
-        free = {part for part, seen in MAY_SEE.items() if part not in placed and seen <= placed}
-        assert free, f"these see each other in a circle: {sorted(MAY_SEE.keys() - placed)}"
-        placed |= free
+def test_every_room_has_its_level() -> None:
+    rooms = {room for name in MODULES if (room := room_of(name)) is not None}
+    assert rooms == LEVELS.keys() | NOT_ROOMS
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) in MAY_SEE])
-def test_a_module_sees_only_what_it_may(name: str) -> None:
-    part = part_of(name)
-    assert part is not None
-    seen = parts_seen(MODULES[name]) - {part}
-    assert seen <= MAY_SEE[part], f"{name} imports {sorted(seen - MAY_SEE[part])}"
+@pytest.mark.parametrize("name", [name for name in MODULES if room_of(name) in LEVELS])
+def test_a_module_imports_only_rooms_of_lower_levels(name: str) -> None:
+    room = room_of(name)
+    assert room is not None
+    too_high = {
+        other for other in rooms_imported(MODULES[name]) if other != room and LEVELS[other] >= LEVELS[room]
+    }
+    assert not too_high, f"{name} (level {LEVELS[room]}) imports {sorted(too_high)}"
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    """Imports inside functions count: they hide a circle, they do not open it."""
+    imported = {name: modules_imported(path) - {name} for name, path in MODULES.items() if name != "antiphon"}
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
+
+
+def test_the_root_holds_what_everything_is_written_in() -> None:
+    files = sorted(path.name for path in ROOT.glob("*.py"))
+    assert len(files) <= MAX_ROOT_FILES, files
+
+
+def test_a_file_name_stands_for_one_thing() -> None:
+    rooms_by_name = defaultdict(list)
+    for name in MODULES:
+        room = room_of(name)
+        if room is not None and MODULES[name].stem != "__init__":
+            rooms_by_name[MODULES[name].stem].append(room)
+    shared = {stem: rooms for stem, rooms in rooms_by_name.items() if len(rooms) > 1}
+    undeclared = {stem: rooms for stem, rooms in shared.items() if SHARED_NAMES.get(stem) != set(rooms)}
+    assert not undeclared
 
 
 def test_core_imports_torch_and_the_registry_and_nothing_else() -> None:
-    tops = {name.split(".")[0] for name in imports_of(MODULES["antiphon.core"])}
-    assert tops - set(sys.stdlib_module_names) == {"torch", "antiphon"}
-    assert parts_seen(MODULES["antiphon.core"]) == {"registry"}
-
-
-def test_the_registry_imports_the_standard_library_alone() -> None:
-    tops = {name.split(".")[0] for name in imports_of(MODULES["antiphon.registry"])}
-    assert tops <= set(sys.stdlib_module_names)
+    names = {
+        name for name in imports_of(MODULES["antiphon.core"]) if not name.startswith("antiphon.registry.")
+    }
+    assert {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) == {"torch"}
 
 
 def test_algorithms_meet_clients_through_task_kinds_alone() -> None:
+    forbidden = {"clients", "models", "pools", "data", "decoding", "engine"}
     for name, path in MODULES.items():
-        if part_of(name) == "algorithms":
-            assert not parts_seen(path) & {"clients", "models", "pools", "data", "decoding", "engine"}, name
+        if room_of(name) == "algorithms":
+            assert not rooms_imported(path) & forbidden, name
+
+
+def test_nobody_else_asks_which_algorithm_one_is() -> None:
+    """No `isinstance` test on a class of algorithms/ outside of it: protocols and methods answer instead."""
+    for name, path in MODULES.items():
+        classes = {full.rpartition(".")[2] for full in imports_of(path) if room_of(full) == "algorithms"}
+        if room_of(name) == "algorithms" or not classes:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+                asked = {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)}
+                assert not asked & classes, f"{name}:{node.lineno} asks for {sorted(asked & classes)}"
 
 
 def test_the_report_works_without_torch() -> None:
-    for name, path in MODULES.items():
-        if part_of(name) == "report":
-            assert "torch" not in {imported.split(".")[0] for imported in imports_of(path)}, name
+    """Neither the report's modules nor what they import name torch."""
+    waiting = [name for name in MODULES if room_of(name) == "report"]
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        tops = {imported.split(".")[0] for imported in imports_of(MODULES[name])}
+        assert "torch" not in tops, name
+        waiting += modules_imported(MODULES[name])
 
 
 @pytest.mark.parametrize("name", MODULES)

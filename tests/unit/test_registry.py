@@ -14,12 +14,13 @@ from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.algorithms.self_training import SelfTrained
 from antiphon.config import from_dict, overlay, override, to_dict
-from antiphon.core import ALGORITHMS, CLIENT_WORK, Task
-from antiphon.recipes.experiment import Experiment, Run
+from antiphon.core import ALGORITHMS, Task
+from antiphon.experiment.settings import Experiment, Run
 from antiphon.registry import Registry, open_kind
-from antiphon.server_opt import Adam
-from antiphon.views import CLIENT_VIEWS
-from antiphon.weighting import WEIGHTINGS
+from antiphon.server.optimizers import Adam
+from antiphon.server.weighting import WEIGHTINGS
+from antiphon.tasks.client_work import CLIENT_WORK
+from antiphon.tasks.views import CLIENT_VIEWS
 
 HALVING = "strangers:Halving"
 

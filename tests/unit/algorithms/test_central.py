@@ -8,8 +8,8 @@ from world import World
 from antiphon.algorithms.central import Central
 from antiphon.core import Tensors
 from antiphon.data.batches import collate
-from antiphon.local import LocalTraining
 from antiphon.pools.local import LocalPool
+from antiphon.tasks.local_training import LocalTraining
 
 EVERYTHING = LocalTraining(lr=1e-3, steps=2, batch_seconds=0.0, clip_norm=0.0)
 

@@ -13,13 +13,14 @@ from world import Broken
 
 from antiphon import config
 from antiphon.algorithms.dga_rl import DgaRl, Rewards, describe
+from antiphon.algorithms.dga_rl_policy import Learnt, Policy
 from antiphon.algorithms.fedavg import dga
-from antiphon.algorithms.policy import Learnt, Policy
-from antiphon.core import Report, RunContext
+from antiphon.core import Report
 from antiphon.engine import sample_cohort
-from antiphon.measure import measure
 from antiphon.pools.local import LocalPool
-from antiphon.server_opt import Adam, Sgd
+from antiphon.server.optimizers import Adam, Sgd
+from antiphon.server.run_context import RunContext
+from antiphon.tasks.evaluation import measure
 
 
 def told(client: str, loss: float, mean: float, variance: float) -> Report:

@@ -11,13 +11,14 @@ from world import assert_same
 
 from antiphon.algorithms.dga_rl import DgaRl, DgaRlState
 from antiphon.algorithms.fedavg import dga
-from antiphon.core import RunContext, Stopped, Tensors
+from antiphon.core import Stopped, Tensors
 from antiphon.engine import Engine, Outcome, Rounds, Silent, sample_cohort
-from antiphon.measure import measure
-from antiphon.observed import RecordingPool
 from antiphon.pools.local import LocalPool
-from antiphon.report.journal import read
-from antiphon.server_opt import Adam
+from antiphon.pools.recording import RecordingPool
+from antiphon.records.journal import read
+from antiphon.server.optimizers import Adam
+from antiphon.server.run_context import RunContext
+from antiphon.tasks.evaluation import measure
 
 # --- In the engine --------------------------------------------------------------------------------
 

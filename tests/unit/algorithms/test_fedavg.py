@@ -15,12 +15,12 @@ from world import SEED, World, start
 from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, select
 from antiphon.core import Pool, Report, Task, Tensors, Update
 from antiphon.data.batches import collate
-from antiphon.local import LocalTraining
-from antiphon.observed import RecordingPool
 from antiphon.pools.local import LocalPool
-from antiphon.schedule import Cosine, Step
-from antiphon.server_opt import Sgd
-from antiphon.weighting import ByExamples, Uniform
+from antiphon.pools.recording import RecordingPool
+from antiphon.server.optimizers import Sgd
+from antiphon.server.schedules import Cosine, Step
+from antiphon.server.weighting import ByExamples, Uniform
+from antiphon.tasks.local_training import LocalTraining
 
 COHORT = ["speaker/s00", "speaker/s01", "speaker/s02"]  # of 5, 4 and 5 utterances
 EXACT = LocalTraining(lr=0.1, batch_seconds=1.0)

@@ -16,14 +16,14 @@ from torch import Tensor
 from twins import Twins
 from world import Broken, assert_same
 
-from antiphon import checkpoint
 from antiphon.algorithms.fmp import MARGINAL, Fmp, FmpState, background_params
-from antiphon.clients.marginals import MarginalWorker
 from antiphon.core import Pool, Task, Worker
-from antiphon.decoding.cache import Cache
 from antiphon.engine import Engine, Rounds, sample_cohort
+from antiphon.personalisation.marginals import MarginalWorker
+from antiphon.personalisation.word_cache import Cache
 from antiphon.pools.local import LocalPool
 from antiphon.privacy.release import Released
+from antiphon.records import checkpoint
 
 SIZE = 4
 COUNTS = {"a": [0, 2, 0, 0], "b": [0, 1, 3, 0], "c": [1, 0, 0, 1]}

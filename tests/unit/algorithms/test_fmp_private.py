@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from antiphon.algorithms.fmp import MARGINAL, Fmp, FmpState, background_params
-from antiphon.clients.marginals import MarginalWorker
 from antiphon.core import Stopped
-from antiphon.decoding.cache import Cache
 from antiphon.engine import Engine, Rounds
+from antiphon.personalisation.marginals import MarginalWorker
+from antiphon.personalisation.word_cache import Cache
 from antiphon.pools.local import LocalPool
+from antiphon.privacy.accounting import Budget, Renyi
 from antiphon.privacy.ledger import Ledger
-from antiphon.privacy.losses import Budget, Renyi
 from antiphon.privacy.mechanisms import Cap, CapL1, CapL2, Gaussian, Laplace, gaussian_for
-from antiphon.privacy.noise import Randomness, Secure, Seeded
 from antiphon.privacy.release import PrivateRelease
+from antiphon.privacy.samplers import Randomness, Secure, Seeded
 
 SIZE, LIMIT = 30, 8.0
 BACKGROUND = torch.full((SIZE,), 1 / SIZE, dtype=torch.float64)

@@ -11,30 +11,21 @@ import pytest
 import torch
 from world import LOCAL, MODELS, Case, World, assert_same, run_rounds, start
 
-from antiphon import checkpoint
 from antiphon.algorithms.fedavg import FedAvg, hierarchical
 from antiphon.algorithms.pruning import ConstantSparsity, FederatedPruning, PrunedState, StepSparsity
+from antiphon.algorithms.pruning_scores import Adaptive, ByMomentum, ByProduct
+from antiphon.algorithms.pruning_slices import HalfColumn, HalfRow
 from antiphon.algorithms.rehearsal import Rehearsed
-from antiphon.algorithms.scores import Adaptive, ByMomentum, ByProduct
-from antiphon.algorithms.slices import HalfColumn, HalfRow
-from antiphon.core import (
-    Collected,
-    Report,
-    RunContext,
-    ServerState,
-    Task,
-    Tensors,
-    Update,
-    Weigh,
-    prepare,
-)
-from antiphon.kept import Kept, SubmodelView, masked, shrink
-from antiphon.local import LocalTraining
+from antiphon.core import Collected, Report, ServerState, Task, Tensors, Update, Weigh
 from antiphon.models.reduced import structure_of
 from antiphon.pools.local import LocalPool
-from antiphon.prunable import LinearLayer
-from antiphon.server_opt import Adam, Sgd
-from antiphon.views import views_of
+from antiphon.records import checkpoint
+from antiphon.server.optimizers import Adam, Sgd
+from antiphon.server.run_context import RunContext, prepare
+from antiphon.tasks.local_training import LocalTraining
+from antiphon.tasks.prunable_layers import LinearLayer
+from antiphon.tasks.submodel import Kept, SubmodelView, masked, shrink
+from antiphon.tasks.views import views_of
 
 STRUCTURE = (
     LinearLayer("encoder.layers.0.first", 4, 3, feeds="encoder.layers.0.second"),

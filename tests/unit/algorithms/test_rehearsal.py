@@ -8,8 +8,8 @@ from world import SEED, World
 from antiphon.algorithms.fedavg import fedavg
 from antiphon.algorithms.rehearsal import SERVER_CLIENT, Rehearsed
 from antiphon.core import Task
-from antiphon.local import LocalTraining
 from antiphon.pools.local import LocalPool
+from antiphon.tasks.local_training import LocalTraining
 
 COHORT = ["speaker/s00", "speaker/s01"]
 

@@ -18,8 +18,9 @@ from world import assert_same
 from antiphon.clients.client import Unusable
 from antiphon.clients.states import ClientStates, LostState
 from antiphon.clients.worker import SpeechWorker
-from antiphon.core import CLIENT_WORK, Answer, Report, Task, Update, client_work
-from antiphon.record import expected_states
+from antiphon.core import Report, Task, Update
+from antiphon.records.writer import expected_states
+from antiphon.tasks.client_work import CLIENT_WORK, Answer, client_work
 
 
 @pytest.fixture

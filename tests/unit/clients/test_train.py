@@ -16,7 +16,7 @@ from antiphon.clients.sgd import clip, global_norm, measure_delta
 from antiphon.clients.train import train
 from antiphon.core import Task, Tensors, Update
 from antiphon.data.batches import collate
-from antiphon.local import LocalTraining
+from antiphon.tasks.local_training import LocalTraining
 
 ONE_STEP = LocalTraining(lr=0.1, steps=1, batch_seconds=0.0, clip_norm=0.0)
 

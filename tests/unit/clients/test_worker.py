@@ -14,10 +14,10 @@ from antiphon.algorithms.rehearsal import SERVER_CLIENT
 from antiphon.clients.faults import SimulatedFaults, Unreliability
 from antiphon.clients.worker import SpeechWorker, refuse_nonfinite
 from antiphon.core import Failure, Report, Task, Update, Worker, add_up
-from antiphon.local import LocalTraining
-from antiphon.observed import RecordingPool
 from antiphon.pools.local import LocalPool
-from antiphon.weighting import Uniform
+from antiphon.pools.recording import RecordingPool
+from antiphon.server.weighting import Uniform
+from antiphon.tasks.local_training import LocalTraining
 
 CONFIG: dict[str, Any] = {
     "lr": 0.05,

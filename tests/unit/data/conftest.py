@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sources import Source
 
-from antiphon.data.importing import ImportOptions, ImportSummary, import_corpus
+from antiphon.data.importing.conversion import ImportOptions, ImportSummary, import_corpus
 
 
 @pytest.fixture

@@ -11,11 +11,9 @@ from antiphon.data.session_texts import (
     SessionText,
     TextRules,
     read_session_texts,
-    speak,
     split_sentences,
-    write,
 )
-from antiphon.data.text import ALPHABET
+from antiphon.data.transcripts import ALPHABET, spoken_form, written_form
 
 RULES = TextRules(ALPHABET)
 
@@ -32,15 +30,14 @@ RULES = TextRules(ALPHABET)
     ],
 )
 def test_a_sentence_is_written_as_transcripts_are(text: str, written: str) -> None:
-    assert write(text) == written
-    assert write(write(text)) == write(text)
+    assert written_form(text) == written
+    assert written_form(written_form(text)) == written_form(text)
 
 
 def test_a_sentence_is_spoken_as_it_stands_without_orders_to_engines() -> None:
-    assert speak('The CEO, Mr. Smith: "well-done"!') == 'The CEO, Mr. Smith: "well-done"!'
-    assert (
-        speak("<speed level='200'>fast</speed> \\x [[f@st]] {x}") == "speed level '200' fast speed x f st x"
-    )
+    assert spoken_form('The CEO, Mr. Smith: "well-done"!') == 'The CEO, Mr. Smith: "well-done"!'
+    orders = "<speed level='200'>fast</speed> \\x [[f@st]] {x}"
+    assert spoken_form(orders) == "speed level '200' fast speed x f st x"
 
 
 def test_sentences_end_at_full_stops_but_not_after_titles_and_initials() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from antiphon.data.candidates import Skipped
 from antiphon.data.corpus import FORMAT, Corpus, Utterance
+from antiphon.data.importing.candidates import Skipped
 from antiphon.data.summary import CorpusSummary, plot_hours, skipped_table, summarise, tables
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from antiphon.data.words import Words, WordsConfig, load_words
+from antiphon.data.tokens import Words, WordsConfig, load_words
 
 
 def test_the_most_frequent_words_are_kept():

@@ -8,10 +8,10 @@ import torch
 from tiny_folders import SEQ2SEQ, write_folder
 
 from antiphon.data.batches import Batch
-from antiphon.data.huggingface import WAVE_FRAME, HuggingFaceTokensConfig
-from antiphon.decoding.decoder_beam import DecoderBeam
+from antiphon.data.huggingface_folder import WAVE_FRAME, HuggingFaceTokensConfig
+from antiphon.decoding.beams.attention_beam import AttentionBeam
 from antiphon.decoding.search import beam_for
-from antiphon.models.huggingface import HuggingFaceConfig
+from antiphon.models.huggingface.speech_models import HuggingFaceConfig
 
 FRAMES = [13, 22, 9, 17]
 
@@ -67,7 +67,7 @@ def check_scores(case: Case, seed: int) -> int:
     """How many hypotheses had an end, and were compared."""
     case.draw(seed)
     num_ended = 0
-    for row, hypotheses in enumerate(DecoderBeam(5).nbest(case.model, case.tokens, case.batch(FRAMES))):
+    for row, hypotheses in enumerate(AttentionBeam(5).nbest(case.model, case.tokens, case.batch(FRAMES))):
         scores = [hypothesis.score for hypothesis in hypotheses]
         assert scores == sorted(scores, reverse=True)
         for hypothesis in hypotheses:
@@ -100,7 +100,7 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all(
     batch, num_tokens = case.batch([13]), case.tokens.size
     with torch.inference_mode():
         expected = all_scores(case.model, batch, num_tokens)
-        (found,) = DecoderBeam(num_tokens**2).nbest(case.model, case.tokens, batch)
+        (found,) = AttentionBeam(num_tokens**2).nbest(case.model, case.tokens, batch)
     assert len(found) > num_tokens
     for hypothesis in found:
         assert hypothesis.score == pytest.approx(expected[hypothesis.tokens], abs=1e-8)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.decoding.error_rate import Errors, word_errors
-from antiphon.decoding.hypothesis import Hypothesis, NBest
+from antiphon.decoding.nbest import Hypothesis, NBest
 from antiphon.decoding.rescoring import (
     Column,
     best_leaving_out,
@@ -18,6 +17,7 @@ from antiphon.decoding.rescoring import (
     tune_leaving_out,
     united,
 )
+from antiphon.scoring.error_rate import Errors, word_errors
 
 
 class Counting:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from world import MODELS, World
 
-from antiphon.decoding.attention_beam import AttentionBeam, Penalties
+from antiphon.decoding.beams.attention_beam import AttentionBeam, Penalties
 from antiphon.decoding.greedy import recognise
-from antiphon.decoding.hypothesis import read_nbest, write_nbest
+from antiphon.decoding.nbest import read_nbest, write_nbest
 from antiphon.decoding.search import beam_for, search
 
 

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.decoding.attention_beam import Penalties
+from antiphon.decoding.beams.attention_beam import Penalties
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.tuning import Ranking, RankingSearch, pattern_search
+from antiphon.lm.kneser_ney import estimate
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.ctc import CtcConfig
-from antiphon.models.kneser_ney import estimate
 from antiphon.models.las import LasConfig
 
 coordinates = st.integers(-12, 12).map(lambda quarter: quarter / 4)

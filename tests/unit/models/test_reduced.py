@@ -14,15 +14,23 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from antiphon import config
 from antiphon.algorithms.pruning import FederatedPruning
-from antiphon.algorithms.scores import Adaptive, Unified
-from antiphon.algorithms.slices import HalfColumn, HalfRow, Pattern, WholeColumn, WholeRow
+from antiphon.algorithms.pruning_scores import Adaptive, Unified
+from antiphon.algorithms.pruning_slices import HalfColumn, HalfRow, Pattern, WholeColumn, WholeRow
 from antiphon.data.batches import Batch
-from antiphon.kept import Kept, KeptEmbedding, KeptLinear, KeptRecurrent, masked, shrink, write_units
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import Ctc, CtcConfig
 from antiphon.models.reduced import ReducedConfig, ReducedLinear, reduced, structure_of
 from antiphon.models.units import Units
+from antiphon.tasks.submodel import (
+    Kept,
+    KeptEmbedding,
+    KeptLinear,
+    KeptRecurrent,
+    masked,
+    shrink,
+    write_units,
+)
 
 BatchOf = Callable[..., Batch]
 PATTERNS: dict[str, Pattern] = {

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from world import MASKS, World
 
 from antiphon.clients.client import Bench
-from antiphon.clients.stacked import StackedWorker
+from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task
 from antiphon.data.batches import Batch
-from antiphon.local import LocalTraining
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.transducer import MEDIUM, PUBLISHED, SMALL, Transducer, TransducerConfig
+from antiphon.tasks.local_training import LocalTraining
 
 CONFORMER = TransducerConfig(
     ConformerConfig(dim=8, num_layers=1, num_heads=2, kernel_size=3, stack=2), prediction_dim=6, joint_dim=7

@@ -15,8 +15,8 @@ from twins import Twins, side_by_side
 from antiphon.core import Failure, Report, Stopped, Task, Tensors, Update
 from antiphon.pools.distributed import share_out
 from antiphon.pools.local import LocalPool
-from antiphon.pools.ranks import Ranks
-from antiphon.weighting import NEGLIGIBLE, ByExamples, Uniform
+from antiphon.pools.torch_group import Ranks
+from antiphon.server.weighting import NEGLIGIBLE, ByExamples, Uniform
 
 TASK = Task("count")
 

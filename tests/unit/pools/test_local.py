@@ -10,7 +10,7 @@ import torch
 
 from antiphon.core import Failure, Report, Task, Update
 from antiphon.pools.local import LocalPool
-from antiphon.weighting import ByExamples
+from antiphon.server.weighting import ByExamples
 
 TASK = Task("count")
 

@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from antiphon import checkpoint
 from antiphon.core import ServerState, Stopped
-from antiphon.privacy.ledger import HEADER, Ledger, PrivacyStatement, State
-from antiphon.privacy.losses import Advanced, Basic, Budget, Composition, GaussianLoss, LaplaceLoss, Renyi
+from antiphon.privacy.accounting import Advanced, Basic, Budget, Composition, GaussianLoss, LaplaceLoss, Renyi
+from antiphon.privacy.ledger import Ledger, PrivacyStatement, State
 from antiphon.privacy.mechanisms import Gaussian, Laplace, utterance_sensitivity
+from antiphon.records import checkpoint
 
 TENTH = LaplaceLoss(1, 10)
 
@@ -30,7 +31,10 @@ def test_the_budget_is_spent_to_the_end_and_not_past_it() -> None:
 @pytest.mark.parametrize("composition", [Basic(), Advanced(), Renyi()], ids=["basic", "advanced", "renyi"])
 def test_what_is_affordable_can_be_spent_and_nothing_more(composition: Composition) -> None:
     ledger = Ledger(Budget(2.0, 1e-5), composition)
-    number = ledger.affordable(TENTH, 1000)
+    with suppress(Stopped):
+        for _ in range(1000):
+            ledger = ledger.spend(TENTH)
+    number = ledger.num_releases
     assert 0 < number < 1000
     assert (
         composition.epsilon([(TENTH, number)], 1e-5) <= 2.0 < composition.epsilon([(TENTH, number + 1)], 1e-5)
@@ -83,7 +87,6 @@ def test_the_papers_claim_stands_beside_the_honest_total() -> None:
     found = {(c.unit.split(" (")[0], c.composition): c.epsilon for c in statement.claims()}
     assert found[("one word, one utterance", "none")] == 0.5
     assert found[("one utterance", "basic")] == pytest.approx(24 * 0.5 * 10)
-    assert all(len(row) == len(HEADER) for row in statement.rows())
 
 
 def test_under_a_cap_an_utterance_counts_as_a_client_that_is_replaced() -> None:

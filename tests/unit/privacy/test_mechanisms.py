@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from antiphon.privacy.losses import Budget, Renyi, epsilon_of_rho
+from antiphon.privacy.accounting import Budget, Renyi, epsilon_of_rho
 from antiphon.privacy.mechanisms import (
     Cap,
     CapL1,
@@ -22,7 +22,7 @@ from antiphon.privacy.mechanisms import (
     to_grid,
     utterance_sensitivity,
 )
-from antiphon.privacy.noise import Seeded
+from antiphon.privacy.samplers import Seeded
 
 CAPS = [CapL1(3.0), CapL2(2.0), CapL1(4.0, per_word=1.5), CapL2(3.0, per_word=2.0), CapL1(3.0, step=1.0)]
 ORDERS = [1, 2, 1, 2, 1]

@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from antiphon import checkpoint
 from antiphon.core import Stopped
+from antiphon.privacy.accounting import Budget
 from antiphon.privacy.ledger import Ledger
-from antiphon.privacy.losses import Budget
 from antiphon.privacy.mechanisms import Laplace
-from antiphon.privacy.noise import Secure, Seeded
 from antiphon.privacy.release import PrivateRelease
-from antiphon.privacy.simplex import Clamp
+from antiphon.privacy.samplers import Secure, Seeded
+from antiphon.records import checkpoint
 
 COUNTS = torch.tensor([50.0, 30.0, 0.0, 0.0], dtype=torch.float64)
 UNIFORM = torch.full((4,), 0.25, dtype=torch.float64)
@@ -20,7 +19,7 @@ UNIFORM = torch.full((4,), 0.25, dtype=torch.float64)
 
 def release(epsilon: float = 1.0, total: float = 3.0) -> PrivateRelease:
     ledger = Ledger(Budget(total))
-    return PrivateRelease(Laplace(1.0, epsilon), ledger, UNIFORM, Seeded(0), Clamp())
+    return PrivateRelease(Laplace(1.0, epsilon), ledger, UNIFORM, Seeded(0))
 
 
 def test_counts_are_noised_paid_for_and_none_is_negative() -> None:

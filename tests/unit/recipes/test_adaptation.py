@@ -8,12 +8,14 @@ from world import World
 
 from antiphon.algorithms.central import Central
 from antiphon.core import Task, Update
-from antiphon.data.corpus import Corpus, Utterance
-from antiphon.data.importing import import_corpus
+from antiphon.data.corpus import Corpus
+from antiphon.data.importing.conversion import import_corpus
 from antiphon.data.partition import BySession, Iid
 from antiphon.data.session_texts import Sentence, SessionText
-from antiphon.data.voices import SilentError, Voice
+from antiphon.data.tts.synthesiser import SilentError, Voice
 from antiphon.engine import Rounds
+from antiphon.experiment.preparation import prepare
+from antiphon.experiment.settings import Experiment, Run, Speakers
 from antiphon.recipes import recipe
 from antiphon.recipes.adaptation import (
     Speaking,
@@ -25,9 +27,6 @@ from antiphon.recipes.adaptation import (
     parts,
     scored_speech,
 )
-from antiphon.recipes.adaptation_tables import NewWords, new_words, session_sentences
-from antiphon.recipes.experiment import Experiment, Run, Speakers
-from antiphon.recipes.preparation import prepare
 
 
 def test_the_parts_of_a_model_are_patterns_that_cover_it_once() -> None:
@@ -58,7 +57,7 @@ def test_a_session_is_tested_on_its_own_speech_where_there_is_any(world: World) 
 
 
 def test_a_corpus_without_a_split_that_is_needed_is_refused(world: World, tmp_path: Path) -> None:
-    from antiphon.data.candidates import ImportOptions
+    from antiphon.data.importing.candidates import ImportOptions
 
     import_corpus(world.corpus.parent / "source", tmp_path / "c", ImportOptions(where={"split": "pool"}))
     with pytest.raises(ValueError, match="has no split 'heldout'"):
@@ -159,37 +158,3 @@ def test_the_table_s_rows_start_from_what_they_continue() -> None:
         "tenant-real-all": "seed",
         "sessions-real-all": "tenant-real-all",
     }
-
-
-def test_a_session_s_text_is_the_rest_of_its_book_and_never_what_is_tested(world: World) -> None:
-    corpus = Corpus.open(world.corpus)
-    tested = [u for u in corpus.utterances() if u.split == "test"]
-    own = [{"id": u.id, "session": u.session, "book": "b", "text": u.text} for u in tested]
-    more = [
-        {"id": "x1", "session": "s10", "book": "b", "text": "same chapter"},
-        {"id": "x2", "session": "other", "book": "b", "text": "other chapter"},
-        {"id": "x3", "session": "s99", "book": "another", "text": "another book"},
-    ]
-    longest = max(("s10", "s11"), key=lambda name: sum(u.session == name for u in tested))
-    found = session_sentences([*own, *more], corpus)
-    assert list(found) == [longest]
-    rest = [u.text for u in tested if u.session != longest]
-    assert sorted(found[longest]) == sorted([*rest, "same chapter", "other chapter"])
-    assert not {u.id for u in tested if u.session == longest} & {"x1", "x2"}
-
-
-def test_new_words_are_counted_where_they_stand() -> None:
-    def text(name: str, *sentences: str) -> SessionText:
-        return SessionText(name, tuple(Sentence(one, one) for one in sentences))
-
-    def said(session: str, words: str) -> Utterance:
-        return Utterance(words, "speaker", session, "test", 1.0, words, 0, 0)
-
-    texts = Texts(
-        (text("a", "the whale", "a harpoon"), text("b", "the mast")),
-        (text("novels", "a mast and a whale"),),
-        frozenset({"the", "a"}),
-    )
-    tested = [said("a", "the whale the whale a mast"), said("b", "the whale"), said("c", "a harpoon")]
-    # New: whale, whale, mast; whale; harpoon. Of those, a's text has the two whales, b's and c's have none.
-    assert new_words(tested, texts) == NewWords(said=10, new=5, in_session=2, in_organisation=4)

@@ -17,20 +17,21 @@ from antiphon import config
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import dga
+from antiphon.algorithms.geometric_median import GeometricMedian
 from antiphon.algorithms.rehearsal import Rehearsed
-from antiphon.algorithms.robust import GeometricMedian
 from antiphon.algorithms.self_training import CurrentModel, MovingAverage, OtherModel, SelfTrained
 from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
-from antiphon.labelling import Labelling, Ngram
-from antiphon.local import LocalTraining
+from antiphon.experiment import runner
+from antiphon.experiment.preparation import prepare
+from antiphon.experiment.settings import Experiment, Run, Speakers
+from antiphon.experiment.teaching import unlabelled_clients
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
-from antiphon.recipes import launch, recipe
-from antiphon.recipes.experiment import Experiment, Run, Speakers
-from antiphon.recipes.preparation import prepare
-from antiphon.recipes.teaching import unlabelled_clients
-from antiphon.report.journal import read
+from antiphon.recipes import recipe
+from antiphon.records.journal import read
+from antiphon.tasks.local_training import LocalTraining
+from antiphon.tasks.pseudo_labels import Labelling, Ngram
 
 LOCAL = LocalTraining(lr=0.05, epochs=1, batch_seconds=1.5)
 HEARD = Labelling(num=3, width=4)
@@ -53,14 +54,14 @@ def experiment(algorithm: SelfTrained, total: int = 2, labelled: float = 0.0, **
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(launch, "write_report", lambda *arguments: None)
+    monkeypatch.setattr(runner, "write_report", lambda *arguments: None)
     yield
     torch.use_deterministic_algorithms(False)  # a run asks for them in the whole process
 
 
 def run(chosen: Experiment, corpus: Path, out: Path, **more: Any) -> dict[str, Any]:
     """What an experiment leaves behind: the models and the journals of all runs."""
-    launch.run_experiment(chosen, corpus, out, device="cpu", **more)
+    runner.run_experiment(chosen, corpus, out, device="cpu", **more)
     return {
         name: (
             {key: p.tolist() for key, p in load_file(out / name / "model" / "model.safetensors").items()},

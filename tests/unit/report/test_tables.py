@@ -5,7 +5,7 @@ import json
 import pytest
 
 from antiphon.report import tables
-from antiphon.report.run import load_runs
+from antiphon.report.run_folder import load_runs
 
 
 def write_scores(folder, which, errors):

@@ -1,0 +1,168 @@
+"""What a person sees: progress bars, tables, messages, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from antiphon.engine import Listener
+from antiphon.experiment.settings import Run
+from antiphon.scoring.statistics import Interval, rate_interval
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def say(text: str) -> None:
+    """Print a line as it is: no markup, no colours, no line breaks."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def say_error(message: str) -> None:
+    errors.print(f"[red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
+
+
+def say_stopped(reason: str, command: str) -> None:
+    """Print why a run ended early, and the command that continues it: on one line, to be copied."""
+    errors.print(f"\n[yellow]Stopped: {escape(reason)}.[/] What was finished is saved.", soft_wrap=True)
+    errors.print(f"Go on with: {escape(command)}", soft_wrap=True, highlight=False)
+
+
+def say_lost(message: str, command: str) -> None:
+    """Print that a process is gone, and with it the round that it was working on."""
+    errors.print(f"\n[red]error:[/] {escape(message)} The last checkpoint is whole.", soft_wrap=True)
+    errors.print(f"Go on with: {escape(command)}", soft_wrap=True, highlight=False)
+
+
+def be_silent(silent: bool) -> None:
+    """Print nothing: another process of the run prints."""
+    console.quiet = errors.quiet = silent
+
+
+class RunBar:
+    """The progress bar of one run: rounds done, loss, validation WER, answers of clients."""
+
+    def __init__(self, progress: Progress, name: str, total: int) -> None:
+        self.progress, self.task = progress, progress.add_task(name, total=total, note="")
+        self.figures = self.valid = ""
+        self.answered = 0
+
+    def resumed(self, round: int) -> None:
+        self.progress.update(self.task, completed=round, note=f"resumed after round {round}")
+
+    def replied(self, client: str) -> None:
+        self.answered += 1
+        self._show(f"[dim]{self.answered} answered[/]")
+
+    def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
+        self.answered = 0
+        if "loss" in entry:
+            self.figures = f"loss {entry['loss']:.3f}"
+        if "valid" in entry:
+            self.valid = f"valid WER {100 * entry['valid']['wer']:.1f} %"
+        for client, reason in entry.get("failures", {}).items():
+            left_out = f"round {entry['round']}: left out {client}: {reason}"
+            self.progress.console.print(f"  [yellow]{escape(left_out)}[/]")
+        self.progress.update(self.task, completed=entry["round"])
+        self._show("")
+
+    def _show(self, note: str) -> None:
+        self.progress.update(self.task, note="  ".join(filter(None, (self.figures, self.valid, note))))
+
+
+class Terminal:
+    """Progress of a workflow as bars: one for each stage, and one for each run with its figures.
+
+    A bar appears with the first step of its stage; nothing is printed before the first bar.
+    """
+
+    def __init__(self) -> None:
+        self.progress = Progress(
+            TextColumn("[bold]{task.description:<18}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+        )
+        self._stages: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.progress.live.is_started:
+            self.progress.stop()
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        self.progress.start()
+        if stage not in self._stages:
+            self._stages[stage] = self.progress.add_task(stage, total=total, note="")
+        self.progress.update(self._stages[stage], completed=done, total=total)
+
+    def features(self, done: int, total: int) -> None:
+        self("features", done, total)
+
+    def run(self, name: str, run: Run, num_clients: int) -> Listener:
+        self.progress.start()
+        self._make_room()
+        return RunBar(self.progress, name, run.rounds.total)
+
+    def _make_room(self) -> None:
+        """Hide the oldest bars of finished runs when the window is full, so that the last is seen."""
+        visible = [task for task in self.progress.tasks if task.visible]
+        full = len(visible) - (console.height - 3) + 1
+        for task in [task for task in visible if task.finished][: max(0, full)]:
+            self.progress.update(task.id, visible=False)
+
+
+def name_table(entries: Mapping[str, str]) -> Table:
+    """Names with their descriptions."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="bold")
+    for name, text in entries.items():
+        table.add_row(name, text)
+    return table
+
+
+def score_table(scores: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Error rates of runs, with 95 % intervals over speakers."""
+    splits = ", ".join(dict.fromkeys(str(score["split"]) for score in scores.values()))
+    table = Table(
+        title=f"Speakers of {splits}: error rates with 95 % intervals over speakers", box=SIMPLE_HEAD
+    )
+    table.add_column("run", no_wrap=True)
+    for column in ("WER %", "S/D/I", "CER %", "round"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, score in scores.items():
+        kinds = (str(score["words"][kind]) for kind in ("substitutions", "deletions", "insertions"))
+        wer, cer = _rate(score, "words"), _rate(score, "characters")
+        table.add_row(name, wer, "/".join(kinds), cer, str(score["round"]))
+    return table
+
+
+def _rate(score: Mapping[str, Any], unit: str) -> str:
+    rows = [speaker[unit] for speaker in score["speakers"].values()]
+    wrong = [row["substitutions"] + row["deletions"] + row["insertions"] for row in rows]
+    interval = rate_interval(np.array(wrong), np.array([row["length"] for row in rows]))
+    return percent(interval, digits=1) or "–"
+
+
+def percent(interval: Interval | None, digits: int = 2) -> str:
+    """A rate in percent with its interval; no text where there is none.
+
+    >>> percent(Interval(0.12, 0.1, 0.14))
+    '12.00 [10.00, 14.00]'
+    """
+    if interval is None:
+        return ""
+    values = (interval.estimate, interval.low, interval.high)
+    estimate, low, high = (f"{100 * value:.{digits}f}" for value in values)
+    return f"{estimate} [{low}, {high}]"

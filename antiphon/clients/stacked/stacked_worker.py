@@ -1,0 +1,231 @@
+"""A worker that trains many clients at once on one GPU, instead of one after another.
+
+Every client of a cohort has its own parameters on the device. At each step those with similar batches are
+launched together, as many as fit the memory (`grouping`); a client whose steps are done stays as it is. Each
+client's update is what it would get alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from antiphon.clients.client import Bench
+from antiphon.clients.sgd import delta_stats, report
+from antiphon.clients.stacked.client_stack import Stack, StackedBatch
+from antiphon.clients.stacked.footprint import Footprint, measure_footprint
+from antiphon.clients.stacked.grouping import Launch, Plan, launches
+from antiphon.clients.states import ClientStates
+from antiphon.clients.worker import SpeechWorker, named_failure
+from antiphon.core import Task, Tensors, Update
+from antiphon.tasks.client_work import CLIENT_WORK
+from antiphon.tasks.local_training import LocalTraining, Trained, TrainingWork
+from antiphon.tasks.views import Entered
+
+log = logging.getLogger("antiphon")
+
+
+@dataclass
+class StackedWorker:
+    """Trains as `SpeechWorker` does, many clients at once; everything else it leaves to that one."""
+
+    bench: Bench
+    clients: Mapping[str, np.ndarray]  # client -> its utterances in the store
+    states: ClientStates | None = None
+    held_out: Mapping[str, np.ndarray] = field(default_factory=dict)
+    most: int = 256  # clients under way at once, however much memory there is
+    graphs: bool = True  # CUDA graphs where shapes repeat
+    _trainer: StackedTrainer | None = field(default=None, init=False)
+
+    def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+        work = CLIENT_WORK[task.kind] if task.kind in CLIENT_WORK else None  # noqa: SIM401
+        if not isinstance(work, TrainingWork) or len(clients) < 2:
+            yield from self.alone.run(task, clients)
+            return
+        window = Window(self, task, work)
+        for name in clients:
+            window.add(name)
+            if window.is_full:
+                yield from window.answers()
+                window = Window(self, task, work)
+        yield from window.answers()
+
+    @cached_property
+    def alone(self) -> SpeechWorker:
+        """Takes one client after another."""
+        return SpeechWorker(self.bench, self.clients, self.states, self.held_out)
+
+    def trainer(self, bench: Bench) -> StackedTrainer:
+        """Return the trainer for a bench. A smaller model has its own, and only the last one is kept."""
+        if self._trainer is None or self._trainer.bench is not bench:
+            self._trainer = None  # its memory first
+            self._trainer = StackedTrainer(bench, self.most, self.graphs)
+        return self._trainer
+
+
+class Window:
+    """Clients that are under way at once: those that can train are planned, those that cannot have failed."""
+
+    def __init__(self, worker: StackedWorker, task: Task, work: TrainingWork) -> None:
+        self.worker, self.task, self.work = worker, task, work
+        self.names: list[str] = []
+        self.failed: dict[str, Update] = {}
+        self.entered: dict[str, Entered] = {}
+        self.plans: dict[str, Plan] = {}
+
+    def add(self, name: str) -> None:
+        self.worker.alone.utterances(name)  # one that is not here is no client's fault
+        self.names.append(name)
+
+        def plan() -> Update:
+            entered = self.worker.alone.enter(self.task, name)
+            wanted = self.work.plan(entered.task, entered.client)
+            steps = list(entered.client.steps(wanted.local, wanted.seed))
+            self.entered[name], self.plans[name] = entered, Plan(entered.client, steps, wanted)
+            return Update.nothing()
+
+        planned = named_failure(name, plan)
+        if planned.failures:
+            self.failed[name] = planned
+
+    @property
+    def is_full(self) -> bool:
+        footprint = self.footprint
+        return footprint is not None and len(self.names) >= footprint.held(self.worker.most)
+
+    @cached_property
+    def trainer(self) -> StackedTrainer:
+        return self.worker.trainer(next(iter(self.plans.values())).client.bench)
+
+    @property
+    def footprint(self) -> Footprint | None:
+        """The memory that a client takes; None while no client is planned, or where none can be stacked."""
+        if not self.plans:
+            return None
+        return self.trainer.footprint(next(iter(self.plans.values())).wanted.start)
+
+    def answers(self) -> Iterator[Update]:
+        """Train the clients and yield every client's update, in order."""
+        trained = self._trained()
+        for name in self.names:
+            yield self.failed[name] if name in self.failed else self._finished(name, trained)
+
+    def _trained(self) -> dict[str, Trained]:
+        """Train at once; empty where that cannot be done."""
+        footprint, plans = self.footprint, list(self.plans.values())
+        if footprint is None or any(plan.wanted.local != plans[0].wanted.local for plan in plans):
+            return {}
+        return dict(zip(self.plans, self.trainer.train(plans, footprint), strict=False))
+
+    def _finished(self, name: str, trained: Mapping[str, Trained]) -> Update:
+        if name not in trained:
+            (update,) = self.worker.alone.run(self.task, [name])
+            return update
+        entered = self.entered[name]
+
+        def answer() -> Update:
+            reply = self.work.answer(entered.task, entered.client, trained[name])
+            return self.worker.alone.finish(self.task, name, entered, reply)
+
+        return named_failure(name, answer)
+
+
+@dataclass
+class StackedTrainer:
+    """Trains the clients of one bench at once; it has memory and graphs for its model."""
+
+    bench: Bench
+    most: int
+    graphs: bool
+    _stack: Stack | None = field(default=None, init=False)
+    _footprint: Footprint | None = field(default=None, init=False)
+    _why_not: str = field(default="", init=False)
+
+    def footprint(self, start: Tensors) -> Footprint | None:
+        """Measured once, on a batch that is always the same: who is trained with whom must not vary.
+
+        None where this model cannot be stacked.
+        """
+        if self._footprint is None and not self._why_not:
+            try:
+                self._footprint = measure_footprint(self.bench, start)
+            except Exception as error:  # any model may come: what vmap cannot do, it says in many ways
+                self._why_not = f"{type(error).__name__}: {error}"
+                log.warning("clients are trained one after another, not stacked: %s", self._why_not)
+        return self._footprint
+
+    def train(self, plans: Sequence[Plan], footprint: Footprint) -> list[Trained]:
+        """What came of the plans' steps; fewer clients at once where memory is short, [] where it fails."""
+        most = self.most
+        while most > 0:
+            together = list(launches(plans, footprint, most))
+            try:
+                return self._launch(plans, together)
+            except torch.OutOfMemoryError:
+                largest = max(len(launch.members) for launch in together)
+                log.warning("%d clients at once do not fit the GPU's memory: half of them", largest)
+                most = largest // 2
+            except Exception as error:  # one of them broke: alone, it will be found and named
+                log.warning("%d clients are trained one after another: %s", len(plans), error)
+                most = 0
+            self._stack = None
+        return []
+
+    def _launch(self, plans: Sequence[Plan], together: Sequence[Launch]) -> list[Trained]:
+        start, local = plans[0].wanted.start, plans[0].wanted.local
+        if self._stack is None or not self._stack.serves(start, len(plans)):
+            self._stack = None  # its memory first
+            self._stack = Stack(self.bench, start, len(plans), self.graphs)
+        stack = self._stack
+        stack.restart([plan.wanted for plan in plans])
+        self.bench.model.train()
+        totals = self._totals(stack, plans, together, local)
+        rows = stack.deltas()
+        deltas = stack.layout.parted(rows)
+        num_entries = sum(delta[0].numel() for delta in deltas.values())
+        sums = torch.stack([torch.linalg.vector_norm(rows, ord=order, dim=1) for order in (2, 1)]).tolist()
+        trained = []
+        for place, (plan, total) in enumerate(zip(plans, totals, strict=True)):
+            loss = total / sum(len(step.indices) for step in plan.steps)
+            stats = delta_stats(sums[0][place], sums[1][place], num_entries)
+            delta = {name: values[place] for name, values in deltas.items()}
+            trained.append(Trained(delta, report(plan.client, loss, len(plan.steps), **stats)))
+        return trained
+
+    def _totals(
+        self, stack: Stack, plans: Sequence[Plan], together: Sequence[Launch], local: LocalTraining
+    ) -> list[float]:
+        """Take all steps; the sum of the losses of each client's utterances."""
+        totals = torch.zeros(len(plans), device=self.bench.device, dtype=torch.float64)
+        for batch in stacked_batches(self.bench, plans, together):
+            losses = stack.step(batch, local).masked_fill(batch.share == 0, 0.0)
+            totals[batch.members] += losses.sum(dim=1)
+        sums: list[float] = totals.tolist()
+        return sums
+
+
+def stacked_batches(
+    bench: Bench, plans: Sequence[Plan], together: Sequence[Launch]
+) -> Iterator[StackedBatch]:
+    """One launch after another: the batches of its clients, padded to one shape."""
+    tables = []
+    for launch in together:
+        steps = [plans[place].steps[launch.number] for place in launch.members.tolist()]
+        places = np.full((len(steps), max(len(step.indices) for step in steps)), -1, dtype=np.int64)
+        for row, step in zip(places, steps, strict=True):
+            row[: len(step.indices)] = step.indices
+        tables.append((places, [step.noise for step in steps], launch.members))
+    guesses = {index: found for plan in plans for index, found in plan.client.labels.texts.items()}
+    batches = bench.feed.one_by_one(places.reshape(-1) for places, _, _ in tables)
+    for (places, noise, members), fed in zip(tables, batches, strict=True):
+        batch = bench.worded(fed, guesses)
+        keys = bench.keys(noise, places).flatten()
+        real = bench.sent(torch.from_numpy(places >= 0))
+        share = (real / real.sum(dim=1, keepdim=True)).to(batch.features.dtype)
+        here = bench.sent(torch.from_numpy(members))
+        yield StackedBatch(bench.augmented(batch, keys), keys, share, here)

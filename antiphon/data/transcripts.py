@@ -1,0 +1,105 @@
+"""Text: the forms it takes, and how files of it are read.
+
+Transcripts of a corpus are normalised once, when they are imported (`normalise`). A sentence of other text
+has two forms: one for a voice to speak (`spoken_form`), and one as a transcript has it (`written_form`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz' "
+APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ`´", "'"))
+DASHES = re.compile(r"[-‐‑‒–—―/_]")
+DROPPED = re.compile(r"[^\w\s'$%&@#+=€£°§]|_", re.UNICODE)
+NOT_SPOKEN = re.compile(r"[^\w\s.,;:!?'\"()-]", re.UNICODE)
+
+
+def normalise(text: str, lowercase: bool = True) -> str:
+    """Unicode NFC, lower case, single spaces. Doing it twice changes nothing.
+
+    >>> normalise("  Don't   STOP\\n")
+    "don't stop"
+    """
+    text = unicodedata.normalize("NFC", text)
+    if lowercase:
+        # Lower-casing can leave a letter and its accent apart that have a form together.
+        text = unicodedata.normalize("NFC", text.lower())
+    return " ".join(text.split())
+
+
+def written_form(sentence: str) -> str:
+    """A sentence as a transcript. Characters that transcripts do not have are kept, for a later check.
+
+    >>> written_form("“Don’t stop,” she said – twenty-one of us!")
+    "don't stop she said twenty one of us"
+    """
+    text = DROPPED.sub(" ", DASHES.sub(" ", sentence.translate(APOSTROPHES)))
+    return normalise(" ".join(word.strip("'") for word in text.split()))
+
+
+def spoken_form(sentence: str) -> str:
+    """A sentence for a voice: without characters that are neither words nor pauses."""
+    return " ".join(NOT_SPOKEN.sub(" ", sentence.translate(APOSTROPHES)).split())
+
+
+def strange_characters(text: str, alphabet: str | None) -> list[str]:
+    """The characters of a text that are not in the alphabet, sorted. Without an alphabet, none.
+
+    >>> strange_characters("zwölf 12", "abcdefghijklmnopqrstuvwxyz ")
+    ['1', '2', 'ö']
+    """
+    return [] if alphabet is None else sorted(set(text) - set(alphabet))
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Lines of a text file, plain or .gz, each with its place ("text:3"), without blank lines.
+
+    Bytes that are not UTF-8 become surrogates: see `is_utf8`.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield f"{path.name}:{number}", line.strip()
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text was UTF-8 in its file: it holds no surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def text_fields(line: str, where: str, *names: str) -> list[str]:
+    """The values of an object in JSON that must have these fields, all of them text."""
+    try:
+        row = json.loads(line)
+        values = [row[name] for name in names]
+    except (ValueError, KeyError, TypeError):
+        values = [None]
+    if not all(isinstance(value, str) for value in values):
+        fields = "the fields" if len(names) > 1 else "a field"
+        raise ValueError(f"{where}: not an object with {fields} {' and '.join(map(repr, names))}")
+    return values
+
+
+def read_sentences(path: str | Path) -> Iterator[str]:
+    """The normalised sentences of a file, plain or .gz, one per line.
+
+    A line with tabs holds its sentence after the last tab; an object in .jsonl in its field "text".
+    """
+    path = Path(path)
+    is_json = ".jsonl" in path.suffixes
+    try:
+        for where, line in numbered_lines(path):
+            text = normalise(text_fields(line, where, "text")[0] if is_json else line.rpartition("\t")[2])
+            if not is_utf8(text):
+                raise ValueError(f"{where}: not UTF-8 text")
+            if text:
+                yield text
+    except EOFError as error:
+        raise ValueError(f"{path} is damaged: it cannot be unpacked to its end ({error})") from error

@@ -1,0 +1,256 @@
+"""A corpus of sentences spoken by synthesisers, beside real speech of another corpus.
+
+It is an ordinary corpus, made by the import. Its plan.json says what it was made of: with the same plan it is
+opened again, and nothing is spoken twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+import tempfile
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from antiphon.data.audio import SAMPLE_RATE, encode_flac
+from antiphon.data.corpus import Corpus, Utterance
+from antiphon.data.importing.candidates import Skipped
+from antiphon.data.importing.conversion import ImportOptions, import_corpus
+from antiphon.data.processes import map_in_processes
+from antiphon.data.session_texts import SessionText
+from antiphon.data.store import Progress
+from antiphon.data.tts.synthesiser import SilentError, Synthesiser, Voice
+from antiphon.records.files import new_folder
+from antiphon.seeding import derive
+
+FORMAT = "antiphon-spoken/1"
+CHUNK = 8  # sentences in a message to a worker process
+Said = Generator[tuple["Saying", "Spoken | str"], None, None]
+
+
+@dataclass(frozen=True)
+class Saying:
+    """A sentence for one voice; if that voice cannot say it, the others are tried."""
+
+    id: str
+    split: str
+    session: str
+    spoken: str
+    written: str
+    voice: Voice
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """The voice that said a sentence, and the audio as FLAC."""
+
+    voice: Voice
+    audio: bytes
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RealSpeech:
+    """Utterances of a corpus to take over, each into some split."""
+
+    corpus: Corpus
+    chosen: tuple[tuple[Utterance, str], ...]
+
+
+@dataclass(frozen=True)
+class SpokenCorpus:
+    """A corpus of speech from text, and the sentences that no voice could say.
+
+    said: sentences spoken now, 0 if the corpus was there already.
+    """
+
+    corpus: Corpus
+    unsaid: tuple[Skipped, ...]
+    seconds: float  # of synthetic speech
+    said: int = 0
+    wall_seconds: float = 0.0
+
+
+def plan_sayings(
+    split: str, sessions: Sequence[SessionText], voices: Sequence[Voice], takes: int, seed: int
+) -> list[Saying]:
+    """Every sentence by `takes` different voices, drawn for each sentence."""
+    if not 1 <= takes <= len(voices):
+        raise ValueError(f"a sentence can be said by 1 to {len(voices)} voices, not by {takes}")
+    sayings = []
+    for session in sessions:
+        for number, sentence in enumerate(session.sentences):
+            generator = np.random.default_rng(derive(seed, "takes", split, session.name, sentence.written))
+            for take, place in enumerate(generator.permutation(len(voices))[:takes].tolist()):
+                id = f"tts-{split}-{session.name}-{number:05d}-{take}"
+                texts = (sentence.spoken, sentence.written)
+                sayings.append(Saying(id, split, session.name, *texts, voices[place]))
+    return sayings
+
+
+def say_in_order(
+    sayings: Sequence[Saying],
+    voices: Sequence[Voice],
+    engines: Mapping[str, Synthesiser],
+    num_workers: int,
+) -> Said:
+    """Every saying with its speech, or with the reason why no voice could say it."""
+    return map_in_processes(
+        sayings, num_workers, CHUNK, "synthesising", _Speaker, tuple(voices), dict(engines)
+    )
+
+
+class _Speaker:
+    def __init__(self, voices: Sequence[Voice], engines: Mapping[str, Synthesiser]) -> None:
+        self.voices, self.engines = voices, engines
+
+    def __call__(self, saying: Saying) -> Spoken | str:
+        reason = ""
+        for voice in (saying.voice, *(other for other in self.voices if other != saying.voice)):
+            try:
+                samples = self.engines[voice.engine].say(saying.spoken, voice)
+            except SilentError as error:
+                reason = reason or str(error)
+                continue
+            samples = samples / max(1.0, float(np.abs(samples).max()))
+            return Spoken(voice, encode_flac(samples), len(samples) / SAMPLE_RATE)
+        return f"no voice can say it: {reason}"
+
+
+def speak_corpus(
+    destination: str | Path,
+    sayings: Sequence[Saying],
+    voices: Sequence[Voice],
+    engines: Mapping[str, Synthesiser],
+    real: RealSpeech | None = None,
+    num_workers: int = 1,
+    progress: Progress = lambda done, total: None,
+) -> SpokenCorpus:
+    """The corpus of these sayings and this real speech: made, or opened if it is there already."""
+    destination = Path(destination)
+    digest = _digest(sayings, voices, engines, real)
+    if destination.exists():
+        return _open(destination, digest)
+    with new_folder(destination) as folder, temporary_source(destination) as source:
+        if real is not None:
+            _write_real(source, real)
+        began = time.perf_counter()
+        with closing(say_in_order(sayings, voices, engines, num_workers)) as said:
+            unsaid, seconds = _write_spoken(source, said, len(sayings), progress)
+        wall_seconds = time.perf_counter() - began
+        alphabet = real.corpus.alphabet if real else None
+        source.import_into(
+            folder, ImportOptions(alphabet=alphabet, lowercase=False, max_seconds=3600.0, overwrite=True)
+        )
+        plan = {
+            "format": FORMAT,
+            "digest": digest,
+            "engines": {name: engine.version for name, engine in engines.items()},
+            "voices": [asdict(voice) for voice in voices],
+            "seconds": seconds,
+            "unsaid": [asdict(one) for one in unsaid],
+        }
+        (folder / "plan.json").write_text(json.dumps(plan, indent=1) + "\n")
+    return SpokenCorpus(Corpus.open(destination), tuple(unsaid), seconds, len(sayings), wall_seconds)
+
+
+def _open(destination: Path, digest: str) -> SpokenCorpus:
+    try:
+        plan = json.loads((destination / "plan.json").read_text())
+    except (OSError, ValueError):
+        plan = {}
+    if plan.get("format") != FORMAT or plan.get("digest") != digest:
+        raise ValueError(
+            f"{destination} was not made of these texts, voices and speech: choose another folder"
+        )
+    unsaid = tuple(Skipped(**one) for one in plan["unsaid"])
+    return SpokenCorpus(Corpus.open(destination), unsaid, plan["seconds"])
+
+
+def _digest(
+    sayings: Sequence[Saying],
+    voices: Sequence[Voice],
+    engines: Mapping[str, Synthesiser],
+    real: RealSpeech | None,
+) -> str:
+    """A digest of everything that the corpus depends on."""
+    digest = hashlib.sha256(FORMAT.encode())
+    used = {voice.engine for voice in voices} | {saying.voice.engine for saying in sayings}
+    parts: list[Any] = [{name: engine.version for name, engine in engines.items() if name in used}]
+    parts += [asdict(voice) for voice in voices] + [asdict(saying) for saying in sayings]
+    parts += [(utterance.to_json(), split) for utterance, split in (real.chosen if real else ())]
+    for part in parts:
+        digest.update(json.dumps(part).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _write_real(source: AudioSource, real: RealSpeech) -> None:
+    for number, (utterance, split) in enumerate(real.chosen):
+        row = {"id": utterance.id, "split": split, "speaker": utterance.speaker, "text": utterance.text}
+        audio = real.corpus.read_bytes(utterance)
+        source.add(f"real/{number:06d}.audio", {**row, "session": utterance.session}, audio)
+
+
+def _write_spoken(
+    source: AudioSource, said: Said, num_sayings: int, progress: Progress
+) -> tuple[list[Skipped], float]:
+    """Returns what no voice could say, and the seconds of speech."""
+    unsaid: list[Skipped] = []
+    seconds = 0.0
+    for done, (saying, spoken) in enumerate(said, 1):
+        if isinstance(spoken, str):
+            unsaid.append(Skipped(saying.id, saying.session, spoken))
+        else:
+            seconds += spoken.seconds
+            row = {
+                "id": saying.id,
+                "split": saying.split,
+                "speaker": spoken.voice.speaker,
+                "session": saying.session,
+                "text": saying.written,
+                "voice": asdict(spoken.voice),
+            }
+            source.add(f"spoken/{done:06d}.flac", row, spoken.audio)
+        progress(done, num_sayings)
+    return unsaid, seconds
+
+
+@dataclass(frozen=True)
+class AudioSource:
+    """A folder for the import: a manifest, and a tar of audio."""
+
+    folder: Path
+    tar: tarfile.TarFile
+    manifest: TextIO
+
+    def add(self, path: str, row: Mapping[str, Any], content: bytes) -> None:
+        info = tarfile.TarInfo(path)
+        info.size = len(content)
+        self.tar.addfile(info, BytesIO(content))
+        self.manifest.write(json.dumps({**row, "path": path}) + "\n")
+
+    def import_into(self, destination: Path, options: ImportOptions) -> None:
+        """Make a corpus of all that was added; nothing can be added afterwards."""
+        self.tar.close()
+        self.manifest.close()
+        import_corpus(self.folder, destination, options)
+
+
+@contextmanager
+def temporary_source(destination: Path) -> Iterator[AudioSource]:
+    """A source beside the corpus that will be made of it; it is removed at the end."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=".speaking-", dir=destination.parent) as folder,
+        tarfile.open(Path(folder) / "audio.tar", "w") as tar,
+        open(Path(folder) / "manifest.jsonl", "w") as manifest,
+    ):
+        yield AudioSource(Path(folder), tar, manifest)

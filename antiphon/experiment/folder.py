@@ -1,0 +1,68 @@
+"""The folder of an experiment: what it is for, and what it must not be used for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from antiphon import config
+from antiphon.experiment.score import write_json
+from antiphon.experiment.settings import Experiment
+
+EXPERIMENT_FORMAT = "antiphon-experiment/1"
+
+
+def check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
+    """A folder with an experiment in it is only touched to resume, and only the same experiment."""
+    path = out / "experiment.json"
+    if not path.exists():
+        if out.exists() and any(out.glob("[!.]*")):
+            raise ValueError(f"{out} is not empty and holds no experiment: choose another --out")
+        return
+    if not resume:
+        raise ValueError(f"{out} holds an experiment already: add --resume to go on, or choose another --out")
+    # What a configuration did not have when it was written is as if it had its default.
+    before = config.to_dict(config.from_dict(Experiment, json.loads(path.read_text())["config"]))
+    now = config.to_dict(experiment)
+    # A longer run begins like a shorter one, but others may have begun from its end, or been taught by it.
+    used = {name for run in experiment.runs.values() for name in (run.start, run.teacher)}
+    longer = {f"runs.{name}.rounds.total" for name in experiment.runs.keys() - used}
+    changed = [
+        (key, old, new)
+        for key, old, new in _differences(before, now)
+        # How few answers are enough changes no round that had them.
+        if not (key in longer and new > old) and not key.endswith(".rounds.min_clients")
+    ]
+    if changed:
+        lines = "".join(f"\n  {key}: was {old!r}, now {new!r}" for key, old, new in changed[:10])
+        raise ValueError(f"{out} cannot be resumed with another configuration:{lines}")
+
+
+def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys: Sequence[str] = [*before, *(key for key in now if key not in before)]
+        return [
+            difference
+            for key in keys
+            for difference in _differences(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))
+        ]
+    return [] if before == now else [(path, before, now)]
+
+
+def claim_folder(out: Path, experiment: Experiment, data: Path, fingerprint: str) -> None:
+    """Writes down what the folder is for; refuses to go on with other speech than it began with."""
+    path = out / "experiment.json"
+    if path.exists() and json.loads(path.read_text())["fingerprint"] != fingerprint:
+        raise ValueError(f"{out} cannot be resumed: {data} is not the corpus it began with, or was changed")
+    out.mkdir(parents=True, exist_ok=True)
+    body = {
+        "format": EXPERIMENT_FORMAT,
+        "recipe": experiment.recipe,
+        "data": str(data.resolve()),
+        "fingerprint": fingerprint,
+        "runs": list(experiment.runs),
+        "config": config.to_dict(experiment),
+    }
+    write_json(path, body)

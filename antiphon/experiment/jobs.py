@@ -1,0 +1,129 @@
+"""`--jobs N`: runs of an experiment side by side, each in its own process.
+
+Several runs can share a GPU that one small model would leave idle most of the time. A job is this same
+command with the name of its run in the environment. It writes to the run's folder and nowhere else, so its
+files are the same as if it ran alone. A run waits for the runs it needs (it starts from their models, or
+they teach it). If a run fails, the runs that need it are not started; all others go on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from antiphon.core import Stopped
+from antiphon.engine import Listener
+from antiphon.pools.spawning import passing_signals_on, started_again
+
+JOB = "ANTIPHON_JOB"  # in a job's environment: the name of its run
+OUTPUT = "output.txt"  # in the run's folder: what its process printed
+LOOK = 0.3  # seconds between two looks at the jobs
+
+
+def run_jobs(
+    needs: Mapping[str, Collection[str]], num_jobs: int, out: Path, listen: Callable[[str], Listener]
+) -> dict[str, str]:
+    """Execute runs, each of which may need others; return those that failed, with the reason.
+
+    Raises `Stopped` when interrupted; the runs in progress have then saved what they had.
+    """
+    waiting = dict(needs)
+    running: dict[str, Job] = {}
+    failed: dict[str, str] = {}
+    processes: list[subprocess.Popen[bytes]] = []
+    with passing_signals_on(processes) as interrupts:
+        while running or (waiting and not interrupts):
+            for name, job in list(running.items()):
+                code = job.look()
+                if code is not None:
+                    del running[name]
+                    failed |= {name: job.reason(code)} if code else {}
+            while blocked := [name for name in waiting if failed.keys() & set(waiting[name])]:
+                first = next(need for need in waiting.pop(blocked[0]) if need in failed)
+                failed[blocked[0]] = f"{first} failed, which it needs"
+            unfinished = waiting.keys() | running.keys()
+            ready = [name for name in waiting if not unfinished & set(waiting[name])]
+            for name in [] if interrupts else ready[: num_jobs - len(running)]:
+                del waiting[name]
+                running[name] = job = Job.start(name, out / name, listen(name))
+                processes.append(job.process)
+            time.sleep(LOOK)
+    if interrupts:
+        raise Stopped("interrupted")
+    return failed
+
+
+@dataclass
+class Job:
+    """A run in another process; its journal shows how far it is."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    listener: Listener
+    offset: int = 0  # bytes of the journal that have been read
+    shown: int = 0  # the last round that the listener was told about
+
+    @classmethod
+    def start(cls, name: str, folder: Path, listener: Listener) -> Job:
+        folder.mkdir(parents=True, exist_ok=True)
+        output = (folder / OUTPUT).open("wb")
+        job = cls(folder, started_again({JOB: name}, output), output, listener)
+        job.shown = max((entry["round"] for entry in job._news()), default=0)
+        if job.shown:
+            listener.resumed(job.shown)
+        return job
+
+    def look(self) -> int | None:
+        """Tell the listener about new rounds; return the exit code once the process has ended."""
+        code = self.process.poll()
+        for entry in self._news():
+            if entry["round"] > self.shown:
+                self.listener.finished(entry, {})
+                self.shown = entry["round"]
+        if code is not None:
+            self.output.close()
+            if code == 0 and not self._output.stat().st_size:
+                self._output.unlink()
+        return code
+
+    def reason(self, code: int) -> str:
+        """Why it failed: its last error message, or the last line it printed."""
+        lines = self._output.read_text(errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith(("error:", "Stopped:"))] or lines
+        return errors[-1] if errors else f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+    @property
+    def _output(self) -> Path:
+        return self.folder / OUTPUT
+
+    def _news(self) -> list[dict[str, Any]]:
+        """Journal entries since the last look; from the beginning if the journal was cut back meanwhile."""
+        path = self.folder / "journal.jsonl"
+        size = path.stat().st_size if path.exists() else 0
+        if size < self.offset:
+            self.offset = 0
+        if size == self.offset:
+            return []
+        with path.open("rb") as file:
+            file.seek(self.offset)
+            new = file.read()
+        lines = new[: new.rfind(b"\n") + 1]
+        try:
+            entries = [json.loads(line) for line in lines.splitlines()]
+        except ValueError:  # cut back, and longer than before by now: this is the middle of a line
+            self.offset = 0
+            return []
+        self.offset += len(lines)
+        return entries
+
+
+def own_job() -> str:
+    """The run that this process was started for; empty if it is not a job."""
+    return os.environ.get(JOB, "")

@@ -1,0 +1,81 @@
+"""Scores of clients' own models, on the utterances that each client held out.
+
+Two evaluations are written to evaluation/held-out/: `global`, the model of the server for every client, and
+`best`, the model that each client has: its personal layers, or its own copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from antiphon.clients.client import Bench
+from antiphon.clients.states import ClientStates
+from antiphon.clients.worker import SpeechWorker
+from antiphon.core import Collected, Task, Update, Weigh
+from antiphon.decoding.greedy import recognise
+from antiphon.engine import Outcome
+from antiphon.experiment.preparation import Prepared
+from antiphon.experiment.score import score
+from antiphon.recognizer import Recognizer
+from antiphon.server.run_context import personal_pool
+from antiphon.tasks.submodel import SubmodelPool
+
+SPLIT = "held-out"
+
+
+@dataclass
+class SentTasks:
+    """A pool that carries nothing: it remembers tasks as they would be sent."""
+
+    tasks: list[Task] = field(default_factory=list)
+
+    def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
+        self.tasks.append(task)
+        return Update.nothing()
+
+    def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
+        raise NotImplementedError("evaluation collects nothing")
+
+
+def score_clients(
+    prepared: Prepared,
+    name: str,
+    algorithm: Any,
+    bench: Bench,
+    outcome: Outcome,
+    states: ClientStates,
+    folder: Path,
+) -> None:
+    """Write the scores of a run's clients, with the model of the server and with their own."""
+    held_out = prepared.held_out[name]
+    indices = np.concatenate([held_out[client] for client in sorted(held_out)])
+    for which, is_personal in (("global", False), ("best", True)):
+        sent = SentTasks()
+        pool = SubmodelPool(sent, outcome.submodel)
+        task = Task("evaluate", outcome.best, {"round": outcome.best_round})
+        (personal_pool(algorithm, pool) if is_personal else pool).reduce(task, [], lambda report: 0.0)
+        worker = SpeechWorker(bench, prepared.clients[name], states, held_out)
+        notes = {"split": SPLIT, "which": which, "round": outcome.best_round}
+        recognizer = Recognizer(prepared.recognizer(name).blueprint, prepared.tokens, bench.model)
+        hypotheses = _hypotheses(worker, sent.tasks[0])
+        target = folder / "evaluation" / SPLIT / which
+        score(recognizer, prepared.store, indices, target, notes, hypotheses=hypotheses)
+
+
+def _hypotheses(worker: SpeechWorker, task: Task) -> Callable[[], dict[int, str]]:
+    def recognise_all() -> dict[int, str]:
+        """Every client's utterances, by the model that the task gives to it."""
+        texts: dict[int, str] = {}
+        for client, indices in sorted(worker.held_out.items()):
+            entered = worker.enter(task, client)
+            bench = entered.client.bench
+            bench.load(entered.task.tensors)
+            texts |= recognise(bench.model, bench.tokens, bench.store, indices, feed=bench.feed)
+        return texts
+
+    return recognise_all

@@ -1,0 +1,255 @@
+"""Before a run: the device, the corpus with its features and its corrupted clients, every run's clients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from antiphon.algorithms.rehearsal import SERVER_CLIENT
+from antiphon.clients.client import Bench, check_precision
+from antiphon.clients.faults import SimulatedFaults
+from antiphon.clients.stacked.stacked_worker import StackedWorker
+from antiphon.clients.states import ClientStates
+from antiphon.clients.worker import SpeechWorker
+from antiphon.core import Pool, Tensors, Worker
+from antiphon.data.corpus import Corpus
+from antiphon.data.corruption.corrupted_clients import Chosen, corrupted_features
+from antiphon.data.store import FeatureStore, Progress, compute_features
+from antiphon.data.tokens import Tokens
+from antiphon.experiment.settings import Experiment
+from antiphon.experiment.starting import check_start
+from antiphon.experiment.teaching import CheckedLabels, unlabelled_clients
+from antiphon.models.model import Model
+from antiphon.models.reduced import structure_of
+from antiphon.pools.process_group import Alone, Team
+from antiphon.pools.recording import Faults, no_faults
+from antiphon.recognizer import Blueprint, Recognizer
+from antiphon.seeding import derive
+from antiphon.server.run_context import RunContext, parts_of
+from antiphon.server.run_context import prepare as prepare_algorithm
+from antiphon.tasks.prunable_layers import Layer
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment with its data opened and every run looked at."""
+
+    experiment: Experiment
+    store: FeatureStore
+    groups: dict[str, np.ndarray]  # seed, federated, both, valid, test -> utterances
+    corrupted: Chosen
+    clients: dict[str, dict[str, np.ndarray]]  # run -> client -> utterances it trains on
+    held_out: dict[str, dict[str, np.ndarray]]  # run -> client -> utterances that score its own model
+    tokens: Tokens
+    fresh: dict[str, Tensors]  # run -> parameters to be trained, of a model that has learnt nothing here
+    device: torch.device
+
+    def recognizer(self, name: str, shape: str = "") -> Recognizer:
+        """The model of a run, or what is kept of it."""
+        blueprint = self.experiment.blueprint(name).shaped(shape)
+        return Recognizer(blueprint, self.tokens, draw(self.experiment.seed, blueprint, self.tokens))
+
+    def store_of(self, name: str) -> FeatureStore:
+        """The speech as a run may see it: clients that are not labelled have no texts."""
+        clients = self.clients[name]
+        unlabelled = unlabelled_clients(self.experiment.runs[name], list(clients), self.experiment.seed)
+        hidden = [clients[client] for client in unlabelled]
+        return self.store.without_texts(np.concatenate(hidden)) if hidden else self.store
+
+    def server_texts(self) -> list[str]:
+        """What the server's own speakers said."""
+        return texts_of(self.store, self.groups["seed"])
+
+    def valid_clients(self) -> dict[str, np.ndarray]:
+        return valid_clients(self.experiment, self.store)
+
+    def expect(self, name: str, cohort: Sequence[str]) -> None:
+        """Reads the speech of the next cohort of a run while this one trains."""
+        self.store.expect(np.concatenate([self.clients[name][client] for client in cohort]))
+
+    def everyone(self, name: str) -> dict[str, np.ndarray]:
+        """All that a run sends tasks to: its clients, the validation speakers, the server's own speech."""
+        return {**self.clients[name], **self.valid_clients(), SERVER_CLIENT: self.groups["seed"]}
+
+    def seconds_of(self, name: str) -> Callable[[str], float]:
+        """Seconds of audio by client."""
+        everyone = self.everyone(name)
+        return lambda client: float(self.store.seconds[everyone[client]].sum())
+
+    def pool(self, name: str, bench: Bench, team: Team, states: ClientStates) -> Pool:
+        """Carries tasks to the clients of a run, in all processes of the team."""
+        everyone, held_out = self.everyone(name), self.held_out.get(name, {})
+        stacks = self.experiment.stacked and self.device.type == "cuda"
+        kind = StackedWorker if stacks else SpeechWorker
+        worker: Worker = kind(bench, everyone, states, held_out)
+        return team.pool(worker, self.seconds_of(name))
+
+    def faults(self, name: str) -> Faults:
+        """Simulated faults of a run's clients."""
+        unreliability, algorithm = self.experiment.unreliability, self.experiment.runs[name].algorithm
+        on_server = any(getattr(part, "trains_on_server", False) for part in parts_of(algorithm))
+        if on_server or not (unreliability.dropout or unreliability.deadline):
+            return no_faults
+        return SimulatedFaults(unreliability, self.seconds_of(name), self.experiment.seed)
+
+
+def texts_of(store: FeatureStore, indices: np.ndarray) -> list[str]:
+    return [store.text(index) for index in indices.tolist()]
+
+
+def valid_clients(experiment: Experiment, store: FeatureStore) -> dict[str, np.ndarray]:
+    """Validation speakers are clients that live with the server."""
+    split = experiment.speakers.valid
+    return {f"valid/{s}": store.where(split, [s]) for s in store.speakers(split)}
+
+
+def structure_in(recognizer: Recognizer) -> Callable[[], Sequence[Layer]]:
+    """The layers of a model that can lose units, or an error that says why it stays whole."""
+
+    def structure() -> Sequence[Layer]:
+        recognizer.blueprint.whole_model()
+        return structure_of(recognizer.model)
+
+    return structure
+
+
+def choose_device(name: str) -> torch.device:
+    """The device, made to give the same bits every time: resuming is exact on a GPU too."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # As use_deterministic_algorithms(True), which imports torch's compiler too: two seconds at every start.
+    torch.set_deterministic_debug_mode("error")
+    torch.backends.cudnn.allow_tf32 = False  # or an LSTM would round to 10 bits where others keep 23
+    # Filling fresh memory would cost a kernel an allocation, and nothing here reads what it did not write.
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (unknown to mypy)
+    try:
+        device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
+        raise ValueError(f"device {name!r} is not to be had here: {error}") from error
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """What a result ran on: cpu, or the name of the GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def prepare(
+    experiment: Experiment,
+    data: Path,
+    device: str = "auto",
+    num_workers: int = 1,
+    progress: Progress | None = None,
+    team: Team | None = None,
+) -> Prepared:
+    """Opens the corpus, computes features where they are missing, and checks every run before any starts."""
+    corpus = Corpus.open(data)
+    chosen = choose_device(device)
+    check_precision(chosen, experiment.bfloat16)
+    experiment.check_masks()
+
+    def compute() -> None:
+        open_speech(experiment, corpus, num_workers, progress)
+
+    (team or Alone()).first(compute)
+    store, groups, corrupted = open_speech(experiment, corpus)
+
+    def server_texts() -> list[str]:
+        return texts_of(store, groups["seed"])
+
+    tokens = experiment.tokens.fit(server_texts(), corpus.alphabet)
+    drawn: dict[Blueprint, tuple[Recognizer, Tensors]] = {}
+    fresh, clients, valid = {}, {}, sorted(valid_clients(experiment, store))
+    held_out: dict[str, dict[str, np.ndarray]] = {}
+    for name, run in experiment.runs.items():
+        try:
+            blueprint = experiment.blueprint(name)
+            if blueprint not in drawn:
+                drawn[blueprint] = _drawn(experiment.seed, blueprint, tokens, chosen)
+            recognizer, fresh[name] = drawn[blueprint]
+            indices = np.concatenate([groups[group] for group in run.times])
+            if len(indices) == 0:
+                raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
+            dealt = corrupted.left(run.clients(store, indices, experiment.seed))
+            dealt, held_out[name] = hold_out(dealt, run.held_out, experiment.seed)
+            clients[name] = _as_often(dealt, groups, run.times, len(store))
+            run.rounds.check(len(clients[name]))
+            teacher = drawn[experiment.blueprint(run.teacher)][0] if run.teacher in fresh else recognizer
+            start = recognizer
+            if run.starts_elsewhere:
+                start = replace(recognizer, blueprint=check_start(run.start, blueprint, tokens))
+            context = RunContext(
+                tuple(sorted(clients[name])),
+                tuple(valid),
+                experiment.seed,
+                run.rounds.total,
+                structure=structure_in(start),
+                resolve_labels=CheckedLabels(run, teacher, store, clients[name], server_texts),
+            )
+            prepare_algorithm(run.algorithm, context).init(fresh[name])
+        except ValueError as error:
+            raise ValueError(f"run {name!r}: {error}") from error
+    return Prepared(experiment, store, groups, corrupted, clients, held_out, tokens, fresh, chosen)
+
+
+def hold_out(
+    clients: Mapping[str, np.ndarray], share: float, seed: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Split each client's utterances into those it trains on and those that score its own model."""
+    if share == 0:
+        return dict(clients), {}
+    train, test = {}, {}
+    for client, indices in clients.items():
+        count = max(1, round(share * len(indices)))
+        if count >= len(indices):
+            raise ValueError(
+                f"client {client!r} has {len(indices)} utterances: too few to hold out {share:g}"
+            )
+        order = np.random.default_rng(derive(seed, "held out", client)).permutation(len(indices))
+        train[client], test[client] = np.sort(indices[order[count:]]), np.sort(indices[order[:count]])
+    return train, test
+
+
+def _as_often(
+    clients: dict[str, np.ndarray], groups: dict[str, np.ndarray], times: dict[str, int], num_utterances: int
+) -> dict[str, np.ndarray]:
+    """Utterances of each client, those of a group as many times as a pass over the data takes them."""
+    if all(often == 1 for often in times.values()):
+        return clients
+    often = np.ones(num_utterances, dtype=np.int64)
+    for group, number in times.items():
+        often[groups[group]] = number
+    return {client: np.repeat(own, often[own]) for client, own in clients.items()}
+
+
+def open_speech(
+    experiment: Experiment, corpus: Corpus, num_workers: int = 1, progress: Progress | None = None
+) -> tuple[FeatureStore, dict[str, np.ndarray], Chosen]:
+    """Features, computed where they are missing; who is in which group; and which clients are corrupted."""
+    frontend, corruption = experiment.frontend, experiment.corruption
+    clean = compute_features(corpus, frontend, num_workers, progress)
+    groups = experiment.speakers.groups(clean)
+    chosen = corruption.choose(clean, groups["federated"], experiment.seed)
+    pool = groups["both"]
+    store = corrupted_features(corpus, frontend, clean, corruption, chosen, pool, num_workers, progress)
+    return store, groups, chosen
+
+
+def _drawn(
+    seed: int, blueprint: Blueprint, tokens: Tokens, device: torch.device
+) -> tuple[Recognizer, Tensors]:
+    """A model that has learnt nothing here, and those of its parameters that are to be trained."""
+    model = draw(seed, blueprint, tokens)
+    trained = {name: p.detach().to(device) for name, p in model.named_parameters() if p.requires_grad}
+    return Recognizer(blueprint, tokens, model), trained
+
+
+def draw(seed: int, blueprint: Blueprint, tokens: Tokens) -> Model:
+    """A model, the same every time: parameters that are frozen stay as they are drawn."""
+    torch.manual_seed(derive(seed, "init"))
+    return blueprint.build(tokens.size)

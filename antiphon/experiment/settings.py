@@ -1,0 +1,223 @@
+"""An experiment: a corpus, a model, and runs that start from each other. Every recipe is one of these."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from antiphon import config
+from antiphon.algorithms.fedavg import FedAvg
+from antiphon.clients.faults import Unreliability
+from antiphon.core import Algorithm
+from antiphon.data.corruption.corrupted_clients import Corruption
+from antiphon.data.frontends import Filterbank, Frontend
+from antiphon.data.huggingface_folder import HuggingFaceTokensConfig
+from antiphon.data.partition import BySession, BySpeaker, Dirichlet, Iid
+from antiphon.data.store import FeatureStore
+from antiphon.data.tokens import CharactersConfig, SavedTokensConfig, TokensConfig
+from antiphon.engine import Rounds
+from antiphon.models.conformer import ConformerConfig
+from antiphon.models.ctc import CtcConfig
+from antiphon.models.huggingface.speech_models import HuggingFaceConfig
+from antiphon.models.model import ModelConfig
+from antiphon.models.specaugment import SpecAugment
+from antiphon.recognizer import Blueprint
+from antiphon.seeding import derive
+from antiphon.server.run_context import parts_of
+
+
+@dataclass(frozen=True)
+class Speakers:
+    """Who is who: the pool's speakers are parted into those of the server (seed) and the clients.
+
+    The parting has a seed of its own, so that runs with other seeds have the same speakers. Where the corpus
+    has a split of the server's own, it is named here and all of the pool are clients.
+    """
+
+    pool: str = "pool"
+    valid: str = "heldout"
+    test: str = "test"
+    seed_fraction: float = 0.5
+    parting: int = 0
+    server: str = ""  # a split: the server's own speech
+    organisation: str = ""  # a split: speech made of an organisation's text, for the server to train on
+
+    def groups(self, store: FeatureStore) -> dict[str, np.ndarray]:
+        """Utterance indices of seed, federated, both, valid, test and, where there is one, organisation."""
+        speakers = store.speakers(self.pool)
+        order = np.random.default_rng(derive(self.parting, "parting")).permutation(len(speakers))
+        count = round(self.seed_fraction * len(speakers))
+        seed = [speakers[i] for i in order[:count]]
+        federated = [speakers[i] for i in order[count:]]
+        groups = {
+            "seed": store.where(split=self.pool, speakers=seed),
+            "federated": store.where(split=self.pool, speakers=federated),
+            "both": store.where(split=self.pool),
+            "valid": store.where(split=self.valid),
+            "test": store.where(split=self.test),
+        }
+        if self.server:
+            own = store.where(split=self.server)
+            groups |= {"seed": own, "federated": groups["both"]}
+            groups["both"] = np.sort(np.concatenate([own, groups["both"]]))
+        if self.organisation:
+            groups["organisation"] = store.where(split=self.organisation)
+        unasked = {"seed": count == 0, "federated": count == len(speakers)}
+        for name, indices in groups.items():
+            if len(indices) == 0 and not unasked.get(name):
+                raise ValueError(
+                    f"no utterance for {name!r}: the corpus has the splits {', '.join(store.split_names)}; "
+                    f"set speakers.pool, .valid and .test (now {self.pool}, {self.valid}, {self.test})"
+                )
+        return groups
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row of a table."""
+
+    algorithm: Algorithm = FedAvg()
+    # Whose utterances: seed, federated, both, organisation, or seed+organisation; with a number, as in
+    # 4*seed+organisation, so often in every pass.
+    data: str = "federated"
+    clients: BySpeaker | BySession | Iid | Dirichlet = BySpeaker()
+    start: str = (
+        "seed"  # the run whose best model this one starts from, or a folder (it has a "/"); empty: none
+    )
+    rounds: Rounds = Rounds()
+    labelled: float = 1.0  # share of the clients that have texts; the others' texts are never read
+    model: ModelConfig | None = None  # null: the experiment's
+    held_out: float = (
+        0.0  # share of each client's utterances that it does not train on: they score its own model
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.labelled <= 1:
+            raise ValueError(f"labelled is a share between 0 and 1, not {self.labelled}")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out is a share of at least 0 and below 1, not {self.held_out}")
+        if self.labelled < 1 and not any(
+            getattr(p, "labels_speech", False) for p in parts_of(self.algorithm)
+        ):
+            raise ValueError(
+                "labelled below 1 leaves clients without texts, which only self_trained can train on: "
+                "set algorithm=self_trained or labelled=1"
+            )
+        if self.labelled < 1 and self.data != "federated":
+            raise ValueError("labelled below 1 is for data=federated: the server has the texts of the others")
+        for part in parts_of(self.algorithm):
+            if hasattr(part, "check_run"):
+                part.check_run(self)
+
+    @property
+    def times(self) -> dict[str, int]:
+        """How often a pass over the data takes each utterance of each group.
+
+        >>> Run(data="4*seed+organisation").times
+        {'seed': 4, 'organisation': 1}
+        """
+        parts = [re.fullmatch(r"(?:([1-9]\d*)\*)?(.*)", part) for part in self.data.split("+")]
+        return {part[2]: int(part[1] or 1) for part in parts if part}
+
+    @property
+    def teacher(self) -> str:
+        """The run or folder whose model labels this one's speech; empty: its own model, or nobody."""
+        names = (getattr(part, "teacher_model", "") for part in parts_of(self.algorithm))
+        return next(filter(None, names), "")
+
+    @property
+    def makes_submodel(self) -> bool:
+        """Whether the run ends with a smaller model than it began with."""
+        return any(getattr(part, "effect", "") == "reshapes" for part in parts_of(self.algorithm))
+
+    @property
+    def starts_elsewhere(self) -> bool:
+        """From a model that no run of the experiment made."""
+        return "/" in self.start
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a recipe decides; `--set` changes any of it by its path."""
+
+    recipe: str = ""
+    seed: int = 0
+    frontend: Frontend = Filterbank()
+    tokens: TokensConfig = CharactersConfig()
+    model: ModelConfig = CtcConfig(ConformerConfig(stack=4))
+    augment: SpecAugment = SpecAugment()
+    speakers: Speakers = Speakers()
+    corruption: Corruption = Corruption()
+    unreliability: Unreliability = Unreliability()
+    stacked: bool = True  # on a GPU, many clients at once; a CPU takes one after another
+    bfloat16: bool = False  # on a GPU, matrix products of 16 bits while training
+    runs: dict[str, Run] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._check_tokens()
+        known: set[str] = set()
+        small: set[str] = set()  # runs that end with a pruned model
+        for name, run in self.runs.items():
+            if run.makes_submodel and run.start in small:
+                raise ValueError(
+                    f"run {name!r} would prune the model of {run.start!r}, which is pruned already"
+                )
+            if run.makes_submodel or run.start in small:
+                small.add(name)
+            self._check_run(name, run, known)
+            known.add(name)
+
+    def _check_run(self, name: str, run: Run, known: Collection[str]) -> None:
+        """Refuses a run that needs one which does not come before it, or has no data to train on."""
+        before = f"which does not come before it (before it: {', '.join(known) or 'none'})"
+        if run.start and not run.starts_elsewhere and run.start not in known:
+            raise ValueError(f"run {name!r} starts from {run.start!r}, {before}")
+        if run.teacher and "/" not in run.teacher and run.teacher not in known:
+            raise ValueError(
+                f"run {name!r} is taught by {run.teacher!r}, {before} and is no folder: one has a '/'"
+            )
+        if run.start in known and self.model_of(name) != self.model_of(run.start):
+            raise ValueError(f"run {name!r} starts from {run.start!r}, which has another model")
+        *others, last = self._data()
+        is_named_twice = len(run.times) < len(run.data.split("+"))
+        if "+".join(run.times) not in (*others, last) or is_named_twice:
+            raise ValueError(f"run {name!r}: data is {', '.join(others)} or {last}, not {run.data!r}")
+
+    def _data(self) -> tuple[str, ...]:
+        more = ("organisation", "seed+organisation") if self.speakers.organisation else ()
+        return ("seed", "federated", "both", *more)
+
+    def _check_tokens(self) -> None:
+        """Numbers of tokens can agree by chance: the output layer of a folder is for the folder's tokens."""
+        if not isinstance(self.model, HuggingFaceConfig) or isinstance(self.tokens, SavedTokensConfig):
+            return
+        if self.model.fresh_output == isinstance(self.tokens, HuggingFaceTokensConfig):
+            raise ValueError(
+                "the output layer of a Hugging Face model and the tokens must fit: either tokens are "
+                "hugging_face_tokens and model.fresh_output is false, or tokens are others and it is true"
+            )
+
+    def check_masks(self) -> None:
+        """Refuses to mask bands of frequency where frames are samples; looks at the front end's files."""
+        if self.augment.num_frequency_masks and getattr(self.frontend, "is_waveform", False):
+            raise ValueError(
+                "a waveform has no bands of frequency to mask: set augment.num_frequency_masks=0"
+            )
+
+    def chosen(self, names: Sequence[str]) -> dict[str, Run]:
+        """The runs with these names, in the experiment's order; all of them if no name is given."""
+        for name in names:
+            if name not in self.runs:
+                raise config.unknown(name, self.runs, "", "run")
+        return {name: run for name, run in self.runs.items() if not names or name in names}
+
+    def model_of(self, name: str) -> ModelConfig:
+        """The model of a run."""
+        return self.runs[name].model or self.model
+
+    def blueprint(self, name: str) -> Blueprint:
+        """What the model of a run is made of."""
+        return Blueprint(self.frontend, self.model_of(name))

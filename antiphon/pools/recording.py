@@ -1,0 +1,260 @@
+"""A pool that records every task of every client, however an algorithm groups them.
+
+It keeps one row for each client asked: the whole cohort at once, one task per client, several kinds of tasks,
+or several passes. Algorithms need not say anything about it. Weights are computed again from the reports that
+came back, so every process of a distributed pool records the same.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from antiphon.core import (
+    Collected,
+    Failure,
+    Pool,
+    Report,
+    Stopped,
+    Task,
+    Tensors,
+    Update,
+    Weigh,
+    lives_with_server,
+)
+from antiphon.pools.process_group import Alone, Team
+
+KEPT_STATS = ("loss", "norm", "num_utterances", "seconds", "num_labelled", "num_filtered", "confidence")
+Faults = Callable[[Task, str], str]  # a task and a client -> why the client does not answer; "": it does
+Reply = TypeVar("Reply", Update, Collected)
+
+
+def no_faults(task: Task, client: str) -> str:
+    return ""
+
+
+@dataclass
+class Row:
+    """One task of one client. `number` counts its tasks of this kind in the round, from 0."""
+
+    client: str
+    kind: str
+    number: int
+    bytes_down: int
+    call: int = 0
+    log_weight: float = -math.inf
+    report: Report | None = None  # None: it did not answer
+    failure: str = ""
+
+    @property
+    def bytes_up(self) -> int:
+        return 0 if self.report is None or lives_with_server(self.client) else self.report.bytes_up
+
+
+class RecordingPool:
+    """The pool of one round: numbers its tasks, leaves out clients with simulated faults, records the others.
+
+    Clients that live with the server are asked like others, but nothing travels to them and they have no
+    faults.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        cohort: Sequence[str],
+        min_clients: int,
+        replied: Callable[[str], None],
+        interrupted: threading.Event,
+        team: Team | None = None,
+        round: int = 0,
+        faults: Faults = no_faults,
+    ) -> None:
+        self.pool, self.cohort, self.min_clients = pool, list(cohort), min_clients
+        self.replied, self.interrupted, self.team = replied, interrupted, team or Alone()
+        self.round, self.faults = round, faults
+        self.rows: list[Row] = []
+        self.seconds: dict[str, float] = {}  # kind of task -> time that clients took for it
+        self._num_calls = 0
+        self._asked: Counter[tuple[str, str]] = Counter()
+        self._seen: set[str] = set()  # clients whose reply was announced
+
+    def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
+        def announced(report: Report) -> float:
+            self._announce(report.client)
+            self._stop_if_asked()
+            return weigh(report)
+
+        def send(task: Task, clients: Sequence[str]) -> Update:
+            return self.pool.reduce(task, clients, announced)
+
+        rows, update = self._ask(task, cohort, send)
+        for report in update.reports:
+            rows[report.client].log_weight = weigh(report)
+        return update
+
+    def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
+        def send(task: Task, clients: Sequence[str]) -> Collected:
+            collected = self.pool.collect(task, clients)
+            self.team.everyone(self._stop_if_asked)
+            for report in collected.reports:
+                self._announce(report.client)
+            return collected
+
+        return RecordedUpdates(*self._ask(task, cohort, send))
+
+    def _ask(
+        self, task: Task, cohort: Sequence[str], send: Callable[[Task, Sequence[str]], Reply]
+    ) -> tuple[dict[str, Row], Reply]:
+        """Send a task to those of a cohort that have no simulated fault; note who answered what."""
+        task = replace(task, config={**task.config, "round": self.round, "call": self._num_calls})
+        self._num_calls += 1
+        rows = {client: self._row(task, client) for client in cohort}
+        self.rows += rows.values()
+        began = time.perf_counter()
+        reply = send(task, [client for client in cohort if not rows[client].failure])
+        self._time(task.kind, time.perf_counter() - began)
+        for failure in reply.failures:
+            rows[failure.client].failure = failure.reason
+        for report in reply.reports:
+            rows[report.client].report = report
+        for row in rows.values():
+            row.failure = row.failure or ("no answer" if row.report is None else "")
+        self._time("label", sum(r.stats.get("label_seconds", 0.0) for r in reply.reports))
+        self._stop_if_too_few(cohort)
+        if isinstance(reply, Update):  # those with simulated faults never reached the pool
+            missing = [Failure(c, r.failure) for c, r in rows.items() if r.failure]
+            reply = replace(reply, failures=tuple(missing))
+        return rows, reply
+
+    def _row(self, task: Task, client: str) -> Row:
+        number = self._asked[client, task.kind]
+        self._asked[client, task.kind] += 1
+        if lives_with_server(client):
+            return Row(client, task.kind, number, 0)
+        failure = self.faults(task, client)
+        return Row(client, task.kind, number, task.num_bytes, task.moment[1], failure=failure)
+
+    def _time(self, kind: str, seconds: float) -> None:
+        if seconds:  # the time for labels is part of that for training
+            self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
+
+    def _announce(self, client: str) -> None:
+        """Tell a progress bar of a client's first answer in this round."""
+        if client not in self._seen:
+            self._seen.add(client)
+            self.replied(client)
+
+    def _stop_if_asked(self) -> None:
+        if self.interrupted.is_set():
+            raise Stopped("interrupted")
+
+    def _stop_if_too_few(self, asked: Sequence[str]) -> None:
+        """Stop when the whole cohort was asked and too few answered, or no client of the server's did."""
+        if asked and all(map(lives_with_server, asked)):
+            rows = [row for row in self.rows[-len(asked) :] if row.failure]
+            if len(rows) == len(asked):
+                raise Stopped(_too_few(0, len(asked), 1, rows))
+        elif {row.client for row in self.rows} >= set(self.cohort):
+            self.check_enough()
+
+    def check_enough(self) -> None:
+        """Stop the run if too few of the round's clients answered, each counted once."""
+        rows = [row for row in self.rows if not lives_with_server(row.client)]
+        asked = {row.client for row in rows}
+        answered = {row.client for row in rows if row.report is not None}
+        if asked and len(answered) < self.min_clients:
+            failed = [row for row in rows if row.client not in answered]
+            raise Stopped(_too_few(len(answered), len(asked), self.min_clients, failed))
+
+    def weights(self) -> dict[str, float]:
+        """Return each client's share in what was added up last: among tasks of one kind and number."""
+        groups: dict[tuple[str, int], list[Row]] = {}
+        for row in self.rows:
+            if row.log_weight > -math.inf and not lives_with_server(row.client):
+                groups.setdefault((row.kind, row.number), []).append(row)
+        weights: dict[str, float] = {}
+        for group in groups.values():
+            top = max(row.log_weight for row in group)
+            total = sum(math.exp(row.log_weight - top) for row in group)
+            weights |= {row.client: math.exp(row.log_weight - top) / total for row in group}
+        return weights
+
+    @property
+    def clients(self) -> dict[str, dict[str, float]]:
+        """Statistics of each client that answered: the last value of each, weight, number of tasks."""
+        clients: dict[str, dict[str, float]] = {}
+        tasks: Counter[str] = Counter()
+        for row in self.rows:
+            if row.report is not None and not lives_with_server(row.client):
+                tasks[row.client] += 1
+                stats = {key: row.report.stats[key] for key in KEPT_STATS if key in row.report.stats}
+                if row.report.state_bytes:
+                    stats["state_bytes"] = row.report.state_bytes
+                clients.setdefault(row.client, {}).update(stats)
+        for client, weight in self.weights().items():
+            clients[client]["weight"] = weight
+        for client, count in tasks.items():
+            if count > 1:
+                clients[client]["tasks"] = count
+        return clients
+
+    @property
+    def failures(self) -> dict[str, str]:
+        return {row.client: row.failure for row in self.rows if row.failure}
+
+    @property
+    def bytes_down(self) -> int:
+        return sum(row.bytes_down for row in self.rows)
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(row.bytes_up for row in self.rows)
+
+    def entry(self) -> dict[str, Any]:
+        """Return what is known of the round so far, for the journal."""
+        clients = self.clients
+        trained = [stats for stats in clients.values() if {"weight", "loss"} <= stats.keys()]
+        loss = sum(stats["weight"] * stats["loss"] for stats in trained)
+        total = sum(stats["weight"] for stats in trained)  # above 1 after tasks of several kinds
+        return {
+            "clients": clients,
+            "failures": self.failures,
+            "loss": loss / total if total > 1.001 else loss,
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+        }
+
+
+def _too_few(answered: int, asked: int, needed: int, failed: Sequence[Row]) -> str:
+    why = "; ".join(f"{row.client}: {row.failure}" for row in failed[:5])
+    hint = "; rounds.min_clients sets how many are needed" if needed > 1 else ""
+    return f"{answered} of {asked} clients answered, {needed} needed ({why}){hint}"
+
+
+@dataclass(frozen=True)
+class RecordedUpdates:
+    """Collected updates; the weights they were combined with last are recorded."""
+
+    rows: Mapping[str, Row]
+    collected: Collected
+
+    @property
+    def reports(self) -> Sequence[Report]:
+        return self.collected.reports
+
+    @property
+    def failures(self) -> Sequence[Failure]:
+        return tuple(Failure(row.client, row.failure) for row in self.rows.values() if row.failure)
+
+    def combine(self, log_weights: Sequence[float]) -> Update:
+        for report, log_weight in zip(self.reports, log_weights, strict=True):
+            self.rows[report.client].log_weight = log_weight
+        return self.collected.combine(log_weights)
+
+    def distances(self, point: Tensors) -> Sequence[float]:
+        return self.collected.distances(point)

@@ -1,0 +1,200 @@
+"""How a process finds the others of its run: started by torchrun, mpiexec or srun, or by `--workers`."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from antiphon.pools.torch_group import Ranks
+
+ARRIVAL = timedelta(minutes=10)  # for all processes to be started
+# The first process may compute features for hours while the others wait. One that dies is noticed by its
+# broken connections, not by this.
+PATIENCE = timedelta(days=7)
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The environment variables by which something that starts processes numbers them."""
+
+    rank: str
+    size: str
+    local_rank: str
+
+
+TORCHRUN = Launcher("RANK", "WORLD_SIZE", "LOCAL_RANK")
+OPEN_MPI = Launcher("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
+MPICH = Launcher("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")
+# SLURM_NTASKS is set in a batch script as well, where nobody started other processes; this is srun's own.
+SLURM = Launcher("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+# mpiexec starts its helpers with srun, which leaves Slurm's variables behind: Slurm comes last.
+LAUNCHERS = (TORCHRUN, OPEN_MPI, MPICH, SLURM)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process this is, of how many, and on its machine."""
+
+    launcher: Launcher
+    rank: int
+    size: int
+    local_rank: int
+
+
+def find_place(environment: Mapping[str, str]) -> Place | None:
+    """This process's place among those that were started together; None if it was started alone.
+
+    >>> find_place({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}).rank
+    2
+    """
+    for launcher in LAUNCHERS:
+        names = (launcher.rank, launcher.size, launcher.local_rank)
+        if all(name in environment for name in names):
+            rank, size, local_rank = (int(environment[name]) for name in names)
+            return Place(launcher, rank, size, local_rank) if size > 1 else None
+    return None
+
+
+def choose_gpu(place: Place, device: str) -> str:
+    """The device by name, with a GPU of its own for each process of a machine while they last."""
+    if device in ("auto", "cuda") and torch.cuda.is_available():
+        return f"cuda:{place.local_rank % torch.cuda.device_count()}"
+    return device
+
+
+@contextmanager
+def join(place: Place, device: str, ordered: bool = False) -> Iterator[Ranks]:
+    """Meets the other processes; leaves together with them, and with their errors.
+
+    If that is not possible (some were killed, or Ctrl-C came twice), `is_left_behind` afterwards.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # several processes with several threads each would fight over the cores
+    at = torch.device(device)
+    if at.type == "cuda":
+        torch.cuda.set_device(at)
+    try:
+        store = fresh_store(open_store(place, os.environ), place.rank, place.size)
+        own_gpus = have_own_gpus(store, place, at)
+    except dist.DistError as error:
+        raise ValueError(
+            f"process {place.rank} of {place.size} did not meet the others within "
+            f"{ARRIVAL.seconds // 60} minutes: were all of them started? ({error})"
+        ) from error
+    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=PATIENCE)
+    gpus = dist.new_group(backend="nccl", timeout=ARRIVAL) if own_gpus else None
+    ranks = Ranks(at, ordered, gpus)
+    try:
+        with ranks:
+            yield ranks
+    finally:
+        if not ranks.is_broken:
+            dist.destroy_process_group()
+
+
+def is_left_behind() -> bool:
+    """Does this process still wait for others? Then it must end by `os._exit`: anything else would hang."""
+    return dist.is_initialized()
+
+
+# --- The store where they meet --------------------------------------------------------------------
+
+
+def open_store(place: Place, environment: Mapping[str, str]) -> dist.Store:
+    """A TCPStore at the first process, or at torchrun's agent."""
+    if "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
+        address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    elif place.launcher is SLURM:
+        address = first_host(environment["SLURM_STEP_NODELIST"])
+        port = 20000 + (int(environment["SLURM_JOB_ID"]) * 7 + int(environment["SLURM_STEP_ID"])) % 12000
+    elif place.launcher is TORCHRUN:
+        raise ValueError("RANK and WORLD_SIZE are set, but MASTER_ADDR or MASTER_PORT is not")
+    else:
+        return _store_by_mpi(place)
+    is_host = place.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return _tcp_store(address, port, is_host)
+
+
+def _tcp_store(address: str, port: int, is_host: bool) -> dist.TCPStore:
+    return dist.TCPStore(address, port, is_master=is_host, timeout=ARRIVAL, wait_for_workers=False)
+
+
+def _store_by_mpi(place: Place) -> dist.Store:
+    """The first process opens a store wherever there is a port, and MPI tells the others where."""
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise ValueError(
+            "started by mpiexec: pip install 'antiphon[mpi]', or set MASTER_ADDR (the machine of the first "
+            "process) and MASTER_PORT (a free port there)"
+        ) from error
+    world = MPI.COMM_WORLD
+    is_one_machine = world.Split_type(MPI.COMM_TYPE_SHARED).size == place.size
+    note = bytearray(256)
+    store = None
+    if place.rank == 0:
+        address = LOOPBACK if is_one_machine else socket.getfqdn()
+        store = _tcp_store(address, 0, is_host=True)
+        told = f"{address} {store.port} ".encode()
+        note[: len(told)] = told
+    world.Bcast(note, root=0)
+    address, port, *_ = note.decode().split()
+    return store or _tcp_store(address, int(port), is_host=False)
+
+
+def first_host(node_list: str) -> str:
+    """The first machine of a list as Slurm writes it.
+
+    >>> first_host("gpu[003-005,9],login1"), first_host("node7")
+    ('gpu003', 'node7')
+    """
+    first = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,]*))?", node_list)
+    if first is None:
+        raise ValueError(f"cannot read SLURM_STEP_NODELIST {node_list!r}: set MASTER_ADDR and MASTER_PORT")
+    return "".join(part or "" for part in first.groups())
+
+
+def fresh_store(store: dist.Store, rank: int, size: int) -> dist.Store:
+    """A part of the store that holds nothing, and that only the processes of this start know.
+
+    torchrun's store outlives the processes it starts: after a restart there are keys of those that were
+    killed, and gloo would connect to them. Its count of restarts cannot tell the starts apart, for it
+    differs between machines. So every process calls itself by a new name, and the first one answers to
+    that name; names of the dead get an answer that nobody reads.
+    """
+    if rank > 0:
+        name = secrets.token_hex(8)
+        store.set(f"hello/{rank}", name)
+        start = store.get(f"answer/{name}").decode()
+        store.set(f"joined/{start}/{rank}", "")
+        return dist.PrefixStore(start, store)
+    start = secrets.token_hex(8)
+    waiting, deadline = set(range(1, size)), time.monotonic() + ARRIVAL.total_seconds()
+    while waiting:
+        if time.monotonic() > deadline:
+            raise dist.DistStoreError(f"no word from {sorted(waiting)[:5]}")
+        for other in sorted(waiting):
+            if store.check([f"joined/{start}/{other}"]):
+                waiting.remove(other)
+            elif store.check([f"hello/{other}"]):
+                store.set(f"answer/{store.get(f'hello/{other}').decode()}", start)
+        time.sleep(0.005)
+    return dist.PrefixStore(start, store)
+
+
+def have_own_gpus(store: dist.Store, place: Place, device: torch.device) -> bool:
+    """Has every process a GPU of its own? NCCL asks for that."""
+    store.set(f"device/{place.rank}", f"{socket.gethostname()} {device}")
+    devices = [store.get(f"device/{rank}").decode() for rank in range(place.size)]
+    return all(" cuda" in name for name in devices) and len(set(devices)) == place.size

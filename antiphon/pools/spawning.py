@@ -1,0 +1,112 @@
+"""`--workers N`: start this same command N times on this machine, and wait for all of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType
+from typing import IO
+
+import torch.distributed as dist
+
+from antiphon.pools.rendezvous import LOOPBACK
+from antiphon.pools.torch_group import Lost
+
+LIFELINE = "ANTIPHON_LIFELINE"  # standard input is a pipe from the parent: when it closes, the parent is gone
+GRACE = 20.0  # seconds that the others have to end when one has failed
+
+
+def run_workers(num_workers: int) -> int:
+    """Run this process's command in `num_workers` others; return the exit code of the first.
+
+    Each gets a signal once. Raises `Lost` if the first process was killed.
+    """
+    store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=1))
+    workers = [_start(rank, num_workers, store.port) for rank in range(num_workers)]
+    with passing_signals_on(workers):
+        codes = _wait(workers)
+    if codes[0] < 0:
+        raise Lost("the first process of this run is gone: killed, or out of memory?")
+    return codes[0]
+
+
+def _start(rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is ours, not the first process's
+    }
+    return started_again(variables)
+
+
+def started_again(variables: Mapping[str, str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    """Start this same command in another process with more variables; it prints here, or to a file."""
+    environment = {
+        "OMP_NUM_THREADS": "1",  # two processes with one thread are faster than one with two
+        **os.environ,
+        **variables,
+        LIFELINE: "1",
+    }
+    # In its own session: Ctrl-C in the terminal reaches only us, and we pass it on to each of them once.
+    return subprocess.Popen(
+        [sys.executable, *sys.orig_argv[1:]],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+    )
+
+
+def _wait(workers: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """Wait for all exit codes; when one has failed, kill the others after some time."""
+    deadline = float("inf")
+    while any(worker.poll() is None for worker in workers):
+        if any(worker.poll() for worker in workers):
+            deadline = min(deadline, time.monotonic() + GRACE)
+        if time.monotonic() > deadline:
+            for worker in workers:
+                worker.kill()
+        time.sleep(0.1)  # not more often: every look takes a core from a worker
+    return [worker.wait() for worker in workers]
+
+
+@contextmanager
+def passing_signals_on(workers: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
+    """Pass Ctrl-C and SIGTERM on to these processes, also to those added later. Yields signals received."""
+    received: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        for worker in workers:
+            worker.send_signal(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, pass_on) for number in numbers]
+    try:
+        yield received
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def end_with_starter() -> None:
+    """In a worker: stop cleanly, as on SIGTERM, when the process that started it is gone."""
+    if LIFELINE not in os.environ:
+        return
+
+    def watch() -> None:
+        os.read(0, 1)  # ends only with the pipe: nothing is ever written to it
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,212 @@
+"""Processes side by side (SPMD), and how they agree: torch.distributed, JSON and tensors, no pickle.
+
+Every agreement begins with an exchange of short messages through gloo. A process that fails sends its
+error as its last message, so the others end as well instead of waiting; one that is killed breaks its
+connections, which the others meet at their next message.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import safetensors.torch
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from antiphon.core import Pool, Stopped, Worker
+from antiphon.pools.distributed import DistributedPool
+from antiphon.records.checkpoint import pack, unpack, unshared
+
+T = TypeVar("T")
+GOODBYE = timedelta(seconds=30)  # how long a failing process waits for the others to listen
+LENGTH = 8  # bytes in which a message's length is written
+# gloo and NCCL say in words only that a peer is gone.
+SIGNS_OF_LOSS = ("onnection", "peer", "imed out", "socket", "NCCL")
+
+
+class Lost(Exception):
+    """Another process of the run ended without a word."""
+
+
+class Elsewhere(ValueError):
+    """What another process of the run could not do."""
+
+
+class Ranks:
+    """One of the processes of a run, seen from inside; torch.distributed has been initialised.
+
+    `ordered` pools fold updates in cohort order: the bits of one process, for more traffic and memory.
+    """
+
+    def __init__(
+        self, device: torch.device, ordered: bool = False, gpus: dist.ProcessGroup | None = None
+    ) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.device, self.ordered = device, ordered
+        self._gpus = gpus  # the same processes with NCCL between them; without it, gloo carries all tensors
+        self._is_over = False
+        self._late: Exception | None = None  # what was raised while the others went on
+        self.is_broken = False  # the others may be waiting for what this process will never send
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def pool(self, worker: Worker, seconds: Callable[[str], float]) -> Pool:
+        return DistributedPool(worker, self, seconds, self.ordered)
+
+    def first(self, action: Callable[[], T], like: T | None = None) -> T:
+        if self.is_first:
+            return self._do_first(action)
+        message = self.everyone(lambda: None)[0]
+        tensors = {}
+        if message["num_bytes"]:
+            buffer = torch.empty(message["num_bytes"], dtype=torch.uint8)
+            self.broadcast(buffer, 0)
+            tensors = safetensors.torch.load(buffer.numpy().tobytes())
+        on_device = {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        value: T = unpack(message["tree"], on_device, like)
+        return value
+
+    def _do_first(self, action: Callable[[], T]) -> T:
+        done: list[T] = []
+        tensors: dict[str, Tensor] = {}
+        buffer = bytearray()
+
+        def act() -> dict[str, Any]:
+            done.append(action())
+            tree = pack(done[0], "value", tensors)
+            buffer.extend(safetensors.torch.save(unshared(tensors)) if tensors else b"")
+            return {"tree": tree, "num_bytes": len(buffer)}
+
+        self.everyone(act)
+        if buffer:
+            self.broadcast(torch.frombuffer(buffer, dtype=torch.uint8), 0)
+        return done[0]
+
+    def meanwhile(self, action: Callable[[], None]) -> None:
+        if not self.is_first:
+            return
+        try:
+            action()
+        except Exception as error:
+            self._late = error
+
+    def everyone(self, action: Callable[[], Any]) -> list[Any]:
+        failure: Exception | None = None
+        try:
+            if self._late is not None:
+                raise self._late
+            message = {"value": action()}
+        except Exception as error:
+            failure, message = error, _described(error)
+        answers = self._exchange(message)
+        self._raise_together(answers, failure)
+        return [answer["value"] for answer in answers]
+
+    def _raise_together(self, answers: list[dict[str, Any]], own: Exception | None) -> None:
+        """Raises what went wrong in any process; the same in all of them, though only one has it itself."""
+        failed = [rank for rank, answer in enumerate(answers) if "error" in answer]
+        if not failed:
+            return
+        self._is_over = any(answer.get("is_last") for answer in answers)
+        rank = min(failed, key=lambda rank: (answers[rank]["is_stop"], rank))
+        if rank == self.rank:
+            assert own is not None
+            raise own
+        if answers[rank]["is_stop"]:
+            raise Stopped(answers[rank]["error"])
+        raise Elsewhere(f"in process {rank} of {self.size}: {answers[rank]['error']}")
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """The last message: what ended this process, if anything did."""
+        if self._is_over:
+            return
+        if error is None:
+            self._raise_together(self._exchange({"value": None, "is_last": True}), None)
+        elif isinstance(error, Exception) and not _is_sudden(error):
+            self._say_goodbye(error)
+        else:
+            self.is_broken = True
+
+    def _say_goodbye(self, error: Exception) -> None:
+        try:
+            self._exchange({**_described(error), "is_last": True}, GOODBYE)
+        except Lost:  # they are gone, or busy for long: nobody else will say it
+            self.is_broken = True
+            if not isinstance(error, Stopped):
+                print(f"process {self.rank} of {self.size}: {error}", file=sys.stderr)
+
+    def all_reduce(self, flat: Tensor) -> None:
+        with self._peers():
+            if flat.is_cuda or self.size > 2:
+                dist.all_reduce(flat, group=self._gpus if flat.is_cuda else None)
+            else:  # as many bytes as gloo's ring of two, in one step
+                both = [torch.empty_like(flat) for _ in range(self.size)]
+                dist.all_gather(both, flat)
+                torch.add(*both, out=flat)
+
+    def broadcast(self, flat: Tensor, source: int) -> None:
+        with self._peers():
+            dist.broadcast(flat, source, group=self._gpus if flat.is_cuda else None)
+
+    def _exchange(self, message: dict[str, Any], patience: timedelta | None = None) -> list[dict[str, Any]]:
+        """The messages of all processes, by rank.
+
+        Their beginnings go to the first process and back to all as a tree, in log2(size) steps; only
+        if one is longer do the messages go round the ring, in size − 1 steps.
+        """
+        text = json.dumps(message).encode()
+        head = min(4096, max(256, 65536 // self.size))
+        mine = _padded(len(text).to_bytes(LENGTH, "big") + text, head)
+        heads = torch.zeros(self.size, head, dtype=torch.uint8)
+        with self._peers():
+            _wait(dist.gather(mine, list(heads) if self.is_first else None, async_op=True), patience)
+            _wait(dist.broadcast(heads, 0, async_op=True), patience)
+        texts = [row.numpy().tobytes() for row in heads]
+        lengths = [int.from_bytes(text[:LENGTH], "big") for text in texts]
+        texts = [text[LENGTH:] for text in texts]
+        if max(lengths) > head - LENGTH:
+            rows = [torch.zeros(max(lengths), dtype=torch.uint8) for _ in lengths]
+            with self._peers():
+                _wait(dist.all_gather(rows, _padded(text, max(lengths)), async_op=True), patience)
+            texts = [row.numpy().tobytes() for row in rows]
+        return [json.loads(text[:length]) for text, length in zip(texts, lengths, strict=True)]
+
+    @contextmanager
+    def _peers(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if not any(sign in str(error) for sign in SIGNS_OF_LOSS):
+                raise
+            raise Lost("another process of this run is gone: killed, or out of memory?") from error
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    is_mistake = isinstance(error, ValueError | OSError | Stopped)
+    text = str(error) if is_mistake else f"{type(error).__name__}: {error}"
+    return {"error": text, "is_stop": isinstance(error, Stopped)}
+
+
+def _is_sudden(error: Exception) -> bool:
+    """The others are gone, or Ctrl-C came twice: no time for messages."""
+    return isinstance(error, Lost) or isinstance(error.__context__, KeyboardInterrupt)
+
+
+def _padded(data: bytes, num_bytes: int) -> Tensor:
+    """The first `num_bytes` as a tensor, zeros where there are fewer."""
+    return torch.frombuffer(bytearray(data[:num_bytes].ljust(num_bytes, b"\0")), dtype=torch.uint8)
+
+
+def _wait(work: dist.Work, patience: timedelta | None) -> None:
+    work.wait(patience) if patience else work.wait()

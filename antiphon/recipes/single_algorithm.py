@@ -1,0 +1,113 @@
+"""One algorithm each, after a seed model: what to start from on a corpus of one's own."""
+
+from __future__ import annotations
+
+from antiphon.algorithms.central import Central
+from antiphon.algorithms.dga_rl import DgaRl
+from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, hierarchical
+from antiphon.algorithms.geometric_median import GeometricMedian
+from antiphon.algorithms.pruning import FederatedPruning
+from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.data.frontends import OnnxEncoder
+from antiphon.data.partition import Iid
+from antiphon.engine import Rounds
+from antiphon.experiment.settings import Experiment, Run
+from antiphon.models.ctc import CtcConfig
+from antiphon.models.specaugment import SpecAugment
+from antiphon.server.clipping import ClipLayersRelative
+from antiphon.server.optimizers import Adam
+from antiphon.server.schedules import Cosine
+from antiphon.server.weighting import ByNorm, Uniform
+from antiphon.tasks.local_training import LocalTraining
+
+LOCAL = LocalTraining(lr=0.05, epochs=1, batch_seconds=60.0)
+# Our updates are about 1e-4 an entry: the usual epsilon of 1e-3 would turn Adam into slow SGD.
+SERVER = Adam(lr=3e-3, epsilon=1e-5)
+# On a frozen encoder: five steps of a minute, about what a LibriSpeech speaker has here.
+ENCODER_LOCAL = LocalTraining(lr=0.5, steps=5, batch_seconds=60.0)
+# On a frozen encoder of 41.7 frames a second: a time mask hides up to 0.3 s, another some of its values.
+ENCODER_MASKS = SpecAugment(num_time_masks=4, time_width=12, num_frequency_masks=2, frequency_width=40)
+
+
+def central(data: str, rounds: int = 40, steps: int = 50, lr: float = 1e-3, start: str = "") -> Run:
+    """Central training on some of the speakers: seed models and reference rows."""
+    algorithm = Central(LocalTraining(lr=lr, steps=steps), schedule=Cosine(rounds, final=0.02, warmup=2))
+    return Run(algorithm, data, Iid(1), start, Rounds(total=rounds, cohort=1, valid_every=5))
+
+
+def encoder_experiment(name: str, runs: dict[str, Run]) -> Experiment:
+    """Runs of a small Conformer with CTC on a frozen encoder (an ONNX file)."""
+    frontend = OnnxEncoder("encoder_model.onnx")
+    return Experiment(name, frontend=frontend, model=CtcConfig(), augment=ENCODER_MASKS, runs=runs)
+
+
+def _after_seed(name: str, run: Run) -> Experiment:
+    return Experiment(name, runs={"seed": central("seed"), name: run})
+
+
+def central_training() -> Experiment:
+    """Central training on everybody's speech in one place: the reference, not federated."""
+    return _after_seed("central", central("both"))
+
+
+def federated_sgd() -> Experiment:
+    """FedSGD (McMahan 2017): one step on all of a client's speech, a central step's gradient."""
+    return _after_seed("fedsgd", Run(fedsgd(SERVER), rounds=Rounds(total=50, cohort=10)))
+
+
+def federated_averaging() -> Experiment:
+    """FedAvg (McMahan 2017): local SGD, models averaged by number of utterances."""
+    return _after_seed("fedavg", Run(fedavg(LOCAL)))
+
+
+def hierarchical_optimisation() -> Experiment:
+    """Hierarchical optimisation (FTL 2020): SGD on the clients, Adam on the server."""
+    return _after_seed("hierarchical", Run(hierarchical(LOCAL, SERVER)))
+
+
+def bmuf_blocks() -> Experiment:
+    """BMUF (Chen and Huo 2016): seven fixed i.i.d. parts, block momentum."""
+    return _after_seed("bmuf", Run(bmuf(LOCAL, 0.8), clients=Iid(7), rounds=Rounds(total=20, cohort=7)))
+
+
+def dga_softmax() -> Experiment:
+    """Dynamic Gradient Aggregation (2021): clients weighted by a softmax of their negative losses."""
+    return _after_seed("dga", Run(dga(LOCAL, server=SERVER)))
+
+
+def dga_reinforced() -> Experiment:
+    """DGA with learnt weights (2021): a network that is rewarded when its weights beat the softmax's."""
+    return _after_seed("dga-rl", Run(DgaRl(dga(LOCAL, beta=1.0, server=SERVER))))
+
+
+def federated_pruning() -> Experiment:
+    """Federated Pruning (2022): clients train a model of half the size, which is the result."""
+    pruning = FederatedPruning(hierarchical(LOCAL, SERVER), every=5, fine_tune_from=20)
+    return _after_seed("pruning", Run(pruning, rounds=Rounds(total=40)))
+
+
+def geometric_median() -> Experiment:
+    """Geometric median of updates (Pillutla et al. 2022): a few bad clients cannot move it far."""
+    return _after_seed("median", Run(GeometricMedian(hierarchical(LOCAL, SERVER))))
+
+
+def layer_clipping() -> Experiment:
+    """Hierarchical optimisation that clips the aggregate layer by layer, relative to the layer's norm."""
+    algorithm = FedAvg(LOCAL, weighting=Uniform(), server=SERVER, clipping=ClipLayersRelative())
+    return _after_seed("layer-clip", Run(algorithm))
+
+
+def norm_weighting() -> Experiment:
+    """Weighting by update norm (DGA, appendix A): large updates count for less."""
+    return _after_seed("norm", Run(FedAvg(LOCAL, weighting=ByNorm(), server=SERVER)))
+
+
+def server_rehearsal() -> Experiment:
+    """DGA softmax with server rehearsal (DGA eq. 5): some steps on the server's own speech each round."""
+    return _after_seed("rehearsal", Run(Rehearsed(dga(LOCAL, server=SERVER), LocalTraining(steps=10))))
+
+
+def encoder_only() -> Experiment:
+    """Subspace training (DGA §4): only the encoder is trained, and only the encoder travels."""
+    inner = FedAvg(LOCAL, server=SERVER, trainable=("encoder.*",))
+    return _after_seed("subspace", Run(inner))

@@ -1,0 +1,62 @@
+"""Files and folders that appear complete or not at all.
+
+A process can be killed at any time. Until a file or folder is complete it has another name, and what was
+there before is unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file, which takes its name when it is complete: `write` gets the path to write to."""
+    unfinished = path.with_name(f".{path.name}.part")
+    write(unfinished)
+    os.replace(unfinished, path)
+
+
+@contextmanager
+def new_folder(destination: Path) -> Iterator[Path]:
+    """A folder to fill beside its destination, which takes the destination's name and place at the end.
+
+    On any error, including Ctrl-C, it is removed and the destination is as before.
+    """
+    destination = destination.absolute()
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    token = secrets.token_hex(4)
+    folder = destination.with_name(f".{destination.name}.making-{token}")
+    folder.mkdir()
+    try:
+        yield folder
+        _put_in_place(folder, destination, destination.with_name(f".{destination.name}.old-{token}"))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _put_in_place(folder: Path, destination: Path, old: Path) -> None:
+    if not destination.exists():
+        os.rename(folder, destination)
+        return
+    os.rename(destination, old)
+    try:
+        os.rename(folder, destination)
+    except BaseException:
+        os.rename(old, destination)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on disk, so that it outlives a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

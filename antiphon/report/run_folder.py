@@ -1,0 +1,208 @@
+"""A run folder as data: what `antiphon run` wrote, read back and checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from antiphon.records import journal
+from antiphon.scoring.error_rate import Tally
+
+FORMAT = "antiphon-run/1"
+EXPERIMENT_FORMAT = "antiphon-experiment/1"
+Entry = Mapping[str, Any]
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one model scored on one split, in all and by speaker."""
+
+    overall: Tally
+    speakers: Mapping[str, Tally]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run. `evaluations`: split → which ("start", "best") → Evaluation; `label` names it in a report."""
+
+    path: Path
+    label: str
+    about: Entry
+    journal: Sequence[Entry]
+    clock: Sequence[Entry]
+    evaluations: Mapping[str, Mapping[str, Evaluation]]
+    notes: Sequence[str] = field(default=())
+
+    @classmethod
+    def load(cls, path: Path) -> RunFolder:
+        """Reads a folder; a ValueError names the file that is missing or damaged."""
+        if not (path / "run.json").is_file():
+            raise ValueError(
+                f"{path} is not a run folder: it has no run.json (give a folder `antiphon run` made)"
+            )
+        about = read_json(path / "run.json", FORMAT)
+        missing = [key for key in ("name", "recipe", "seed", "config", "rounds") if key not in about]
+        if missing:
+            raise ValueError(f"{path / 'run.json'} lacks {', '.join(missing)}; the file is damaged")
+        notes: list[str] = []
+        lines = _read_rounds(path / "journal.jsonl", notes)
+        clock = _read_rounds(path / "clock.jsonl", notes)
+        evaluations = _read_evaluations(path / "evaluation")
+        return cls(path, str(about["name"]), about, lines, clock, evaluations, tuple(notes))
+
+    @cached_property
+    def trained(self) -> list[Entry]:
+        """Journal entries of finished rounds: all but the starting model's."""
+        return [entry for entry in self.journal if entry["round"] > 0]
+
+    @property
+    def num_finished(self) -> int:
+        return max((int(entry["round"]) for entry in self.trained), default=0)
+
+    @property
+    def num_planned(self) -> int:
+        return int(self.about["rounds"])
+
+    @property
+    def num_clients(self) -> int:
+        """Clients in the pool; where run.json does not say, those seen."""
+        seen = {client for entry in self.trained for client in entry.get("cohort", ())}
+        return int(self.about.get("num_clients") or len(seen))
+
+    @property
+    def cohort_size(self) -> int:
+        largest = max((len(entry.get("cohort", ())) for entry in self.trained), default=0)
+        return int(self.about.get("cohort_size") or largest)
+
+    @cached_property
+    def corrupted(self) -> frozenset[str]:
+        """Clients most of whose utterances were corrupted on purpose."""
+        shares: Mapping[str, float] = self.about.get("corrupted") or {}
+        return frozenset(name for name, share in shares.items() if share > 0.5)
+
+    @cached_property
+    def validation(self) -> dict[str, tuple[Array, Array]]:
+        """Name ("wer", "cer", "loss") → (rounds, values) where it was measured."""
+        measured = [entry for entry in self.journal if entry.get("valid")]
+        names = dict.fromkeys(name for entry in measured for name in entry["valid"])
+        return {name: series(measured, "valid", name) for name in names}
+
+    @property
+    def bytes_down(self) -> int:
+        return sum(int(entry.get("bytes_down", 0)) for entry in self.trained)
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(int(entry.get("bytes_up", 0)) for entry in self.trained)
+
+    @property
+    def total_bytes(self) -> int | None:
+        return self.bytes_down + self.bytes_up if self.trained else None
+
+    @property
+    def total_seconds(self) -> float | None:
+        return sum(float(entry.get("seconds") or 0) for entry in self.clock) if self.clock else None
+
+    def peak_mib(self, memory: str) -> float:
+        """The most memory of a kind ("rss", "gpu") that was used by a round."""
+        return max((entry.get(f"{memory}_mib") or 0.0 for entry in self.clock), default=0.0)
+
+    @cached_property
+    def speech_seconds(self) -> float | None:
+        """Seconds of speech of the clients that answered, each counted once."""
+        held: dict[str, float] = {}
+        for entry in self.trained:
+            for name, stats in entry.get("clients", {}).items():
+                held[name] = max(held.get(name, 0.0), float(stats.get("seconds") or 0.0))
+        return sum(held.values()) or None
+
+
+def series(entries: Sequence[Entry], *keys: str) -> tuple[Array, Array]:
+    """(rounds, values) of the entries that hold a number under the nested `keys`.
+
+    >>> series([{"round": 1, "valid": {"wer": 0.5}}, {"round": 2}], "valid", "wer")
+    (array([1.]), array([0.5]))
+    """
+    rounds, values = [], []
+    for entry in entries:
+        value: Any = entry
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, int | float) and math.isfinite(value):
+            rounds.append(float(entry["round"]))
+            values.append(float(value))
+    return np.array(rounds), np.array(values)
+
+
+def load_runs(paths: Sequence[Path]) -> list[RunFolder]:
+    """Run folders, or experiments (all their runs), with labels that differ."""
+    runs = [RunFolder.load(folder) for path in paths for folder in runs_of(path)]
+    names = [run.label for run in runs]
+    longer = [f"{run.path.resolve().parent.name}/{run.label}" for run in runs]
+    labels: list[str] = []
+    for run, name in zip(runs, longer, strict=True):
+        label = run.label if names.count(run.label) == 1 else name
+        labels.append(label if label not in labels else f"{label} ({len(labels) + 1})")
+    return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
+
+
+def runs_of(path: Path) -> list[Path]:
+    """The run folders of an experiment that have begun, in its order; a run folder is its own."""
+    if not (path / "experiment.json").is_file():
+        return [path]
+    names = read_json(path / "experiment.json", EXPERIMENT_FORMAT).get("runs")
+    if not isinstance(names, list):
+        raise ValueError(f"{path / 'experiment.json'} lacks runs; the file is damaged")
+    begun = [path / str(name) for name in names if (path / str(name) / "run.json").is_file()]
+    if not begun:
+        raise ValueError(
+            f"{path}: none of the runs of this experiment has begun ({', '.join(map(str, names))})"
+        )
+    return begun
+
+
+def read_json(path: Path, format: str = "") -> dict[str, Any]:
+    """Reads an object from a file; a ValueError names one that is damaged or of another format."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); the file is damaged") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is not a JSON object; the file is damaged")
+    if format and value.get("format") != format:
+        raise ValueError(f"{path}: format is {value.get('format')!r}, this antiphon reads {format!r}")
+    return value
+
+
+def _read_rounds(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    if not path.is_file():
+        notes.append(f"{path.name} is missing: no round has finished yet")
+        return []
+    entries = journal.read(path, notes.append)
+    for number, entry in enumerate(entries, start=1):
+        if not isinstance(entry.get("round"), int):
+            raise ValueError(f"{path}: line {number} has no round number; the file is damaged")
+    return entries
+
+
+def _read_evaluations(folder: Path) -> dict[str, dict[str, Evaluation]]:
+    evaluations: dict[str, dict[str, Evaluation]] = {}
+    for path in sorted(folder.glob("*/*/scores.json")):
+        value = read_json(path)
+        try:
+            split, which = str(value["split"]), str(value["which"])
+            speakers = {str(name): Tally.from_dict(scores) for name, scores in value["speakers"].items()}
+            evaluation = Evaluation(Tally.from_dict(value), speakers)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} lacks or mistypes {error}; the file is damaged") from None
+        evaluations.setdefault(split, {})[which] = evaluation
+    return evaluations

@@ -1,0 +1,108 @@
+"""How much a client counts: each weighting turns a client's report into a log-weight.
+
+`Update.+` makes α_k = exp(l_k) / Σ_j exp(l_j) of log-weights l_k, so weights stream and never
+overflow. Reports are read by these keys: "num_utterances", "loss" (mean training loss per token, in
+nats), "norm" (L2 norm of the client's delta).
+
+>>> from antiphon.core import Report
+>>> ByExamples()(Report("speaker/84", {"num_utterances": 1}))
+0.0
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from antiphon.core import Report
+from antiphon.registry import Registry, open_kind
+
+# exp(this) is 0 beside any real weight, yet it is finite: clients that all have it still average.
+NEGLIGIBLE = -1e30
+
+
+class Weighting(Protocol):
+    """A frozen dataclass that turns a client's report into a log-weight."""
+
+    def __call__(self, report: Report) -> float: ...
+
+
+WEIGHTINGS = open_kind(
+    Weighting,
+    Registry("antiphon.weightings", ("__call__",), homes=["antiphon.server.weighting"], default="uniform"),
+)
+
+
+@WEIGHTINGS.register
+@dataclass(frozen=True)
+class Uniform:
+    """Every client counts the same: α_k = 1/N."""
+
+    def __call__(self, report: Report) -> float:
+        return 0.0
+
+
+@WEIGHTINGS.register
+@dataclass(frozen=True)
+class ByExamples:
+    """FedAvg (McMahan et al. 2017): α_k = n_k / n, with n_k the client's utterances."""
+
+    def __call__(self, report: Report) -> float:
+        num_utterances = _stat(report, "num_utterances")
+        if num_utterances <= 0:
+            raise ValueError(f"client {report.client!r} trained on {num_utterances:g} utterances")
+        return math.log(num_utterances)
+
+
+@WEIGHTINGS.register
+@dataclass(frozen=True)
+class SoftmaxLoss:
+    """DGA's softmax flavour (Dimitriadis et al. 2021, arXiv:2106.07578, eq. 6).
+
+    α_k = exp(−β L_k) / Σ_j exp(−β L_j): clients the model fits badly count less. `beta` is the paper's
+    temperature (an inverse one: 0 is uniform); the default is the one that cost nothing in docs/table1.md.
+    Chosen: L_k is the loss per *token*, so that a client with long sentences is not punished for them.
+    Slip corrected: the numerator in FTL (2020) §3.3 lacks the minus sign, which would favour the worst
+    clients.
+    """
+
+    beta: float = 0.3
+
+    def __call__(self, report: Report) -> float:
+        return -self.beta * _stat(report, "loss")
+
+
+@WEIGHTINGS.register
+@dataclass(frozen=True)
+class ByNorm:
+    """Weighting by update norm, from the variance argument of DGA (2021), Appendix A.
+
+    α_k ∝ 1 / ‖Δ_k‖^power. The appendix borrows Alain et al. (2016): the estimate of a mean gradient
+    has the least variance when samples are drawn with probability q ∝ ‖g‖ and weighted by 1/q, so
+    the weights are ∝ 1/‖Δ_k‖ (power 1, the default): all clients pull equally hard, whatever the size
+    of their updates. Taking ‖Δ_k‖² for the variance of Δ_k, the mean of least variance has weights
+    ∝ 1/‖Δ_k‖² (power 2). The appendix then assumes ‖Δ_k‖ grows with the loss, which leads to `SoftmaxLoss`.
+
+    A client that did not move has no direction to give: it gets a negligible weight, not an infinite one.
+    """
+
+    power: float = 1.0
+
+    def __call__(self, report: Report) -> float:
+        norm = _stat(report, "norm")
+        if norm < 0:
+            raise ValueError(f"client {report.client!r} reports a negative norm: {norm:g}")
+        return -self.power * math.log(norm) if norm > 0 else NEGLIGIBLE
+
+
+def _stat(report: Report, key: str) -> float:
+    if key not in report.stats:
+        raise ValueError(
+            f"client {report.client!r} did not report {key!r}, which its weight depends on;"
+            f" it reported: {', '.join(sorted(report.stats)) or 'nothing'}"
+        )
+    value = report.stats[key]
+    if not math.isfinite(value):
+        raise ValueError(f"client {report.client!r} reported {key!r} = {value}: no weight follows from it")
+    return value

@@ -1,0 +1,23 @@
+"""Error rates of a model over clients: evaluation is one more `reduce`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from antiphon.core import Pool, Task, Tensors
+from antiphon.server.weighting import Uniform
+
+
+def measure(pool: Pool, params: Tensors, clients: Sequence[str], held_out: bool = False) -> dict[str, float]:
+    """WER and CER, pooled over all words and characters of the clients that answered.
+
+    With `held_out`, on the utterances that each client does not train on.
+    """
+    config = {"held_out": True} if held_out else {}
+    reports = pool.reduce(Task("evaluate", params, config), clients, Uniform()).reports
+    total = {key: sum(report.stats[key] for report in reports) for key in ("words", "characters")}
+    errors = {key: sum(report.stats[f"{key}_wrong"] for report in reports) for key in total}
+    return {
+        "wer": errors["words"] / max(1.0, total["words"]),
+        "cer": errors["characters"] / max(1.0, total["characters"]),
+    }

@@ -1,0 +1,116 @@
+"""How a client trains in a round: what an algorithm writes into a task and a client reads from it.
+
+Work that trains is a pair of functions: `plan` says which SGD steps to take, `answer` turns what came of them
+into an update. A client takes the steps alone, or a GPU takes those of many clients at once; the work cannot
+tell. This is all of plain local training:
+
+>>> @training_work("doctest.train", plan=plan_local_steps, answers="parameters")
+... def answer(task, client, trained):
+...     return Update(trained.delta, reports=(trained.report,))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from antiphon.core import Report, Scalar, ServerState, Task, Tensors, Update, WrapperState
+from antiphon.seeding import derive
+from antiphon.tasks.client_work import CLIENT_WORK, Answer
+from antiphon.tasks.parts import parameters_in
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """Plain SGD on the client's own utterances: stateless, so nothing has to stay on the device.
+
+    The objective is the mean over utterances of (loss of the utterance / its number of tokens).
+    """
+
+    lr: float = 0.05
+    epochs: int = 1
+    steps: int = 0  # more than 0: exactly this many steps, instead of epochs
+    batch_seconds: float = 60.0  # of audio in a batch, padding included; 0: everything in one batch
+    clip_norm: float = 1.0  # largest l2 norm of a step's gradient; 0: no clipping
+    proximal: float = 0.0  # FedProx (Li et al. 2020): adds proximal/2 · ||w − w_server||² to the loss
+
+    def __post_init__(self) -> None:
+        if self.steps <= 0 and self.epochs <= 0:
+            raise ValueError(
+                f"local training needs epochs or steps above 0, not {self.epochs} and {self.steps}"
+            )
+        for name in ("lr", "batch_seconds", "clip_norm", "proximal"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"local training: {name} must not be negative, not {getattr(self, name)}")
+
+    def task_config(
+        self, state: ServerState | WrapperState, scale: float = 1.0, purpose: str = "train"
+    ) -> dict[str, Scalar]:
+        """The configuration of a task: learning rate after its schedule, and the round's own seed."""
+        seed = derive(state.seed, purpose, state.round)
+        return {**asdict(self), "lr": self.lr * scale, "round": state.round, "seed": seed}
+
+    @classmethod
+    def from_task(cls, config: Mapping[str, Scalar]) -> LocalTraining:
+        return cls(**{field.name: config[field.name] for field in fields(cls)})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """Steps of SGD that a client is to take.
+
+    start: the parameters to train, at the values they start from.
+    correction: added to the gradient of every step, for the parameters it names.
+    anchor: where `local.proximal` pulls the parameters to; those it does not name, to their start.
+    """
+
+    start: Tensors
+    local: LocalTraining
+    seed: int
+    correction: Tensors = field(default_factory=dict)
+    anchor: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of local steps: start − end by parameter, and a report with "loss", "num_steps", "norm", …"""
+
+    delta: Tensors
+    report: Report
+
+
+@dataclass
+class TrainingWork:
+    """Work that consists of local steps, so that many clients can take them at once."""
+
+    plan: Callable[[Task, Any], LocalSteps]
+    answer: Callable[[Task, Any, Trained], Update | Answer]
+    answers: str = ""
+
+    def __call__(self, task: Task, client: Any) -> Update | Answer:
+        return self.answer(task, client, client.train(self.plan(task, client)))
+
+
+def training_work(
+    kind: str, plan: Callable[[Task, Any], LocalSteps], answers: str = ""
+) -> Callable[[Callable[[Task, Any, Trained], Update | Answer]], TrainingWork]:
+    """Register work for tasks of a kind: `plan`, and the decorated function, which answers."""
+
+    def register(answer: Callable[[Task, Any, Trained], Update | Answer]) -> TrainingWork:
+        work = TrainingWork(plan, answer, answers)
+        vars(work).update(__module__=answer.__module__, __qualname__=answer.__qualname__)
+        CLIENT_WORK.register(work, kind)
+        return work
+
+    return register
+
+
+def plan_local_steps(task: Task, client: Any) -> LocalSteps:
+    """Plan the steps that the task's configuration describes, from the parameters that travelled."""
+    return LocalSteps(parameters_in(task.tensors), LocalTraining.from_task(task.config), seed_of(task))
+
+
+def seed_of(task: Task) -> int:
+    """Return the seed of the task's round."""
+    return int(task.config["seed"])  # type: ignore[arg-type]

@@ -1,0 +1,162 @@
+"""Run a recipe on a corpus, in one process or in several; run the demo; list the recipes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from antiphon import config
+from antiphon.experiment.jobs import own_job
+from antiphon.experiment.preparation import choose_device
+from antiphon.experiment.runner import Scores, run_experiment, run_job, run_side_by_side
+from antiphon.experiment.settings import Experiment
+from antiphon.pools.process_group import Alone, Team
+from antiphon.pools.rendezvous import Place, choose_gpu, find_place, join
+from antiphon.pools.spawning import end_with_starter, run_workers
+from antiphon.recipes import RECIPES
+from antiphon.recipes import recipe as load_recipe
+from antiphon.workflows.progress import Progress, no_progress, screen_for
+
+
+def run(
+    recipe: str | Path | Experiment,
+    data: str | Path,
+    out: str | Path,
+    *,
+    settings: Sequence[str] = (),
+    only: Sequence[str] = (),
+    resume: bool = False,
+    skip_corrupt: bool = False,
+    device: str = "auto",
+    workers: int = 1,
+    ordered: bool = False,
+    jobs: int = 1,
+    feature_processes: int = 1,
+    progress: Progress = no_progress,
+) -> dict[str, Scores]:
+    """Run a recipe on a corpus: train, validate, score on the test speakers, write a report.
+
+    A program that was started by torchrun, srun or mpiexec shares the clients of each round with the
+    other processes; only the first process writes files.
+
+    Args:
+        recipe: The name of a recipe, a YAML file that starts from one, or an `Experiment`.
+        data: A corpus folder, made by `import_corpus`.
+        out: The folder for the runs and the report.
+        settings: Changes to settings, each written as `path=value`.
+        only: The runs to carry out, by name; all of them by default.
+        resume: Continue the experiment that is in `out`.
+        skip_corrupt: Skip a damaged checkpoint when resuming and take the one before it.
+        device: cpu, cuda, or auto (the GPU if there is one).
+        workers: The number of processes that share the clients of a round. More than one starts this
+            program again, that many times; the first process waits for them and then exits.
+        ordered: Make several processes give the same bits as one, for more traffic and memory.
+        jobs: The number of runs to carry out at the same time. More than one starts this program again
+            for every run.
+        feature_processes: The number of processes that compute features. More than one needs
+            `if __name__ == "__main__":` in a script.
+        progress: A function that is called with (stage, steps done, number of steps).
+
+    Returns:
+        The scores of each run on the test speakers, by the name of the run.
+
+    Raises:
+        ValueError: A setting is wrong, or the recipe does not fit the corpus or the folder.
+        Stopped: The run was interrupted, or too few clients answered. `resume` continues it.
+
+    Example:
+        scores = antiphon.run("dga", data="speech", out="out", settings=["seed=1"])
+        print(scores["dga"]["words"])
+    """
+    data, out, screen = Path(data), Path(out), screen_for(progress)
+    experiment = _experiment(recipe, settings)
+    place = find_place(os.environ)
+    _check_processes(place, workers, jobs)
+    if jobs > 1:
+        if name := own_job():
+            end_with_starter()
+            run_job(experiment, data, out, name, skip_corrupt, device)
+            sys.exit(0)  # this process was started for one run; the rest of the program is not for it
+        return run_side_by_side(experiment, data, out, jobs, resume, device, feature_processes, screen, only)
+    if place is None and workers > 1:
+        sys.exit(run_workers(workers))
+    with _team(place, device, ordered) as (team, chosen):
+        return run_experiment(
+            experiment, data, out, resume, skip_corrupt, chosen, feature_processes, screen, only, team
+        )
+
+
+def demo(
+    out: str | Path = "demo",
+    *,
+    settings: Sequence[str] = (),
+    resume: bool = False,
+    device: str = "auto",
+    feature_processes: int = 1,
+    progress: Progress = no_progress,
+) -> dict[str, Scores]:
+    """Run the demo: make a small corpus, train a seed model, and federate it over new speakers three ways.
+
+    Args:
+        out: The folder for the corpus (`out`/corpus) and the runs (`out`/runs).
+        settings: Changes to settings, each written as `path=value`.
+        resume: Continue the demo that is in `out`.
+        device: cpu, cuda, or auto (the GPU if there is one).
+        feature_processes: The number of processes that compute features. More than one needs
+            `if __name__ == "__main__":` in a script.
+        progress: A function that is called with (stage, steps done, number of steps).
+
+    Returns:
+        The scores of each run on the test speakers, by the name of the run.
+
+    Example:
+        scores = antiphon.demo("demo", settings=["runs.dga.rounds.total=4"])
+    """
+    from antiphon.data.tts.demo_corpus import synthesise_corpus
+    from antiphon.recipes.demo import SENTENCES_PER_SPEAKER, SPLITS
+
+    experiment = _experiment("demo", settings)
+    corpus = Path(out) / "corpus"
+    if not (corpus / "corpus.json").exists():
+        report = partial(progress, "synthesis")
+        synthesise_corpus(corpus, SPLITS, SENTENCES_PER_SPEAKER, experiment.seed, report)
+    runs, screen = Path(out) / "runs", screen_for(progress)
+    return run_experiment(experiment, corpus, runs, resume, False, device, feature_processes, screen)
+
+
+def list_recipes() -> dict[str, str]:
+    """Return the name of each recipe with a line on what it is.
+
+    >>> list_recipes()["dga"].split()[0]
+    'Dynamic'
+    """
+    return {name: (make.__doc__ or "").splitlines()[0] for name, make in RECIPES.items()}
+
+
+def _experiment(recipe: str | Path | Experiment, settings: Sequence[str]) -> Experiment:
+    experiment = recipe if isinstance(recipe, Experiment) else load_recipe(str(recipe))
+    return config.override(experiment, settings) if settings else experiment
+
+
+def _check_processes(place: Place | None, workers: int, jobs: int) -> None:
+    """Refuse two ways of using several processes at once."""
+    if jobs > 1 and (place is not None or workers > 1):
+        raise ValueError("--jobs is for runs of one process each: leave out --jobs or the other processes")
+    if jobs == 1 and place is not None and workers not in (1, place.size):
+        raise ValueError(f"{place.size} processes are started already: leave out --workers {workers}")
+
+
+@contextmanager
+def _team(place: Place | None, device: str, ordered: bool) -> Iterator[tuple[Team, str]]:
+    """Join the processes that were started with this one; yield them, and the device of this process."""
+    if place is None:
+        yield Alone(), device
+        return
+    end_with_starter()
+    chosen = str(choose_device(choose_gpu(place, device)))  # refused before the others wait for this process
+    with join(place, chosen, ordered) as team:
+        yield team, chosen

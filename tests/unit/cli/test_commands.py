@@ -1,0 +1,135 @@
+"""The command line is thin: every command is a public function, and does little more than call it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import pytest
+from typer.main import get_command
+
+import antiphon
+from antiphon.cli import app
+
+# Commands whose function has another name.
+RENAMED = {
+    "recipes": "list_recipes",
+    "corpus import": "import_corpus",
+    "corpus show": "describe_corpus",
+    "lm ngram": "train_ngram_lm",
+    "lm train": "train_transformer_lm",
+}
+
+
+def walk(command: Any, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, child in getattr(command, "commands", {}).items():
+        yield from walk(child, f"{path} {name}".strip())
+    if not hasattr(command, "commands"):
+        yield path, command
+
+
+COMMANDS = dict(walk(get_command(app)))
+every_command = pytest.mark.parametrize("name", COMMANDS)
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """The public function of a command."""
+    function: Callable[..., Any] = getattr(antiphon, RENAMED.get(name, name))
+    return function
+
+
+def definition(name: str) -> ast.FunctionDef:
+    """The source of the function behind a command."""
+    callback = COMMANDS[name].callback
+    assert callback is not None
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(callback))))
+    (function,) = tree.body
+    assert isinstance(function, ast.FunctionDef)
+    return function
+
+
+def test_no_command_is_missing_or_new() -> None:
+    plain = (
+        "demo recipes run evaluate transcribe report compare alignments nbest rescore personalize prune adapt"
+    )
+    assert set(COMMANDS) == {*plain.split(), "corpus import", "corpus show", "lm ngram", "lm train"}
+
+
+@every_command
+def test_every_command_is_a_public_function(name: str) -> None:
+    public = RENAMED.get(name, name)
+    assert public in dir(antiphon)
+    assert public in antiphon.__all__
+    assert callable(function_of(name))
+
+
+@every_command
+def test_every_command_calls_its_function(name: str) -> None:
+    calls = [node.func for node in ast.walk(definition(name)) if isinstance(node, ast.Call)]
+    called = {f.attr for f in calls if isinstance(f, ast.Attribute) and ast.unparse(f.value) == "antiphon"}
+    assert RENAMED.get(name, name) in called
+
+
+@every_command
+def test_a_command_only_parses_calls_and_prints(name: str) -> None:
+    function = definition(name)
+    first = function.body[1]  # after the docstring
+    assert function.end_lineno is not None
+    assert function.end_lineno - first.lineno < 30
+    assert sum(isinstance(node, ast.stmt) for node in ast.walk(function)) <= 15
+    options = len(function.args.args)
+    assert function.end_lineno - function.lineno + 1 <= 30 + options
+
+
+@every_command
+def test_a_function_is_documented(name: str) -> None:
+    function = function_of(name)
+    if name == "report":  # the package and its function: see antiphon/report/__init__.py
+        function = antiphon.report.report
+    text = inspect.getdoc(function) or ""
+    first, *rest = text.splitlines()
+    assert first.endswith((".", ":"))
+    parameters = inspect.signature(function).parameters
+    if parameters:
+        assert "Example:" in rest
+        for parameter in parameters:
+            assert f"    {parameter}: " in text, f"{parameter} is not described"
+
+
+@every_command
+def test_command_and_function_have_the_same_defaults(name: str) -> None:
+    parameters = inspect.signature(function_of(name)).parameters
+    for option in COMMANDS[name].params:
+        parameter = parameters.get(str(option.name))
+        if parameter is None or isinstance(parameter.default, dict | tuple):
+            continue
+        default = option.default() if callable(option.default) else option.default
+        if default is None or isinstance(default, list | tuple):
+            continue
+        assert str(default) == str(parameter.default), option.name
+
+
+def test_a_name_that_is_not_there_is_refused() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'rune'"):
+        antiphon.rune  # noqa: B018
+
+
+def test_importing_antiphon_loads_nothing() -> None:
+    """A script that needs one name does not wait for the others."""
+    code = "import sys, antiphon; dir(antiphon); print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_the_report_is_a_function_whether_or_not_its_package_is_imported() -> None:
+    code = "import antiphon; a = antiphon.report; import antiphon.scoring.trn; print(antiphon.report is a)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+    assert callable(antiphon.report)
+    assert list(inspect.signature(antiphon.report).parameters) == ["runs", "out"]
