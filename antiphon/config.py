@@ -68,9 +68,10 @@ def _fields(cls: type) -> dict[str, Kind]:
 
 def _write(kind: Kind, value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {name: _write(inner, getattr(value, name)) for name, inner in _fields(type(value)).items()}
         choices = Choices(kind)
-        return {choices.name_of(type(value)): fields} if choices.are_named else fields
+        name = choices.name_of(type(value)) if choices.are_named else ""
+        fields = {key: _write(inner, getattr(value, key)) for key, inner in _fields(type(value)).items()}
+        return {name: fields} if name else fields
     if isinstance(value, tuple):
         return [_write(inner, item) for inner, item in zip(_items(kind, len(value)), value, strict=True)]
     if isinstance(value, Mapping):

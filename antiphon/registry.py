@@ -90,9 +90,10 @@ class Registry(Mapping[str, Any]):
         point = self._entry_points().get(name) or EntryPoint(name, name, self.group)
         try:
             choice = point.load()
-        except (ImportError, AttributeError, ValueError) as error:
+        except Exception as error:  # code of others runs when it is imported
             raise ValueError(
-                f"cannot import {point.value!r} ({error}): install its package or set PYTHONPATH"
+                f"cannot import {point.value!r} ({type(error).__name__}: {error}): "
+                "install its package or set PYTHONPATH"
             ) from error
         return self._fitting(name, choice)
 

@@ -21,9 +21,9 @@ from common import argument_parser, print_table, write_result
 from seeds import error_rate, over_seeds
 
 from antiphon.decoding.nbest import read_nbest
-from antiphon.report.formatting import NONE, percent, signed
+from antiphon.report.formatting import NONE, percent
 from antiphon.scoring.error_rate import word_errors
-from antiphon.scoring.statistics import relative_interval
+from antiphon.scoring.statistics import relative_interval, signed
 
 Speakers = dict[str, np.ndarray]  # speaker -> word errors, words
 

@@ -29,9 +29,9 @@ from pruning_plots import DENSE, draw_plots, way_of
 from seeds import Trained, check_seeds, compared, error_rate, pooled_errors, to_json
 
 from antiphon.decoding.greedy import recognise
-from antiphon.report.formatting import NONE, signed
+from antiphon.report.formatting import NONE
 from antiphon.report.run_folder import RunFolder
-from antiphon.scoring.statistics import Interval, relative_interval
+from antiphon.scoring.statistics import Interval, relative_interval, signed
 from antiphon.workflows.run_decoder import Hearer
 
 SMALL = "small"

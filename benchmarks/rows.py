@@ -22,7 +22,8 @@ from matplotlib.figure import Figure
 from seeds import Trained, check_seeds, compared, error_rate, to_json
 
 from antiphon.report.drawing import MUTED, PALETTE, STYLE, new_figure, percent_axis
-from antiphon.report.formatting import NONE, percent, signed
+from antiphon.report.formatting import NONE, percent
+from antiphon.scoring.statistics import signed
 
 
 def cells(name: str, row: Mapping[str, Any], is_baseline: bool) -> list[str]:

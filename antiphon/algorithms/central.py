@@ -30,8 +30,7 @@ class Central:
     schedule: Schedule = Constant()
     weight_decay: float = 0.01
     trainable: tuple[str, ...] = ("*",)  # patterns of parameter names; the others stay
-
-    is_federated: ClassVar[bool] = False  # its one client is no device: simulated faults spare it
+    trains_on_server: ClassVar[bool] = True  # simulated faults of clients do not concern it
 
     def check_run(self, run: Any) -> None:
         """Refuse a run whose data are spread over several clients."""

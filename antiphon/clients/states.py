@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -89,9 +90,11 @@ class ClientStates:
 
     def sync(self) -> None:
         """Return when every version that this process wrote is on the disk."""
-        for path in self._unsynced:
-            for target in (path, path.parent):
-                _sync(target)
+        if not self._unsynced:
+            return
+        parents = {path.parent for path in self._unsynced} | {self.folder, self.folder.parent}
+        for target in (*self._unsynced, *sorted(parents)):
+            _sync(target)
         self._unsynced = []
 
     def prune(self, rounds: Iterable[int]) -> None:
@@ -151,7 +154,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.numpy().tobytes())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())  # NumPy has no bfloat16
     return digest.hexdigest()
 
 

@@ -30,7 +30,7 @@ from antiphon.pools.process_group import Alone, Team
 from antiphon.pools.recording import Faults, no_faults
 from antiphon.recognizer import Blueprint, Recognizer
 from antiphon.seeding import derive
-from antiphon.server.run_context import RunContext
+from antiphon.server.run_context import RunContext, parts_of
 from antiphon.server.run_context import prepare as prepare_algorithm
 from antiphon.tasks.prunable_layers import Layer
 
@@ -91,9 +91,9 @@ class Prepared:
 
     def faults(self, name: str) -> Faults:
         """Simulated faults of a run's clients."""
-        unreliability = self.experiment.unreliability
-        is_federated = getattr(self.experiment.runs[name].algorithm, "is_federated", True)
-        if not (is_federated and (unreliability.dropout or unreliability.deadline)):
+        unreliability, algorithm = self.experiment.unreliability, self.experiment.runs[name].algorithm
+        on_server = any(getattr(part, "trains_on_server", False) for part in parts_of(algorithm))
+        if on_server or not (unreliability.dropout or unreliability.deadline):
             return no_faults
         return SimulatedFaults(unreliability, self.seconds_of(name), self.experiment.seed)
 

@@ -219,10 +219,12 @@ class RecordingPool:
         """Return what is known of the round so far, for the journal."""
         clients = self.clients
         trained = [stats for stats in clients.values() if {"weight", "loss"} <= stats.keys()]
+        loss = sum(stats["weight"] * stats["loss"] for stats in trained)
+        total = sum(stats["weight"] for stats in trained)  # above 1 after tasks of several kinds
         return {
             "clients": clients,
             "failures": self.failures,
-            "loss": sum(stats["weight"] * stats["loss"] for stats in trained),
+            "loss": loss / total if total > 1.001 else loss,
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,
         }

@@ -36,7 +36,9 @@ def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if is_dataclass(value):
         return {f.name: pack(getattr(value, f.name), f"{path}/{f.name}", tensors) for f in fields(value)}
     if isinstance(value, dict):
-        return {str(key): pack(item, f"{path}/{key}", tensors) for key, item in value.items()}
+        if odd := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"a state cannot hold the key {odd[0]!r}, only text (at {path})")
+        return {key: pack(item, f"{path}/{key}", tensors) for key, item in value.items()}
     if isinstance(value, tuple):
         return {"__tuple__": [pack(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]}
     if value is None or isinstance(value, bool | int | float | str):

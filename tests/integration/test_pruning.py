@@ -59,7 +59,9 @@ def test_the_result_is_small_and_from_the_last_phase(done: Path) -> None:
     seed = Recognizer.load(done / "seed").model
     cost = sum(p.numel() for p in seed.parameters()) * 4
     assert all(entry["bytes_down"] < 0.7 * 3 * cost for entry in journal[1:])
-    assert all(entry["bytes_up"] == entry["bytes_down"] for entry in journal[1:])
+    # The same tensors travel both ways; on the way down there are settings too, such as what is kept.
+    assert {entry["bytes_up"] for entry in journal[1:]} == {3 * 4 * parameters(done / "pruned")}
+    assert all(entry["bytes_down"] > entry["bytes_up"] for entry in journal[1:])
 
 
 def test_a_further_run_starts_from_the_small_model_and_stays_small(done: Path) -> None:

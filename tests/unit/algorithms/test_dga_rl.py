@@ -213,7 +213,7 @@ def test_validation_clients_that_are_not_there_are_refused() -> None:
         DgaRl(num_validation=3).prepare(RunContext(valid=VALID))
     with pytest.raises(ValueError, match="no client 'valid/9'; there are valid/0, valid/1"):
         DgaRl(validation=("valid/9",)).prepare(RunContext(valid=VALID))
-    with pytest.raises(ValueError, match="no validation clients to measure its models on"):
+    with pytest.raises(ValueError, match="DGA-RL has no validation clients"):
         DgaRl(INNER).round(begin(DgaRl(INNER)), CLIENTS[:2], LocalPool(Garden(LOUD)))
 
 

@@ -3,15 +3,20 @@ from __future__ import annotations
 import os
 import random
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from world import assert_same
 
-from antiphon.core import ServerState
+from antiphon.algorithms.dga_rl import DgaRl, DgaRlState
+from antiphon.algorithms.fedavg import FedAvg
+from antiphon.algorithms.pruning import PrunedState
+from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.algorithms.self_training import SelfTrained, SelfTrainedState
+from antiphon.core import ServerState, WrapperState
 from antiphon.records import checkpoint
 from antiphon.records.checkpoint import CorruptCheckpoint, load, save
 
@@ -137,3 +142,125 @@ def test_half_a_checkpoint_of_a_killed_run_is_not_seen_and_soon_gone(tmp_path: P
     assert checkpoint.saved_rounds(tmp_path) == [2, 3]
     checkpoint.prune(tmp_path, keep_last=1, keep=set())
     assert os.listdir(tmp_path) == ["round-000003"]
+
+
+# --- States of wrappers ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outer(WrapperState):
+    """The state of a wrapper."""
+
+    note: float = 0.0
+    tensors: Any = field(default_factory=dict)
+
+
+def nested() -> Outer:
+    return Outer(Outer(state(), 0.25, {"w": torch.ones(2)}), 0.5, {"w": torch.zeros(2)})
+
+
+def test_a_state_inside_a_state_comes_back_to_the_last_bit(tmp_path: Path) -> None:
+    before = nested()
+    save(tmp_path / "c", before, {})
+    after, _ = load(tmp_path / "c", Outer(Outer(LIKE)))
+    assert_same(after, before)
+
+
+def test_fields_of_one_name_in_two_wrappers_are_kept_apart(tmp_path: Path) -> None:
+    save(tmp_path / "c", nested(), {})
+    after, _ = load(tmp_path / "c", Outer(Outer(LIKE)))
+    assert (after.note, after.inner.note) == (0.5, 0.25)
+
+
+@dataclass(frozen=True)
+class Renamed(ServerState):
+    total: int = 0
+    renamed: ClassVar = {"count": "total"}
+
+
+@dataclass(frozen=True)
+class BeforeRenaming(ServerState):
+    count: int = 0
+
+
+def test_a_field_by_the_name_it_once_had_is_read(tmp_path: Path) -> None:
+    save(tmp_path / "c", BeforeRenaming(1, {}, count=7), {})
+    assert load(tmp_path / "c", Renamed(0, {}))[0].total == 7
+
+
+def test_a_field_that_an_older_state_did_not_have_has_its_default(tmp_path: Path) -> None:
+    save(tmp_path / "c", ServerState(4, {"w": torch.ones(1)}), {})
+    after, _ = load(tmp_path / "c", Memory(0, {}))
+    assert (after.round, after.reward) == (4, 0.0)
+
+
+def test_a_key_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    """It would come back as text."""
+    with pytest.raises(TypeError, match=r"cannot hold the key 3, only text \(at state/opt\)"):
+        save(tmp_path / "c", ServerState(1, {}, opt={3: 0.5}), {})
+
+
+# --- Checkpoints of commit 821f128 and before: a wrapper's state had the inner state's fields among its own
+
+
+@dataclass(frozen=True)
+class FlatSelfTrained(ServerState):
+    """As `SelfTrainedState` was: what DGA-RL has learnt was in it, whether there was any or not."""
+
+    learnt: dict[str, Any] = field(default_factory=dict)
+    teacher: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FlatPruned(ServerState):
+    """As `PrunedState` was."""
+
+    kept: str = ""
+    is_small: bool = False
+    sparsity: float = 0.0
+    momentum: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+PARAMS = {"w": torch.arange(3.0), "b": torch.ones(1)}
+OPT = {"step": 4, "first": {"w": torch.full((3,), 0.5), "b": torch.zeros(1)}}
+TEACHER = {"w": torch.full((3,), -1.0)}
+
+
+def read_flat(folder: Path, flat: ServerState, like: Any) -> Any:
+    save(folder, flat, {})
+    return load(folder, like)[0]
+
+
+@pytest.mark.parametrize("inner", [FedAvg(), Rehearsed(FedAvg())], ids=["fedavg", "rehearsed"])
+def test_a_flat_self_trained_state_is_read_into_the_nested_one(
+    tmp_path: Path, inner: FedAvg | Rehearsed
+) -> None:
+    flat = FlatSelfTrained(4, PARAMS, OPT, 9, {}, TEACHER)
+    found = read_flat(tmp_path / "c", flat, SelfTrained(inner).init(PARAMS))
+    assert_same(found, SelfTrainedState(ServerState(4, PARAMS, OPT, 9), TEACHER))
+
+
+def test_what_dga_rl_had_learnt_in_a_flat_state_goes_to_the_inner_state(tmp_path: Path) -> None:
+    learnt = {"network": {"0.weight": torch.ones(2, 2)}}
+    flat = FlatSelfTrained(4, PARAMS, OPT, 9, learnt, TEACHER)
+    found = read_flat(tmp_path / "c", flat, SelfTrained(DgaRl(validation=("valid/a",))).init(PARAMS))
+    assert_same(found, SelfTrainedState(DgaRlState(4, PARAMS, OPT, 9, learnt), TEACHER))
+
+
+@pytest.mark.parametrize("is_small", [False, True])
+def test_a_flat_pruned_state_is_read_into_the_nested_one(tmp_path: Path, is_small: bool) -> None:
+    flat = FlatPruned(4, PARAMS, OPT, 9, "3:a0", is_small, 0.5, {"w": torch.ones(3)})
+    found = read_flat(tmp_path / "c", flat, PrunedState(FedAvg().init(PARAMS)))
+    inner = ServerState(4, PARAMS, OPT, 9)
+    assert_same(found, PrunedState(inner, "3:a0", is_small, 0.5, {"w": torch.ones(3)}))
+
+
+def test_a_nested_state_is_not_taken_for_a_flat_one(tmp_path: Path) -> None:
+    before = SelfTrainedState(ServerState(4, PARAMS, OPT, 9), TEACHER)
+    assert_same(read_flat(tmp_path / "c", before, SelfTrained().init(PARAMS)), before)  # type: ignore[arg-type]
+
+
+def test_pruning_around_self_training_comes_back(tmp_path: Path) -> None:
+    before = PrunedState(SelfTrainedState(ServerState(4, PARAMS, OPT, 9), TEACHER), "3:a0", sparsity=0.25)
+    like = PrunedState(SelfTrained().init(PARAMS))
+    assert_same(read_flat(tmp_path / "c", before, like), before)  # type: ignore[arg-type]
