@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from antiphon.tasks.client_work import CLIENT_WORK
 from torch import Tensor
 from world import World, recording
 
@@ -20,6 +19,7 @@ from antiphon.clients.states import ClientStates
 from antiphon.core import Report, Task, Tensors, Update
 from antiphon.pools.local import LocalPool
 from antiphon.pools.recording import RecordingPool
+from antiphon.tasks.client_work import CLIENT_WORK
 from antiphon.tasks.local_training import LocalSteps, LocalTraining, Trained
 from antiphon.tasks.views import enter
 

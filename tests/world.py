@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from antiphon.server.run_context import RunContext, prepare
 from cautious import Cautious, Twice
 from twins import Twins
 
@@ -58,6 +57,7 @@ from antiphon.pools.recording import RecordingPool
 from antiphon.seeding import derive
 from antiphon.server.clipping import ClipLayersRelative
 from antiphon.server.optimizers import Adagrad, Adam, Lamb, Lars, Sgd, Yogi
+from antiphon.server.run_context import RunContext, prepare
 from antiphon.server.schedules import Cosine, Step
 from antiphon.server.weighting import ByNorm
 from antiphon.tasks.local_training import LocalTraining

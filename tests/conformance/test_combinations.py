@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from antiphon.server.run_context import parts_of, prepare
 from world import (
     COMBINATIONS,
     CONTEXT,
@@ -32,6 +31,7 @@ from world import (
 from antiphon.clients.states import ClientStates
 from antiphon.core import Task, Update, Worker, lives_with_server, size_in_bytes
 from antiphon.pools.recording import Faults, RecordingPool, no_faults
+from antiphon.server.run_context import parts_of, prepare
 
 PAIRS = [(names, "local") for names in COMBINATIONS] + [(names, "stacked") for names in COVERING]
 COHORT = ["speaker/s00", "speaker/s01", "speaker/s02"]

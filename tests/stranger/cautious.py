@@ -12,9 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from antiphon.tasks.client_work import Answer, client_work
-from antiphon.tasks.parts import as_part, parameters_in, part_of
-
 from antiphon.core import (
     Algorithm,
     Metrics,
@@ -28,7 +25,9 @@ from antiphon.core import (
     add_up,
 )
 from antiphon.server.weighting import Weighting
+from antiphon.tasks.client_work import Answer, client_work
 from antiphon.tasks.local_training import LocalTraining, Trained, plan_local_steps, training_work
+from antiphon.tasks.parts import as_part, parameters_in, part_of
 from antiphon.tasks.views import CLIENT_VIEWS, View, ViewPool
 
 

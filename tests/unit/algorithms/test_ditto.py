@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from antiphon.server.run_context import personal_pool
-from antiphon.tasks.parts import as_part, part_of
 from textbook import EXACT, ExactClients, Quadratics, assert_near
 from world import SEED, World, recording
 
 from antiphon.algorithms.ditto import Ditto
 from antiphon.algorithms.fedavg import FedAvg
 from antiphon.core import Task, Tensors
+from antiphon.server.run_context import personal_pool
 from antiphon.server.weighting import Uniform
+from antiphon.tasks.parts import as_part, part_of
 
 LOCAL = replace(EXACT, lr=0.1, steps=2)  # of the clients' own models
 INNER = FedAvg(EXACT, weighting=Uniform())

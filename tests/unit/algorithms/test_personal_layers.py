@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from antiphon.server.run_context import personal_pool
-from antiphon.tasks.parts import as_part, part_of
 from textbook import EXACT, ExactClients, assert_near, mean
 from world import SEED, World, recording
 
@@ -17,8 +15,10 @@ from antiphon.algorithms.personal_layers import PersonalLayers
 from antiphon.core import Pool, Task, Tensors, Update, Worker
 from antiphon.pools.local import LocalPool
 from antiphon.scoring.error_rate import character_errors
+from antiphon.server.run_context import personal_pool
 from antiphon.server.weighting import Uniform
 from antiphon.tasks.evaluation import measure
+from antiphon.tasks.parts import as_part, part_of
 
 INNER = FedAvg(EXACT, weighting=Uniform())
 ALGORITHM = PersonalLayers(INNER, ("output.*",))

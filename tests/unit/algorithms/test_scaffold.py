@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from antiphon.server.run_context import RunContext, prepare
-from antiphon.tasks.parts import as_part, part_of
 from textbook import EXACT, ExactClients, Quadratics, assert_near, mean, zeros
 from world import SEED, World
 
@@ -16,8 +14,10 @@ from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.scaffold import Scaffold
 from antiphon.core import Tensors
 from antiphon.server.optimizers import Sgd
+from antiphon.server.run_context import RunContext, prepare
 from antiphon.server.schedules import Step
 from antiphon.server.weighting import Uniform
+from antiphon.tasks.parts import as_part, part_of
 
 # s00 takes part in every round, s03 in two that are far apart, s07 never.
 COHORTS = [
