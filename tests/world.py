@@ -24,7 +24,7 @@ from antiphon.algorithms.geometric_median import GeometricMedian
 from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.rehearsal import SERVER_CLIENT, Rehearsed
 from antiphon.algorithms.self_training import CurrentModel, MovingAverage, SelfTrained
-from antiphon.clients.client import Bench
+from antiphon.clients.client import ClientRuntime
 from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Algorithm, Failure, Pool, ServerState, Task, Tensors, Update, Worker
@@ -149,7 +149,7 @@ class Case:
 
 
 LOCAL = LocalTraining(lr=0.05, epochs=1, batch_seconds=1.5)
-HEARD = Labelling(num=3, width=4, temperature=2.0)
+HEARD = Labelling(num_hypotheses=3, width=4, temperature=2.0)
 STRUCTURE = structure_of(MODELS["ctc"].build(FRONTEND.dim, len(LETTERS) + 1))  # type: ignore[arg-type]
 
 # One line a configuration.
@@ -175,12 +175,12 @@ ALGORITHMS: dict[str, Case] = {
         GeometricMedian(FedAvg(LOCAL, clipping=ClipLayersRelative(0.001)), iterations=1)
     ),
     "rehearsed": Case(Rehearsed(dga(LOCAL), LocalTraining(lr=0.02, steps=2, batch_seconds=1.5))),
-    "pruned": Case(FederatedPruning(dga(LOCAL), every=1, fine_tune_from=3, structure=STRUCTURE)),
+    "pruned": Case(FederatedPruning(dga(LOCAL), mask_every=1, fine_tune_from=3, structure=STRUCTURE)),
     "subspace": Case(FedAvg(LOCAL, server=Adam(), trainable=("encoder.*",))),
     "rehearsed subspace": Case(Rehearsed(FedAvg(LOCAL, trainable=("output.*",)), LocalTraining(steps=1))),
     "self-trained": Case(
         SelfTrained(
-            Rehearsed(dga(LOCAL, beta=2.0), LocalTraining(steps=2)), HEARD, MovingAverage(0.5, every=2)
+            Rehearsed(dga(LOCAL, beta=2.0), LocalTraining(steps=2)), HEARD, MovingAverage(0.5, update_every=2)
         ),
         labelled=False,
     ),
@@ -190,7 +190,7 @@ ALGORITHMS: dict[str, Case] = {
                 DgaRl(dga(LOCAL, beta=2.0), validation=("valid/s08", "valid/s09")), LocalTraining(steps=1)
             ),
             HEARD,
-            CurrentModel(every=2),
+            CurrentModel(update_every=2),
         ),
         labelled=False,
         magnifies=10.0,
@@ -222,29 +222,29 @@ class World:
     def clients(self, partition: Partition = BySpeaker()) -> dict[str, np.ndarray]:
         return partition(self.store, self.store.where("pool"), SEED)
 
-    def bench(self, model: str = "ctc", masks: SpecAugment | None = MASKS) -> Bench:
-        return Bench(self.store, self.tokens, self._build(model), self.params(model), masks)
+    def runtime(self, model: str = "ctc", masks: SpecAugment | None = MASKS) -> ClientRuntime:
+        return ClientRuntime(self.store, self.tokens, self._build(model), self.params(model), masks)
 
-    def exact_bench(self, model: str = "ctc") -> Bench:
+    def exact_runtime(self, model: str = "ctc") -> ClientRuntime:
         """In float64, without dropout and masks: for what must hold to the tenth digit."""
         built = self._build(model, dropout=0.0).double()
         losses = built.losses
         built.losses = lambda batch: losses(replace(batch, features=batch.features.double()))  # type: ignore
-        bench = Bench(self.store, self.tokens, built, self.params(model, torch.float64))
-        bench.feed = Doubled(bench.feed)
-        return bench
+        runtime = ClientRuntime(self.store, self.tokens, built, self.params(model, torch.float64))
+        runtime.feed = Doubled(runtime.feed)
+        return runtime
 
-    def worker(self, clients: Mapping[str, np.ndarray], bench: Bench | None = None) -> SpeechWorker:
+    def worker(self, clients: Mapping[str, np.ndarray], runtime: ClientRuntime | None = None) -> SpeechWorker:
         """Does tasks for clients, for validation speakers and for the server's own data."""
         valid = {f"valid/{s}": self.store.where("heldout", [s]) for s in self.store.speakers("heldout")}
         everyone = {**clients, **valid, SERVER_CLIENT: self.store.where("test")}
-        return SpeechWorker(bench or self.bench(), everyone)
+        return SpeechWorker(runtime or self.runtime(), everyone)
 
     def worker_for(self, case: Case, model: str = "ctc") -> SpeechWorker:
         """That of a case: it may be that only one of its clients has texts."""
         clients = self.clients(case.clients)
         own = self if case.labelled else self.without_texts(sorted(clients)[1:])
-        return own.worker(clients, own.bench(model))
+        return own.worker(clients, own.runtime(model))
 
     def without_texts(self, clients: Sequence[str]) -> World:
         """The same world, in which nobody wrote down what these speakers said."""
@@ -276,7 +276,7 @@ class Doubled:
 
 def stacked(worker: Worker) -> Worker:
     """The same clients, trained at once."""
-    return StackedWorker(worker.bench, worker.clients) if isinstance(worker, SpeechWorker) else worker
+    return StackedWorker(worker.runtime, worker.clients) if isinstance(worker, SpeechWorker) else worker
 
 
 def make_world(folder: Path) -> World:
