@@ -4,6 +4,10 @@ A field may be an int, float, bool, str, None, a tuple, a dict with str keys, a 
 dataclasses, or any dataclass of an open kind (`antiphon.registry`). A choice is written with its name: a
 field `server: ServerOptimizer` holds {"adam": {"lr": 0.01, ...}}.
 
+A class whose fields had other names lists them in `renamed: ClassVar = {"old": "new"}`; where the values were
+different too, `converted: ClassVar = {"old": function}` turns an old value into the fields of today. Both are
+for reading; only today's fields are written.
+
 >>> from antiphon.server.schedules import Cosine
 >>> to_dict(override(Cosine(rounds=10), ["final=0.1"]))
 {'rounds': 10, 'final': 0.1, 'warmup': 0}
@@ -162,12 +166,31 @@ def _read_dataclass(cls: type, data: Any, path: str) -> Any:
 
 
 def _renamed(cls: type, data: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The fields by their present names: a class may list those that had another one in `renamed`."""
-    names: Mapping[str, str] = getattr(cls, "renamed", {})
-    for old, new in names.items():
-        if old in data and new in data:
-            raise ValueError(f"{_at(path)}: {old!r} is the old name of {new!r}: set one of them")
-    return {names.get(key, key): value for key, value in data.items()}
+    """Return the fields by their present names, with their present values."""
+    fields: dict[str, Any] = {}
+    for key, value in data.items():
+        present = _present(cls, key, value)
+        for new in present.keys() & data.keys() - {key}:
+            raise ValueError(f"{_at(path)}: {key!r} is the old name of {new!r}: set one of them")
+        fields |= present
+    return fields
+
+
+def _present(cls: type, key: str, value: Any) -> dict[str, Any]:
+    """Return what a field of today or of old says, as fields of today."""
+    if convert := getattr(cls, "converted", {}).get(key):
+        return dict(convert(value))
+    return {getattr(cls, "renamed", {}).get(key, key): value}
+
+
+def run_or_folder(value: Any, run: str, folder: str) -> dict[str, Any]:
+    """Split an old setting that was the name of a run, or a folder if it had a "/" in it.
+
+    >>> run_or_folder("out/dga", "start_run", "start_folder")
+    {'start_run': '', 'start_folder': 'out/dga'}
+    """
+    is_folder = isinstance(value, str) and "/" in value
+    return {run: "" if is_folder else value, folder: value if is_folder else ""}
 
 
 def _defaults(cls: type) -> dict[str, Any]:
@@ -205,12 +228,14 @@ def _assign(kind: Kind, tree: Any, keys: Sequence[str], text: str, path: str) ->
         return {name: _assign(cls, fields, rest, text, path)}
     if choices:
         kinds = _fields(_first(choices))
-    elif args := _container(kind, dict):
+    elif isinstance(tree, Mapping) and (args := _container(kind, dict)):
         kinds = dict.fromkeys(tree, args[1])
     else:
         raise ValueError(f"{_at(path)} is {_describe(kind)}: it has no part {keys[0]!r}")
     key, *rest = keys
-    key = _renamed(_first(choices), {key: None}, path).popitem()[0] if choices else key
+    if choices and not rest and key in getattr(_first(choices), "converted", {}):
+        return {**tree, **_present(_first(choices), key, _parse(kinds.get(key, str), text, path))}
+    key = getattr(_first(choices), "renamed", {}).get(key, key) if choices else key
     if key == "*" and not choices:  # every entry of a dict: runs.*.rounds.total=5
         return {k: _assign(kinds[k], tree[k], rest, text, _join(path, k)) for k in tree}
     if key not in kinds:  # names of a dict may have points in them: runs.softmax-0.3.rounds.total=5
@@ -256,7 +281,8 @@ def _parse(kind: Kind, text: str, path: str) -> Any:
         return [_parse(args[0], item.strip(), path) for item in text.split(",")] if text else []
     if isinstance(value, bool) and text.lower() not in ("true", "false"):
         value = text  # YAML 1.1 takes yes, no, on and off for booleans
-    if str in members and not isinstance(value, str) and type(value) not in members:
+    is_entries = isinstance(value, dict) and _container(kind, dict)
+    if str in members and not isinstance(value, str) and type(value) not in members and not is_entries:
         value = text  # a name may look like a number
     return value
 

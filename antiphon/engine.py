@@ -94,7 +94,7 @@ def sample_cohort(clients: Sequence[str], size: int, seed: int, round: int) -> l
 
 
 class Engine:
-    """One run in one folder, which only the first process of a team touches."""
+    """One run in one folder, which only the first process of a group touches."""
 
     def __init__(
         self,

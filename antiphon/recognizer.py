@@ -37,11 +37,9 @@ class Blueprint:
 
     def with_submodel(self, submodel: str) -> Blueprint:
         """Of the same with what is kept of the model (`tasks.submodel`); refuses models that stay whole."""
-        return (
-            replace(self, model=ReducedConfig(self.whole_model(), Submodel.read(submodel)))
-            if submodel
-            else self
-        )
+        if not submodel:
+            return self
+        return replace(self, model=ReducedConfig(self.whole_model(), Submodel.read(submodel)))
 
     def whole_model(self) -> ModelConfig:
         """The model, if units can be removed from it."""

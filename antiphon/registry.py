@@ -31,11 +31,14 @@ T = TypeVar("T")
 def choice_name(cls: type) -> str:
     """Return the name of a class in configurations: snake case, without a closing "Config".
 
+    A class that had another name when files were written keeps that one in `choice`.
+
     >>> class UnigramConfig: ...
     >>> choice_name(UnigramConfig)
     'unigram'
     """
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__.removesuffix("Config")).lower()
+    fixed: str = vars(cls).get("choice", "")
+    return fixed or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__.removesuffix("Config")).lower()
 
 
 class Registry(Mapping[str, Any]):

@@ -30,7 +30,7 @@ from antiphon.clients.pseudo_label import Labeller, heard, open_teacher
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task
 from antiphon.experiment.preparation import Prepared, prepare
-from antiphon.experiment.settings import Experiment
+from antiphon.experiment.settings import Experiment, Run
 from antiphon.experiment.starting import load_start
 from antiphon.experiment.teaching import ResolvedLabels
 from antiphon.pools.local import LocalPool
@@ -105,7 +105,7 @@ class Study:
         # A CPU cannot train in 16 bits, and labels are not made in them anywhere.
         experiment = replace(experiment, runs=runs, bfloat16=False)
         prepared = prepare(experiment, data or Path(about["data"]), device)
-        params = load_start("seed", out, prepared.fresh[first])["params"]
+        params = load_start(Run(start_run="seed"), out, prepared.fresh[first])["params"]
         model, store = prepared.recognizer(first).model, prepared.store_of(first)
         runtime = ClientRuntime(store, prepared.tokens, model, params, experiment.augment, prepared.device)
         clients = prepared.clients[first]

@@ -36,7 +36,7 @@ def double_runtime(world: World, config: ModelConfig) -> ClientRuntime:
 
 
 def talkative(world: World, config: Any = MODELS["ctc"], dtype: torch.dtype = torch.float64) -> ClientRuntime:
-    """A bench whose untrained model does not think that nothing was said."""
+    """A runtime whose untrained model does not think that nothing was said."""
     model = _drawn(world, config)
     with torch.no_grad():
         model.output.bias[0] -= 1.0  # type: ignore[operator, index]

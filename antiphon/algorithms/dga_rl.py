@@ -27,12 +27,12 @@ Deviations.
 - The paper gives no objective. Ours is in `policy`. Exploration is noise on the log-weights that falls by a
   factor each round, as every round plays once and the softmax is there to fall back on. It is the same
   random linear function of the features for all clients of a round (state-dependent exploration, Rückstieß
-  et al. 2008): clients that are alike rise and fall together, and what a duel shows of them can be learnt.
-  Noise of each client's own mostly says something about that client in that round.
+  et al. 2008): clients that are alike rise and fall together, and what a comparison shows of them can be
+  learnt. Noise of each client's own mostly says something about that client in that round.
 - The models that are measured are further apart than the candidates, on the line through both
   (`exaggeration`). An optimiser with momentum β1 takes only 1 − β1 of an aggregate into its next step and the
-  rest into later ones: candidates of one round hardly differ, most duels are draws, and little is learnt.
-  Ten times as far apart is, to first order, what Adam (β1 = 0.9) makes of two aggregates in the end.
+  rest into later ones: candidates of one round hardly differ, most comparisons are draws, and little is
+  learnt. Ten times as far apart is, to first order, what Adam (β1 = 0.9) makes of two aggregates in the end.
 - The evaluation sees a fixed part of the validation clients, which also choose the run's best round:
   what they say of the final model is too good; test speakers are others.
 """
@@ -95,7 +95,7 @@ class DgaRlState(ServerState):
 @ALGORITHMS.register
 @dataclass(frozen=True)
 class DgaRl:
-    """Federated averaging that learns its weights from duels with those it is given."""
+    """Federated averaging that learns its weights by comparison with those it is given."""
 
     inner: FedAvg = dga()
     policy: Policy = Policy()

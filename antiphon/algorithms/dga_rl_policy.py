@@ -1,8 +1,8 @@
-"""The network that learns how far to trust a client, and what it learns from: duels of two weightings.
+"""The network that learns how far to trust a client, and what it learns from: comparisons of two weightings.
 
 One network scores every client of a cohort from that client's features alone, so the scores follow the
 clients whatever their order and number. Log-weights of the policy are those of a rival (DGA's softmax)
-plus the scores: α_k ∝ s_k · exp(q_k). A duel is a round in which both weightings made a model of the
+plus the scores: α_k ∝ s_k · exp(q_k). A comparison is a round in which both weightings made a model of the
 same updates, and the reward r in [−1, 1] says whose model was better.
 
 | symbol          | here                                                              |
@@ -10,8 +10,8 @@ same updates, and the reward r in [−1, 1] says whose model was better.
 | f_k             | features [clients, features]                                      |
 | q_k = q_θ(f_k)  | scores, within ± `limit`                                          |
 | α_k, s_k        | weights of the policy as played (with its noise) and of the rival |
-| d_k = α_k − s_k | contrast of a duel                                                |
-| e               | unevenness of a duel: N (Σ_k α_k² − Σ_k s_k²)                     |
+| d_k = α_k − s_k | contrast of a comparison                                          |
+| e               | unevenness of a comparison: N (Σ_k α_k² − Σ_k s_k²)               |
 | c = log(1+exp γ)| price of unevenness, with γ a parameter as θ is                   |
 | r               | reward                                                            |
 
@@ -19,14 +19,14 @@ Objective. For a small step the error rate of a candidate is linear in its weigh
 Σ_k α_k u_k, where u_k is the fall along client k's own update. Less the noise of the updates, which
 averages out best under even weights: its variance goes with Σ_k α_k². So the policy's model is expected to
 be better by m = Σ_k d_k q_k − c e, with q and c ≥ 0 learnt up to a common scale, and the expected reward is
-modelled as tanh(m / 2). θ and γ minimise, over the memory of duels,
+modelled as tanh(m / 2). θ and γ minimise, over the memory of comparisons,
 
     mean [ −p log σ(m) − (1−p) log(1 − σ(m)) ] + shrinkage · mean q_k²,   p = (1+r)/2,
 
 the cross-entropy of that model (Bradley and Terry 1952). Its gradient by q_k is −(p − σ(m)) d_k: a policy
 gradient on log-weights in which the expected reward is the baseline and what the policy did differently
 from its rival is the action. Without c e, the losses that the noise of exploration costs would be put
-down to clients. Nothing in it depends on the policy that played the duel, so a memory of old
+down to clients. Nothing in it depends on the policy that played the comparison, so a memory of old
 rounds needs no importance weights, unlike the likelihood-ratio policy gradient, whose ratios over a
 whole cohort are 0 or enormous after a few steps. The policy α ∝ s · exp(q) is then the one that maximises
 Σ_k α_k q_k − KL(α ‖ s): without evidence (q = 0) it is its rival.
@@ -75,7 +75,7 @@ class Comparison:
 class Policy:
     """Five linear layers with ReLU, a bottleneck before the last; learns from mini-batches of past rounds.
 
-    Small and slow by default: a run has hundreds of duels, whose outcomes are partly luck, and a larger
+    Small and slow by default: a run has hundreds of comparisons, whose outcomes are partly luck, and a larger
     network or rate learns them by heart (with rewards by coin, scores of ± 4 after 60 rounds at twice the
     width and three times the rate).
     """
@@ -127,7 +127,7 @@ class Policy:
         return self.limit * torch.tanh(values.squeeze(-1) / self.limit)
 
     def learn(self, learnt: Learnt, comparison: Comparison, seed: int) -> Learnt:
-        """Remembers a duel, then takes `steps` steps on mini-batches of the memory."""
+        """Remembers a comparison, then takes `steps` steps on mini-batches of the memory."""
         memory = remember(learnt["duels"], comparison, self.memory)
         inputs = {**memory, "features": standardise(memory["features"], clients_of(memory))}
         network, opt = learnt["network"], learnt["opt"]
@@ -141,7 +141,7 @@ class Policy:
         return {"network": network, "opt": opt, "duels": memory}
 
     def loss(self, network: Tensors, memory: Tensors) -> Tensor:
-        """The objective above, over a batch of duels."""
+        """The objective above, over a batch of comparisons."""
         scores = self.scores(network, memory["features"])
         margin = (memory["contrast"] * scores).sum(dim=1) - F.softplus(network["price"]) * memory[
             "unevenness"
@@ -188,7 +188,7 @@ def clients_of(memory: Tensors) -> Tensor:
 
 
 def remember(memory: Tensors, comparison: Comparison, capacity: int) -> Tensors:
-    """The memory with one duel more; first in, first out."""
+    """The memory with one comparison more; first in, first out."""
     count = len(comparison.contrast)
     width = max(count, memory["contrast"].shape[1])
     features = F.pad(comparison.features, (0, 0, 0, width - count))[None]

@@ -6,18 +6,18 @@ scores and adaptive sparsity in `pruning_scores`.
 
 | paper                         | here                                                               |
 | ----------------------------- | ------------------------------------------------------------------ |
-| w^r, M                        | state.params, state.submodel                                           |
+| w^r, M                        | state.params, state.submodel                                       |
 | S, s                          | `sparsity`, state.sparsity                                         |
-| ΔR, R^fine-tune               | `every`, `fine_tune_from`; R^end is the run's number of rounds     |
+| ΔR, R^fine-tune               | `mask_every`, `fine_tune_from`; R^end is the run's number of rounds |
 | Shrink, Expand                | `antiphon.tasks.submodel`                                          |
 | GetImportanceScore            | `score`                                                            |
 | GenerateMask                  | `pruning_scores.choose`, `pruning_slices.left`                     |
 | FPTrain                       | a round of `inner` on the small model: its server optimiser too    |
 | with / without mask refinement| `refine`: removed slices keep their values, or are set to 0        |
 
-Until round `fine_tune_from` the mask is made anew every `every` rounds, at a sparsity that the schedule lets
-grow to its target (pruning) and that then stays there (refining). After that the server's model is the small
-one, and rounds are those of `inner` (fine-tuning).
+Until round `fine_tune_from` the mask is made anew every `mask_every` rounds, at a sparsity that the schedule
+lets grow to its target (pruning) and that then stays there (refining). After that the server's model is the
+small one, and rounds are those of `inner` (fine-tuning).
 
 Deviations.
 - The round of `inner` sees nothing but the small model, so what is removed is moved by nothing: no momentum,
@@ -130,13 +130,14 @@ class FederatedPruning:
     structure: tuple[LinearLayer | RecurrentLayer | EmbeddingLayer, ...] = ()  # known when the run begins
     effect: ClassVar[str] = "reshapes"
     refuses: ClassVar = {"reshapes": "a model is pruned once"}
+    renamed: ClassVar = {"every": "mask_every", "spared": "exclude"}
 
     def __post_init__(self) -> None:
         if not 0 <= self.sparsity < 1:
             raise ValueError(f"sparsity is a share of at least 0 and below 1, not {self.sparsity}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum}")
-        for name, value in (("every", self.mask_every), ("multiple", self.multiple)):
+        for name, value in (("mask_every", self.mask_every), ("multiple", self.multiple)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         first = self.mask_every * max(self.schedule.num_masks, int(self.score.needs_momentum))
@@ -160,7 +161,7 @@ class FederatedPruning:
 
     @property
     def slices(self) -> list[Slices]:
-        """All that is ranked: of the layers that a pattern names and none spares."""
+        """All that is ranked: of the layers that a pattern names and none excludes."""
         names = [layer.name for layer in self.structure]
         for pattern in self.layers:
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -168,7 +169,7 @@ class FederatedPruning:
                 raise ValueError(f"layers: {pattern!r} matches no layer that can be pruned: {known} …")
         chosen = [layer for layer in self.structure if self._is_prunable(layer.name)]
         if not chosen:
-            raise ValueError(f"layers {', '.join(self.layers)} are all spared: there is nothing to prune")
+            raise ValueError(f"layers {', '.join(self.layers)} are all excluded: there is nothing to prune")
         return cut(chosen, self.pattern)
 
     def _is_prunable(self, name: str) -> bool:
@@ -195,11 +196,8 @@ class FederatedPruning:
             raise ValueError("pruning does not know the model's layers: call run_context.prepare first")
         state, revived = self._with_mask(state)
         submodels = SubmodelPool(pool, state.submodel)
-        small = (
-            state.inner
-            if state.is_small
-            else shrink_state(state.inner, state.params, Submodel.read(state.submodel))
-        )
+        submodel = Submodel.read(state.submodel)
+        small = state.inner if state.is_small else shrink_state(state.inner, state.params, submodel)
         after, metrics = self.inner.round(small, cohort, submodels)
         notes = {"sparsity": state.sparsity, "revived_weights": float(revived)}
         if state.is_small:

@@ -8,7 +8,7 @@ teacher that is another, larger model it is sequence-level distillation (Kim and
 
 | symbol                      | here                                                              |
 | --------------------------- | ----------------------------------------------------------------- |
-| N, hypotheses y_n           | `labels.num_hypotheses`, found by the teacher's beam                         |
+| N, hypotheses y_n           | `labels.num_hypotheses`, found by the teacher's beam              |
 | p_n                         | `labels.posteriors`: softmax of scores over `labels.temperature`  |
 | Σ_n p_n L(y_n)              | `Batch.per_token`                                                 |
 | teacher                     | `teacher`: when it changes, and into what                         |
@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from antiphon.algorithms.fedavg import FedAvg
+from antiphon.config import run_or_folder
 from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, Tensors, WrapperState
 from antiphon.server.run_context import RunContext
 from antiphon.tasks.pseudo_labels import Labelling, TeacherInstruction, TeachingPool
@@ -54,6 +55,7 @@ class CurrentModel:
     """The global model, as it is every so many rounds."""
 
     update_every: int = 1
+    renamed: ClassVar = {"every": "update_every"}
 
     def __post_init__(self) -> None:
         _check_update_every(self.update_every)
@@ -68,6 +70,7 @@ class MovingAverage:
 
     decay: float = 0.9
     update_every: int = 1
+    renamed: ClassVar = {"every": "update_every"}
 
     def __post_init__(self) -> None:
         _check_update_every(self.update_every)
@@ -86,15 +89,21 @@ class MovingAverage:
 class OtherModel:
     """A model of any size that is no part of the run and never changes: distillation."""
 
-    model: str = "seed"  # an earlier run of the experiment, or a folder (it has a "/")
+    run: str = "seed"  # an earlier run of the experiment
+    folder: str = ""  # a folder with a model, in place of a run
+    converted: ClassVar = {"model": lambda value: run_or_folder(value, "run", "folder")}
+
+    def __post_init__(self) -> None:
+        if self.folder:
+            object.__setattr__(self, "run", "")
 
     def next(self, state: SelfTrainedState) -> Tensors:
         return {}
 
 
-def _check_update_every(every: int) -> None:
-    if every < 1:
-        raise ValueError(f"a teacher changes every 1 or more rounds, not {every}")
+def _check_update_every(rounds: int) -> None:
+    if rounds < 1:
+        raise ValueError(f"a teacher changes every 1 or more rounds: update_every cannot be {rounds}")
 
 
 @ALGORITHMS.register
@@ -112,14 +121,19 @@ class SelfTrained:
     }
 
     @property
-    def teacher_model(self) -> str:
-        """The run or folder whose model labels the speech; empty: the run's own model."""
-        return self.teacher.model if isinstance(self.teacher, OtherModel) else ""
+    def teacher_run(self) -> str:
+        """The run whose model labels the speech; empty: this run's own model, or one in a folder."""
+        return self.teacher.run if isinstance(self.teacher, OtherModel) else ""
+
+    @property
+    def teacher_folder(self) -> str:
+        """The folder whose model labels the speech; empty: a run's model."""
+        return self.teacher.folder if isinstance(self.teacher, OtherModel) else ""
 
     def prepare(self, context: RunContext) -> SelfTrained:
         """Check that the teacher can label, and find its files."""
-        labels, model = context.resolve_labels(self.labels, self.teacher_model)
-        teacher = OtherModel(model) if isinstance(self.teacher, OtherModel) else self.teacher
+        labels, folder = context.resolve_labels(self.labels, self.teacher_run, self.teacher_folder)
+        teacher = OtherModel(folder=folder) if folder else self.teacher
         return replace(self, labels=labels, teacher=teacher)
 
     def init(self, params: Tensors) -> SelfTrainedState:
@@ -129,6 +143,6 @@ class SelfTrained:
         self, state: SelfTrainedState, cohort: Sequence[str], pool: Pool
     ) -> tuple[SelfTrainedState, Metrics]:
         teacher = self.teacher.next(state)
-        teaching = TeachingPool(pool, TeacherInstruction(self.labels, self.teacher_model, teacher))
+        teaching = TeachingPool(pool, TeacherInstruction(self.labels, self.teacher_folder, teacher))
         inner, metrics = self.inner.round(state.inner, cohort, teaching)
         return SelfTrainedState(inner, teacher), {**metrics, **teaching.metrics}

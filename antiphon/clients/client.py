@@ -32,9 +32,8 @@ class WeightedTranscript:
     weight: float
 
 
-WeightedTranscripts = Mapping[
-    int, tuple[WeightedTranscript, ...]
-]  # utterance -> what may have been said in it
+# Utterance -> what may have been said in it.
+WeightedTranscripts = Mapping[int, tuple[WeightedTranscript, ...]]
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class ClientRuntime:
         self.load(base)
 
     def with_submodel(self, submodel: str) -> ClientRuntime:
-        """This bench with what is kept of its model (`tasks.submodel`); it remembers the last one."""
+        """This runtime with what is kept of its model (`tasks.submodel`); it remembers the last one."""
         if submodel == self.submodel:
             return self
         if self._small is None or self._small.submodel != submodel:
@@ -128,12 +127,9 @@ class ClientRuntime:
             transcripts[index] if index in transcripts else self._written(index) for index in batch.indices
         ]
         num_texts = max(len(row) for row in rows)
-        # One that has fewer guesses is filled up with empty ones that do not count.
-        flat = [
-            transcript
-            for row in rows
-            for transcript in (*row, *[WeightedTranscript((), 0.0)] * (num_texts - len(row)))
-        ]
+        # One that has fewer transcripts is filled up with empty ones that do not count.
+        nothing = WeightedTranscript((), 0.0)
+        flat = [transcript for row in rows for transcript in (*row, *[nothing] * (num_texts - len(row)))]
         tokens, lengths = padded_tokens([transcript.tokens for transcript in flat])
         weights = torch.tensor([transcript.weight for transcript in flat], dtype=batch.features.dtype)
         return replace(
@@ -176,7 +172,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Client:
-    """One client's utterances (indices into the store), seen through the bench of its process.
+    """One client's utterances (indices into the store), seen through the runtime of its process.
 
     `held_out` are utterances of its own that it never trains on: they score a model made for this client.
     """

@@ -82,14 +82,10 @@ class Labeller:
     """Labels the utterances without a text of one client after another, all in one process."""
 
     runtime: ClientRuntime
-    max_utterances: int = (
-        100_000  # utterances whose labels are kept: some hundred MiB, however many clients there are
-    )
+    max_utterances: int = 100_000  # whose labels are kept: some hundred MiB, however many clients there are
     _instruction: TeacherInstruction | None = field(default=None, init=False)
     _teacher: Teacher | None = field(default=None, init=False)
-    _kept: dict[str, PseudoLabels] = field(
-        default_factory=dict, init=False
-    )  # client -> labels, the latest last
+    _kept: dict[str, PseudoLabels] = field(default_factory=dict, init=False)  # by client, the latest last
     _num_kept: int = field(default=0, init=False)
 
     def labelled(self, client: Client, instruction: TeacherInstruction) -> Client:
@@ -183,9 +179,7 @@ class Labeller:
             WeightedTranscript(spelled[rank], posteriors[rank]) for rank, usable in enumerate(fits) if usable
         ]
         total = sum(transcript.weight for transcript in kept)
-        return tuple(
-            WeightedTranscript(transcript.tokens, transcript.weight / total) for transcript in kept
-        ), confidence
+        return tuple(replace(transcript, weight=transcript.weight / total) for transcript in kept), confidence
 
 
 def heard(
@@ -197,7 +191,7 @@ def heard(
 
 
 def open_teacher(instruction: TeacherInstruction, runtime: ClientRuntime) -> Teacher:
-    """The teacher of a lesson with what it searches by; refuses files and settings that do not fit."""
+    """The teacher of an instruction with what it searches by; refuses files and settings that do not fit."""
     settings = instruction.labelling
     model, tokens = runtime.model, runtime.tokens
     if instruction.model:

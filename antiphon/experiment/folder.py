@@ -27,7 +27,7 @@ def check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
     before = config.to_dict(config.from_dict(Experiment, json.loads(path.read_text())["config"]))
     now = config.to_dict(experiment)
     # A longer run begins like a shorter one, but others may have begun from its end, or been taught by it.
-    used = {name for run in experiment.runs.values() for name in (run.start, run.teacher)}
+    used = {name for run in experiment.runs.values() for name in (run.start_run, run.teacher_run)}
     longer = {f"runs.{name}.rounds.total" for name in experiment.runs.keys() - used}
     changed = [
         (key, old, new)

@@ -82,7 +82,7 @@ class Prepared:
         return lambda client: float(self.store.seconds[everyone[client]].sum())
 
     def pool(self, name: str, runtime: ClientRuntime, group: ProcessGroup, states: ClientStates) -> Pool:
-        """Carries tasks to the clients of a run, in all processes of the team."""
+        """Carries tasks to the clients of a run, in all processes of the group."""
         everyone, held_out = self.all_clients(name), self.held_out.get(name, {})
         stacks = self.experiment.stacked and self.device.type == "cuda"
         kind = StackedWorker if stacks else SpeechWorker
@@ -179,10 +179,11 @@ def prepare(
             dealt, held_out[name] = hold_out(dealt, run.held_out, experiment.seed)
             clients[name] = _as_often(dealt, groups, run.times, len(store))
             run.rounds.check(len(clients[name]))
-            teacher = drawn[experiment.blueprint(run.teacher)][0] if run.teacher in fresh else recognizer
+            taught_by = run.teacher_run or name
+            teacher, _ = drawn[experiment.blueprint(taught_by)]
             start = recognizer
-            if run.starts_elsewhere:
-                start = replace(recognizer, blueprint=check_start(run.start, blueprint, tokens))
+            if run.start_folder:
+                start = replace(recognizer, blueprint=check_start(run.start_folder, blueprint, tokens))
             context = RunContext(
                 tuple(sorted(clients[name])),
                 tuple(valid),

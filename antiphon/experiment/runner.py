@@ -65,7 +65,7 @@ def run_experiment(
     More than one worker computes features in processes of their own, which a script must allow for
     with `if __name__ == "__main__":`. Raises `Stopped` when interrupted, or when too few clients answer:
     `resume` goes on from there. `only` some runs: others may be another process's, or done before.
-    A `team` of processes calls this in each of them; only its first writes anything.
+    A `group` of processes calls this in each of them; only its first writes anything.
     """
     data, out, screen, group = Path(data), Path(out), screen or NullScreen(), group or SingleProcess()
     group.on_rank_zero(lambda: check_folder(out, experiment, resume))
@@ -99,7 +99,7 @@ def run_side_by_side(
     claim_folder(out, experiment, data, prepared.store.fingerprint)
     runs, split = experiment.chosen(only), experiment.speakers.test
     needs = {
-        name: [need for need in (run.start, run.teacher) if need in runs]
+        name: [need for need in (run.start_run, run.teacher_run) if need in runs]
         for name, run in runs.items()
         if not is_finished(out / name, run, split)
     }
@@ -179,7 +179,7 @@ def run_one(
     group: ProcessGroup,
 ) -> Scores:
     run, folder = prepared.experiment.runs[name], out / name
-    begin = group.on_rank_zero(lambda: load_start(run.start, out, prepared.fresh[name]))
+    begin = group.on_rank_zero(lambda: load_start(run, out, prepared.fresh[name]))
     start, recognizer = begin["params"], prepared.recognizer(name, begin["submodel"])
     augment, device = prepared.experiment.augment, prepared.device
     bfloat16 = prepared.experiment.bfloat16
@@ -239,8 +239,8 @@ def _score_start(prepared: Prepared, recognizer: Recognizer, run: Run, out: Path
     split = prepared.experiment.speakers.test
     if (folder / "evaluation" / split / "start" / "scores.json").exists():
         return
-    if run.start and not run.starts_elsewhere:
-        source, target = (f / "evaluation" / split for f in (out / run.start, folder))
+    if run.start_run:
+        source, target = (f / "evaluation" / split for f in (out / run.start_run, folder))
         shutil.copytree(
             source / "best",
             target / "start",
@@ -279,5 +279,5 @@ def _about(prepared: Prepared, name: str, start: Tensors) -> dict[str, Any]:
         "versions": versions(),
         "commit": commit(),
         "device": device_name(prepared.device),
-        "started_from": run.start or None,
+        "started_from": run.start_folder or run.start_run or None,
     }

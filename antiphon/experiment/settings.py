@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,9 +32,9 @@ from antiphon.server.run_context import parts_of
 
 @dataclass(frozen=True)
 class Speakers:
-    """Who is who: the pool's speakers are parted into those of the server (seed) and the clients.
+    """Who is who: the pool's speakers are split into those of the server (seed) and the clients.
 
-    The parting has a seed of its own, so that runs with other seeds have the same speakers. Where the corpus
+    The split has a seed of its own, so that runs with other seeds have the same speakers. Where the corpus
     has a split of the server's own, it is named here and all of the pool are clients.
     """
 
@@ -42,6 +43,7 @@ class Speakers:
     test: str = "test"
     seed_fraction: float = 0.5
     split_seed: int = 0
+    renamed: ClassVar = {"parting": "split_seed"}
     server: str = ""  # a split: the server's own speech
     organisation: str = ""  # a split: speech made of an organisation's text, for the server to train on
 
@@ -75,26 +77,44 @@ class Speakers:
         return groups
 
 
+def _read_data(value: Any) -> dict[str, Any]:
+    """Read data as they were once written, such as 4*seed+organisation."""
+    parts = [re.fullmatch(r"(?:([1-9]\d*)\*)?(\w+)", part) for part in str(value).split("+")]
+    times = {part[2]: int(part[1] or 1) for part in parts if part}
+    is_old = isinstance(value, str) and ("*" in value or "+" in value)
+    return {"data": times if is_old and len(times) == len(parts) else value}
+
+
 @dataclass(frozen=True)
 class Run:
     """One row of a table."""
 
     algorithm: Algorithm = FedAvg()
-    # Whose utterances: seed, federated, both, organisation, or seed+organisation; with a number, as in
-    # 4*seed+organisation, so often in every pass.
-    data: str = "federated"
+    # Whose utterances: seed, federated, both or organisation. A mapping says how often a pass over the data
+    # takes the utterances of each group: {seed: 4, organisation: 1}.
+    data: str | dict[str, int] = "federated"
     clients: BySpeaker | BySession | Iid | Dirichlet = BySpeaker()
-    start: str = (
-        "seed"  # the run whose best model this one starts from, or a folder (it has a "/"); empty: none
-    )
+    start_run: str = "seed"  # the run whose best model this one starts from; empty: none
     rounds: Rounds = Rounds()
     labelled: float = 1.0  # share of the clients that have texts; the others' texts are never read
     model: ModelConfig | None = None  # null: the experiment's
     held_out: float = (
         0.0  # share of each client's utterances that it does not train on: they score its own model
     )
+    start_folder: str = ""  # a folder with a model to start from, in place of a run's
+    converted: ClassVar = {
+        "data": _read_data,
+        "start": lambda value: config.run_or_folder(value, "start_run", "start_folder"),
+    }
 
     def __post_init__(self) -> None:
+        if self.start_folder and self.start_run not in ("", Run.start_run):
+            raise ValueError(
+                f"a run starts from {self.start_run!r} or from {self.start_folder!r}: "
+                "set start_run or start_folder to nothing"
+            )
+        if self.start_folder:
+            object.__setattr__(self, "start_run", "")
         if not 0 <= self.labelled <= 1:
             raise ValueError(f"labelled is a share between 0 and 1, not {self.labelled}")
         if not 0 <= self.held_out < 1:
@@ -106,7 +126,7 @@ class Run:
                 "labelled below 1 leaves clients without texts, which only self_trained can train on: "
                 "set algorithm=self_trained or labelled=1"
             )
-        if self.labelled < 1 and self.data != "federated":
+        if self.labelled < 1 and self.times != {"federated": 1}:
             raise ValueError("labelled below 1 is for data=federated: the server has the texts of the others")
         for part in parts_of(self.algorithm):
             if hasattr(part, "check_run"):
@@ -114,29 +134,24 @@ class Run:
 
     @property
     def times(self) -> dict[str, int]:
-        """How often a pass over the data takes each utterance of each group.
+        """How often a pass over the data takes each utterance of each group; the server's group comes first.
 
-        >>> Run(data="4*seed+organisation").times
+        >>> Run(data={"organisation": 1, "seed": 4}).times
         {'seed': 4, 'organisation': 1}
         """
-        parts = [re.fullmatch(r"(?:([1-9]\d*)\*)?(.*)", part) for part in self.data.split("+")]
-        return {part[2]: int(part[1] or 1) for part in parts if part}
+        times = {self.data: 1} if isinstance(self.data, str) else self.data
+        return dict(sorted(times.items(), key=lambda item: item[0] != "seed"))
 
     @property
-    def teacher(self) -> str:
-        """The run or folder whose model labels this one's speech; empty: its own model, or nobody."""
-        names = (getattr(part, "teacher_model", "") for part in parts_of(self.algorithm))
+    def teacher_run(self) -> str:
+        """The run whose model labels this one's speech; empty: its own model, that of a folder, or nobody."""
+        names = (getattr(part, "teacher_run", "") for part in parts_of(self.algorithm))
         return next(filter(None, names), "")
 
     @property
     def makes_submodel(self) -> bool:
         """Whether the run ends with a smaller model than it began with."""
         return any(getattr(part, "effect", "") == "reshapes" for part in parts_of(self.algorithm))
-
-    @property
-    def starts_elsewhere(self) -> bool:
-        """From a model that no run of the experiment made."""
-        return "/" in self.start
 
 
 @dataclass(frozen=True)
@@ -161,11 +176,11 @@ class Experiment:
         known: set[str] = set()
         small: set[str] = set()  # runs that end with a pruned model
         for name, run in self.runs.items():
-            if run.makes_submodel and run.start in small:
+            if run.makes_submodel and run.start_run in small:
                 raise ValueError(
-                    f"run {name!r} would prune the model of {run.start!r}, which is pruned already"
+                    f"run {name!r} would prune the model of {run.start_run!r}, which is pruned already"
                 )
-            if run.makes_submodel or run.start in small:
+            if run.makes_submodel or run.start_run in small:
                 small.add(name)
             self._check_run(name, run, known)
             known.add(name)
@@ -173,17 +188,14 @@ class Experiment:
     def _check_run(self, name: str, run: Run, known: Collection[str]) -> None:
         """Refuses a run that needs one which does not come before it, or has no data to train on."""
         before = f"which does not come before it (before it: {', '.join(known) or 'none'})"
-        if run.start and not run.starts_elsewhere and run.start not in known:
-            raise ValueError(f"run {name!r} starts from {run.start!r}, {before}")
-        if run.teacher and "/" not in run.teacher and run.teacher not in known:
-            raise ValueError(
-                f"run {name!r} is taught by {run.teacher!r}, {before} and is no folder: one has a '/'"
-            )
-        if run.start in known and self.model_of(name) != self.model_of(run.start):
-            raise ValueError(f"run {name!r} starts from {run.start!r}, which has another model")
+        if run.start_run and run.start_run not in known:
+            raise ValueError(f"run {name!r} starts from {run.start_run!r}, {before}")
+        if run.teacher_run and run.teacher_run not in known:
+            raise ValueError(f"run {name!r} is taught by {run.teacher_run!r}, {before}")
+        if run.start_run in known and self.model_of(name) != self.model_of(run.start_run):
+            raise ValueError(f"run {name!r} starts from {run.start_run!r}, which has another model")
         *others, last = self._data()
-        is_named_twice = len(run.times) < len(run.data.split("+"))
-        if "+".join(run.times) not in (*others, last) or is_named_twice:
+        if "+".join(run.times) not in (*others, last) or min(run.times.values()) < 1:
             raise ValueError(f"run {name!r}: data is {', '.join(others)} or {last}, not {run.data!r}")
 
     def _data(self) -> tuple[str, ...]:

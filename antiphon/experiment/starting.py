@@ -10,14 +10,15 @@ from safetensors.torch import load_file
 
 from antiphon.core import Tensors
 from antiphon.data.tokens import Tokens, load_tokens
+from antiphon.experiment.settings import Run
 from antiphon.models.reduced import ReducedConfig
 from antiphon.recognizer import Blueprint, open_blueprint
 from antiphon.tasks.submodel import Submodel, shrink
 
 
-def check_start(start: str, wanted: Blueprint, tokens: Tokens) -> Blueprint:
+def check_start(start_folder: str, wanted: Blueprint, tokens: Tokens) -> Blueprint:
     """That of a model in another folder; refused if it is not, or was not when whole, the experiment's."""
-    folder, found = open_blueprint(start)
+    folder, found = open_blueprint(start_folder)
     whole = replace(found, model=found.model.full) if isinstance(found.model, ReducedConfig) else found
     if whole != wanted:
         raise ValueError(f"{folder} holds another model or front end than the experiment's: set both alike")
@@ -26,14 +27,13 @@ def check_start(start: str, wanted: Blueprint, tokens: Tokens) -> Blueprint:
     return found
 
 
-def load_start(start: str, out: Path, fresh: Tensors) -> dict[str, Any]:
-    """The parameters, and the model's shape: a run that was pruned leaves a smaller one."""
-    if not start:
+def load_start(run: Run, out: Path, fresh: Tensors) -> dict[str, Any]:
+    """Return the parameters that a run starts from, and their submodel: a pruned run leaves a smaller one."""
+    if not run.start_folder and not run.start_run:
         return {"params": fresh, "submodel": ""}
-    source = Path(start) if "/" in start else out / start
-    if not (source / "model" / "model.safetensors").exists() and "/" not in start:
-        raise ValueError(f"a run starts from {start!r}, which has not finished in {out}")
-    folder, blueprint = open_blueprint(source)
+    if run.start_run and not (out / run.start_run / "model" / "model.safetensors").exists():
+        raise ValueError(f"a run starts from {run.start_run!r}, which has not finished in {out}")
+    folder, blueprint = open_blueprint(run.start_folder or out / run.start_run)
     found = load_file(folder / "model.safetensors", device=str(next(iter(fresh.values())).device))
     trained = shrink(fresh, Submodel.read(blueprint.submodel))
     # In the order of the file: the last bit of a sum over parameters depends on their order.

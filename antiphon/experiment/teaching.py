@@ -41,16 +41,18 @@ class CheckedLabels:
     clients: Mapping[str, np.ndarray]
     server_texts: Callable[[], Sequence[str]]
 
-    def __call__(self, labels: Labelling, model: str) -> tuple[Labelling, str]:
+    def __call__(self, labels: Labelling, teacher_run: str, teacher_folder: str) -> tuple[Labelling, str]:
         indices = [index for own in self.clients.values() for index in own.tolist()]
         if self.run.labelled == 1 and all(self.store.text(index) for index in indices):
             raise ValueError("every utterance has a text, so there is nothing to label: set labelled below 1")
         teacher = self.teacher
-        if "/" in model:
+        if teacher_folder:
             frontend = teacher.blueprint.frontend
-            teacher = Recognizer.load(model)
+            teacher = Recognizer.load(teacher_folder)
             if teacher.blueprint.frontend != frontend:
-                raise ValueError(f"the teacher in {model} has another front end: this run has {frontend}")
+                raise ValueError(
+                    f"the teacher in {teacher_folder} has another front end: this run has {frontend}"
+                )
         fusion = None
         if labels.lm is not None:
             ngrams = (
@@ -62,7 +64,7 @@ class CheckedLabels:
         beam_for(teacher.model, labels.width, fusion)
         if labels.second_pass is not None:
             load_sentence_model(labels.second_pass.path)
-        return labels, model
+        return labels, teacher_folder
 
 
 @dataclass(frozen=True)
@@ -77,16 +79,15 @@ class ResolvedLabels:
     group: ProcessGroup
     server_texts: Callable[[], Sequence[str]]
 
-    def __call__(self, labels: Labelling, model: str) -> tuple[Labelling, str]:
-        if model and "/" not in model:
-            if not self.group.on_rank_zero(
-                lambda: (self.out / model / "model" / "model.safetensors").exists()
-            ):
-                raise ValueError(f"a run is taught by {model!r}, which has not finished in {self.out}")
-            model = str(self.out / model)
+    def __call__(self, labels: Labelling, teacher_run: str, teacher_folder: str) -> tuple[Labelling, str]:
+        if teacher_run:
+            folder = self.out / teacher_run
+            if not self.group.on_rank_zero((folder / "model" / "model.safetensors").exists):
+                raise ValueError(f"a run is taught by {teacher_run!r}, which has not finished in {self.out}")
+            teacher_folder = str(folder)
         lm = labels.lm
         if lm is not None and not lm.path:
             path = self.folder / "lm.arpa"
             self.group.on_rank_zero(lambda: save_ngram(estimate(self.server_texts(), lm.order), path))
             labels = replace(labels, lm=replace(lm, path=str(path)))
-        return labels, model
+        return labels, teacher_folder

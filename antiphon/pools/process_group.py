@@ -1,7 +1,7 @@
-"""A team: the processes that carry out one run together, each with the same program and the same state.
+"""A group: the processes that carry out one run together, each with the same program and the same state.
 
 What all of them know must be the same, so whatever one of them finds out (a file, a signal, an error)
-comes back through the team before anything depends on it.
+comes back through the group before anything depends on it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ProcessGroup(Protocol):
 
 
 class SingleProcess:
-    """A team of one process."""
+    """A group of one process."""
 
     is_rank_zero = True
     size = 1

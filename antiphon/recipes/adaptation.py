@@ -220,32 +220,34 @@ def trained_parts(seed: Seed, part: str) -> tuple[str, ...]:
     return (part,)
 
 
-def organisation_run(start: str, trainable: tuple[str, ...], data: str, rounds: int) -> Run:
+def organisation_run(
+    start_run: str, trainable: tuple[str, ...], data: str | dict[str, int], rounds: int
+) -> Run:
     """Level 1: central training on the organisation's text, spoken, and on real speech where asked for."""
     local = LocalTraining(lr=5e-4, steps=20, batch_seconds=120.0)
     central = Central(local, schedule=Cosine(rounds, final=0.1), trainable=trainable)
-    return Run(central, data, Iid(1), start, Rounds(total=rounds, cohort=1, valid_every=5))
+    return Run(central, data, Iid(1), start_run, Rounds(total=rounds, cohort=1, valid_every=5))
 
 
-def session_run(start: str, trainable: tuple[str, ...], num_rounds: int, server_lr: float = 5e-4) -> Run:
+def session_run(start_run: str, trainable: tuple[str, ...], num_rounds: int, server_lr: float = 5e-4) -> Run:
     """Level 2: DGA over sessions, and after every round some steps on real speech."""
     local = LocalTraining(lr=0.05, epochs=1, batch_seconds=60.0)
     inner = replace(dga(local, beta=1.0, server=Adam(lr=server_lr, epsilon=1e-5)), trainable=trainable)
     algorithm = Rehearsed(inner, LocalTraining(lr=0.05, steps=10, batch_seconds=60.0))
     rounds = Rounds(total=num_rounds, cohort=20, valid_every=5)
-    return Run(algorithm, "federated", BySession(), start, rounds)
+    return Run(algorithm, "federated", BySession(), start_run, rounds)
 
 
 def adapted_experiment(
     seed: Seed, has_organisation: bool, part: str, rounds: int, settings: Sequence[str] = ()
 ) -> Experiment:
     """An experiment on such a corpus whose last run, `adapted`, is the seed model after both levels."""
-    trainable, start = trained_parts(seed, part), str(seed.folder)
-    runs = {}
+    trainable, runs = trained_parts(seed, part), {}
     if has_organisation:
-        runs["organisation"] = organisation_run(start, trainable, "seed+organisation", rounds)
-        start = "organisation"
-    runs["adapted"] = session_run(start, trainable, rounds)
+        runs["organisation"] = organisation_run("", trainable, {"seed": 1, "organisation": 1}, rounds)
+    runs["adapted"] = session_run("organisation" if has_organisation else "", trainable, rounds)
+    first = next(iter(runs))
+    runs[first] = replace(runs[first], start_folder=str(seed.folder))
     model = seed.blueprint.model
     experiment = Experiment(
         recipe="adapt",

@@ -42,8 +42,8 @@ def librispeech() -> Experiment:
         {
             "seed": central("seed", rounds=40),
             "central": central("both", rounds=80),
-            "central-from-seed": central("both", rounds=60, start="seed"),
-            "central-clients": central("federated", rounds=40, start="seed"),
+            "central-from-seed": central("both", rounds=60, start_run="seed"),
+            "central-clients": central("federated", rounds=40, start_run="seed"),
             "fedavg": Run(averaged, rounds=rounds),
             "hierarchical": Run(annealed(hierarchical(LOCAL, SERVER)), rounds=rounds),
             "hierarchical-iid": Run(annealed(hierarchical(LOCAL, SERVER)), clients=Iid(25), rounds=rounds),

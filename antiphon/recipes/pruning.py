@@ -50,7 +50,7 @@ def pruning_librispeech() -> Experiment:
     rounds = Rounds(total=ROUNDS, cohort=10, valid_every=5, save_every=10)
     pruned = {
         f"{way}-{sparsity}": Run(
-            replace(pruning, sparsity=sparsity), "both", start="pretrained", rounds=rounds
+            replace(pruning, sparsity=sparsity), "both", start_run="pretrained", rounds=rounds
         )
         for way, pruning in ways.items()
         for sparsity in SPARSITIES
@@ -59,9 +59,9 @@ def pruning_librispeech() -> Experiment:
         "pruning-librispeech",
         {
             "pretrained": central("both", rounds=80),
-            "dense": Run(inner, "both", start="pretrained", rounds=rounds),
+            "dense": Run(inner, "both", start_run="pretrained", rounds=rounds),
             "small-pretrained": replace(central("both", rounds=80), model=SMALL),
-            "small": Run(inner, "both", start="small-pretrained", rounds=rounds, model=SMALL),
+            "small": Run(inner, "both", start_run="small-pretrained", rounds=rounds, model=SMALL),
             **pruned,
         },
     )

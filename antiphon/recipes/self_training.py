@@ -95,7 +95,7 @@ def self_training() -> Experiment:
             "labelled": Run(best, rounds=ROUNDS_OF_TEN),
             "student-seed": replace(central("seed", rounds=40), model=STUDENT),
             "student": replace(
-                run(SelfTrained(best, books, OtherModel("seed"))), start="student-seed", model=STUDENT
+                run(SelfTrained(best, books, OtherModel("seed"))), start_run="student-seed", model=STUDENT
             ),
         },
     )

@@ -33,10 +33,10 @@ ENCODER_LOCAL = LocalTraining(lr=0.5, steps=5, batch_seconds=60.0)
 ENCODER_MASKS = SpecAugment(num_time_masks=4, time_width=12, num_frequency_masks=2, frequency_width=40)
 
 
-def central(data: str, rounds: int = 40, steps: int = 50, lr: float = 1e-3, start: str = "") -> Run:
+def central(data: str, rounds: int = 40, steps: int = 50, lr: float = 1e-3, start_run: str = "") -> Run:
     """Central training on some of the speakers: seed models and reference rows."""
     algorithm = Central(LocalTraining(lr=lr, steps=steps), schedule=Cosine(rounds, final=0.02, warmup=2))
-    return Run(algorithm, data, Iid(1), start, Rounds(total=rounds, cohort=1, valid_every=5))
+    return Run(algorithm, data, Iid(1), start_run, Rounds(total=rounds, cohort=1, valid_every=5))
 
 
 def encoder_experiment(name: str, runs: dict[str, Run]) -> Experiment:

@@ -17,8 +17,8 @@ def _no_structure() -> Sequence[Any]:
     raise ValueError("the layers of this model are not known")
 
 
-def _same_labels(labels: Any, teacher: str) -> tuple[Any, str]:
-    return labels, teacher
+def _same_labels(labels: Any, teacher_run: str, teacher_folder: str) -> tuple[Any, str]:
+    return labels, teacher_folder
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class RunContext:
     num_rounds: int = 0
     folder: Path | None = None  # of the run; None while settings are only checked
     structure: Callable[[], Sequence[Any]] = _no_structure  # layers that can lose units (`tasks.layers`)
-    # Settings of labels and the name of a teacher -> the same with paths that every process can open.
-    resolve_labels: Callable[[Any, str], tuple[Any, str]] = _same_labels
+    # Settings of labels, a teacher's run and folder -> settings and folder that every process can open.
+    resolve_labels: Callable[[Any, str, str], tuple[Any, str]] = _same_labels
 
 
 def prepare(part: Part, context: RunContext) -> Part:

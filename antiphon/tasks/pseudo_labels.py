@@ -1,8 +1,8 @@
 """How speech without a text is labelled: what an algorithm writes into a task and a client reads from it.
 
 A teacher recognises an utterance; the scores s of its hypotheses become p = softmax(s / temperature); the
-best `num` of them, weighted by p, are what the client trains on. Labels are a pure function of the teacher,
-the client's speech and these settings, so nothing has to be kept from round to round.
+best `num_hypotheses` of them, weighted by p, are what the client trains on. Labels are a pure function of the
+teacher, the client's speech and these settings, so nothing has to be kept from round to round.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
 from antiphon import config
 from antiphon.core import Collected, Pool, Report, Task, Tensors, Update, Weigh, lives_with_server
-from antiphon.tasks.local_training import as_part
+from antiphon.tasks.parts import as_part
 from antiphon.tasks.views import through_named
 
 TEACHER = "teacher"  # the part of a task that holds the teacher's parameters
 VIEW = "pseudo_labels"  # the view that labels a client's speech: only clients have its code
+RENAMED = {"least": "threshold"}
 COUNTS = ("num_labelled", "num_filtered")
 
 
@@ -38,7 +39,7 @@ class Evidence:
 
 
 class Confidence(Protocol):
-    """How far an utterance is trusted, from 0 to 1; below `least` it is left out."""
+    """How far an utterance is trusted, from 0 to 1; below `threshold` it is left out."""
 
     @property
     def threshold(self) -> float: ...
@@ -54,6 +55,7 @@ class TopPosterior:
     """
 
     threshold: float = 0.0
+    renamed: ClassVar = RENAMED
 
     def __post_init__(self) -> None:
         _check_threshold(self.threshold)
@@ -71,6 +73,7 @@ class LowEntropy:
     """
 
     threshold: float = 0.1
+    renamed: ClassVar = RENAMED
 
     def __post_init__(self) -> None:
         _check_threshold(self.threshold)
@@ -95,6 +98,7 @@ class TokenProbability:
     """
 
     threshold: float = 0.8
+    renamed: ClassVar = RENAMED
 
     def __post_init__(self) -> None:
         _check_threshold(self.threshold)
@@ -114,6 +118,7 @@ class SentenceProbability:
     """
 
     threshold: float = 0.2
+    renamed: ClassVar = RENAMED
 
     def __post_init__(self) -> None:
         _check_threshold(self.threshold)
@@ -122,9 +127,9 @@ class SentenceProbability:
         return math.exp((evidence.log_prob + evidence.log_lm) / max(1, evidence.num_tokens))
 
 
-def _check_threshold(least: float) -> None:
-    if not 0 <= least <= 1:
-        raise ValueError(f"a confidence is between 0 and 1: least cannot be {least}")
+def _check_threshold(threshold: float) -> None:
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"a confidence is between 0 and 1: threshold cannot be {threshold}")
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,7 @@ class SecondPass:
 
 @dataclass(frozen=True)
 class Labelling:
-    """N-best lists as soft labels; num=1 gives hard ones."""
+    """N-best lists as soft labels; num_hypotheses=1 gives hard ones."""
 
     num_hypotheses: int = 4  # hypotheses an utterance is trained on, at most
     width: int = 8  # of the beam; posteriors are over all it finds
@@ -164,11 +169,13 @@ class Labelling:
     lm: Ngram | None = None
     second_pass: SecondPass | None = None
     batch_seconds: float = 120.0  # of audio recognised at once
+    renamed: ClassVar = {"num": "num_hypotheses"}
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_hypotheses <= self.width:
             raise ValueError(
-                f"labels: num_hypotheses must be from 1 to width {self.width}, not {self.num_hypotheses}"
+                f"labels: num_hypotheses must be between 1 and the width of the beam ({self.width}), "
+                f"not {self.num_hypotheses}"
             )
         if not self.temperature > 0:
             raise ValueError(f"labels: temperature must be above 0, not {self.temperature}")

@@ -95,6 +95,7 @@ class SubmodelLinear:
     that is gone leaves both layers. An output without a weight that is still there is the bias alone.
     """
 
+    choice: ClassVar[str] = "kept_linear"
     blocks: tuple[Block, ...] = (Block(),)
     inputs: str = ""
     outputs: str = ""
@@ -114,6 +115,7 @@ class SubmodelLinear:
 class SubmodelRecurrent:
     """An LSTM: a unit that is gone has no gate, no bias and no way back into the layer."""
 
+    choice: ClassVar[str] = "kept_recurrent"
     units: str = ""
     inputs: str = ""
 
@@ -135,6 +137,7 @@ class SubmodelRecurrent:
 class SubmodelEmbedding:
     """An embedding of fewer values; those that are gone are 0."""
 
+    choice: ClassVar[str] = "kept_embedding"
     outputs: str = ""
 
     def pieces(self, layer: str, parameter: str, full: Tensor) -> Iterator[Piece]:
@@ -148,7 +151,7 @@ SubmodelLayer = SubmodelLinear | SubmodelRecurrent | SubmodelEmbedding
 class Submodel:
     """Layers by their names; those that are not named are whole."""
 
-    layers: dict[str, SubmodelLinear | SubmodelRecurrent | SubmodelEmbedding] = field(default_factory=dict)
+    layers: dict[str, SubmodelLayer] = field(default_factory=dict)
 
     def write(self) -> str:
         """As text that travels in a task; "" where everything is kept."""
@@ -226,9 +229,8 @@ def expand_parts(
 
 def masked(params: Tensors, submodel: Submodel) -> Tensors:
     """The model as large as ever, with zeros where the small one has nothing."""
-    return expand(
-        shrink(params, submodel), submodel, {name: torch.zeros_like(p) for name, p in params.items()}
-    )
+    zeros = {name: torch.zeros_like(p) for name, p in params.items()}
+    return expand(shrink(params, submodel), submodel, zeros)
 
 
 # --- What is handed to clients --------------------------------------------------------------------

@@ -70,7 +70,7 @@ def nbest(
         coverage: LAS only: the weight of ln(attention that a frame has received, at most 1).
         tune: A split on which `lm_weight`, `word_bonus` and `coverage` are searched for first.
         device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
-        workers: The number of processes that share the speech.
+        num_processes: The number of processes that share the speech.
         feature_processes: The number of processes that compute features. More than one process of
             either kind needs `if __name__ == "__main__":` in a script.
         progress: A function that is called with (stage, steps done, number of steps).

@@ -120,8 +120,8 @@ def pruned_experiment(
         pruning,
         _speakers(experiment) if is_central else before.data,
         Run().clients if is_central else before.clients,
-        str(run.resolve()),
-        replace(Rounds() if is_central else before.rounds, total=rounds),
+        rounds=replace(Rounds() if is_central else before.rounds, total=rounds),
+        start_folder=str(run.resolve()),
     )
     return replace(experiment, recipe="prune", runs={"pruned": after}), Path(body["data"])
 

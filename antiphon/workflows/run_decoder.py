@@ -120,7 +120,7 @@ class RunDecoder:
         trials: Trials = Trials(),
         report: Callable[[Ranking, int], None] = lambda tried, errors: None,
     ) -> Ranking:
-        """The weights with the fewest errors in some of these utterances; each trial is `told`."""
+        """The weights with the fewest errors in some of these utterances; `report` is told every trial."""
         every = max(1, round(float(self.store.seconds[indices].sum()) / trials.seconds))
 
         def count_errors(tried: Ranking) -> int:
@@ -132,18 +132,18 @@ class RunDecoder:
         return RankingSearch().run(self.recognizer.model, ranking, count_errors)
 
 
-_worker: list[tuple[RunDecoder, NgramModel | None]] = []  # of a process: what `in_processes` sent
+_shared: list[tuple[RunDecoder, NgramModel | None]] = []  # of a process: what `in_processes` sent
 
 
 def _start_process(decoder: RunDecoder, ngram: NgramModel | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops us
     torch.set_num_threads(1)
-    _worker[:] = [(decoder, ngram)]
+    _shared[:] = [(decoder, ngram)]
 
 
 def _search(
     indices: np.ndarray, width: int, penalties: Penalties, weights: tuple[float, float] | None
 ) -> list[NBest]:
-    decoder, ngram = _worker[0]
+    decoder, ngram = _shared[0]
     fusion = Fusion(ngram, *weights) if ngram is not None and weights else None
     return list(decoder.nbest(indices, width, Ranking(fusion, penalties)))

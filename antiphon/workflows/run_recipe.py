@@ -52,8 +52,8 @@ def run(
         resume: Continue the experiment that is in `out`.
         skip_corrupt: Skip a damaged checkpoint when resuming and take the one before it.
         device: cpu, cuda, or auto (the GPU if there is one).
-        workers: The number of processes that share the clients of a round. More than one starts this
-            program again, that many times; the first process waits for them and then exits.
+        num_processes: The number of processes that share the clients of a round. More than one starts
+            this program again, that many times; the first process waits for them and then exits.
         ordered: Make several processes give the same bits as one, for more traffic and memory.
         jobs: The number of runs to carry out at the same time. More than one starts this program again
             for every run.
@@ -157,8 +157,7 @@ def _group(process: Rank | None, device: str, ordered: bool) -> Iterator[tuple[P
         yield SingleProcess(), device
         return
     end_with_starter()
-    chosen = str(
-        choose_device(choose_gpu(process, device))
-    )  # refused before the others wait for this process
+    # Refused before the others wait for this process.
+    chosen = str(choose_device(choose_gpu(process, device)))
     with join(process, chosen, ordered) as group:
         yield group, chosen

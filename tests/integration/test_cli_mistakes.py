@@ -28,7 +28,7 @@ from antiphon.recipes import recipe
         ("seed=yes", "seed: expected int, not 'yes'"),
         ("seed", "is not an assignment: write key=value"),
         ("runs.fedavg.rounds.total=0", "must be at least 1"),
-        ("runs.fedavg.start=nobody", "starts from 'nobody'"),
+        ("runs.fedavg.start_run=nobody", "starts from 'nobody'"),
         ("runs.fedavg.data=other", "data is seed, federated or both, not 'other'"),
     ],
 )

@@ -98,7 +98,7 @@ def test_the_settings_file_changes_its_recipe_and_nothing_unknown() -> None:
     settings = yaml.safe_load((EXAMPLES / "small.yaml").read_text())
     experiment = config.overlay(RECIPES[settings["recipe"]](), settings)
     assert experiment.runs["dga"].rounds.total == 30
-    assert experiment.runs["dga"].start == "seed"
+    assert experiment.runs["dga"].start_run == "seed"
 
 
 # --- The algorithm of "write your own" ------------------------------------------------------------

@@ -40,7 +40,7 @@ def any_algorithms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def experiment(folder: Path, capitals: bool, **settings: Any) -> Experiment:
-    run = Run(fedavg(LOCAL), start="", rounds=Rounds(total=1, cohort=COHORT, valid_every=0))
+    run = Run(fedavg(LOCAL), start_run="", rounds=Rounds(total=1, cohort=COHORT, valid_every=0))
     return Experiment(
         frontend=HuggingFaceFeatures(str(folder)),
         tokens=HuggingFaceTokensConfig(str(folder), capitals=capitals),

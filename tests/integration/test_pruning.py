@@ -28,7 +28,7 @@ def experiment() -> Experiment:
     averaged = tiny.runs["fedavg"]
     short = Rounds(total=3, cohort=3)
     pruned = Run(FederatedPruning(averaged.algorithm, mask_every=1, fine_tune_from=2), rounds=short)  # type: ignore[arg-type]
-    further = replace(averaged, start="pruned", rounds=replace(short, total=1))
+    further = replace(averaged, start_run="pruned", rounds=replace(short, total=1))
     return replace(tiny, runs={"seed": tiny.runs["seed"], "pruned": pruned, "further": further})
 
 
@@ -88,7 +88,9 @@ def test_prune_takes_a_run_of_another_folder(
     done: Path, tmp_path: Path, antiphon: Antiphon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("antiphon.experiment.runner.write_report", lambda *args: None)
-    made = antiphon("prune", done / "seed", "--out", tmp_path / "half", "--rounds", "2", "--set", "every=1")
+    made = antiphon(
+        "prune", done / "seed", "--out", tmp_path / "half", "--rounds", "2", "--set", "mask_every=1"
+    )
     assert made.code == 0, made.output
     assert parameters(tmp_path / "half" / "pruned") == parameters(done / "pruned")
     refused = antiphon("prune", done / "pruned", "--out", tmp_path / "more")
@@ -100,7 +102,10 @@ def test_prune_takes_a_run_of_another_folder(
     ):
         replace(
             experiment(),
-            runs={**experiment().runs, "more": Run(FederatedPruning(), start="further", rounds=Rounds(40))},
+            runs={
+                **experiment().runs,
+                "more": Run(FederatedPruning(), start_run="further", rounds=Rounds(40)),
+            },
         )
 
 

@@ -67,7 +67,7 @@ def test_one_pass_of_central_training_is_one_round() -> None:
     run = recipe("table1").runs["central-online"]
     assert isinstance(run.algorithm, Central)
     assert (run.rounds.total, run.algorithm.local.epochs, run.algorithm.local.steps) == (1, 1, 0)
-    assert (run.data, run.start) == ("federated", "seed")
+    assert (run.data, run.start_run) == ("federated", "seed")
 
 
 def test_every_row_runs_and_goes_on(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

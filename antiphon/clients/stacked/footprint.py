@@ -45,7 +45,7 @@ class Footprint:
         return fits
 
     def held(self, max_clients: int) -> int:
-        """How many clients may be under way at once, `most` at most and one at least."""
+        """How many clients may be under way at once, `max_clients` at most and one at least."""
         return int(max(1, min(max_clients, HELD * self.room / (WAITING * self.update))))
 
 

@@ -45,7 +45,7 @@ class Launch:
 
 
 def launches(plans: Sequence[Plan], footprint: Footprint, max_clients: int) -> Iterator[Launch]:
-    """All steps of all clients, first steps first; a launch fits the memory and has at most `most` clients.
+    """All steps of all clients, first steps first; a launch fits the memory and has at most `max_clients`.
 
     Who shares a launch is found anew at every step: those whose batches are alike then.
     """

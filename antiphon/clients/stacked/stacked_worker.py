@@ -61,7 +61,7 @@ class StackedWorker:
         return SpeechWorker(self.runtime, self.clients, self.states, self.held_out)
 
     def trainer(self, runtime: ClientRuntime) -> StackedTrainer:
-        """Return the trainer for a bench. A smaller model has its own, and only the last one is kept."""
+        """Return the trainer for a runtime. A smaller model has its own, and only the last one is kept."""
         if self._trainer is None or self._trainer.runtime is not runtime:
             self._trainer = None  # its memory first
             self._trainer = StackedTrainer(runtime, self.max_clients, self.graphs)
@@ -137,7 +137,7 @@ class Window:
 
 @dataclass
 class StackedTrainer:
-    """Trains the clients of one bench at once; it has memory and graphs for its model."""
+    """Trains the clients of one runtime at once; it has memory and graphs for its model."""
 
     runtime: ClientRuntime
     max_clients: int
@@ -161,18 +161,18 @@ class StackedTrainer:
 
     def train(self, plans: Sequence[Plan], footprint: Footprint) -> list[Trained]:
         """What came of the plans' steps; fewer clients at once where memory is short, [] where it fails."""
-        most = self.max_clients
-        while most > 0:
-            together = list(launches(plans, footprint, most))
+        max_clients = self.max_clients
+        while max_clients > 0:
+            together = list(launches(plans, footprint, max_clients))
             try:
                 return self._launch(plans, together)
             except torch.OutOfMemoryError:
                 largest = max(len(launch.members) for launch in together)
                 log.warning("%d clients at once do not fit the GPU's memory: half of them", largest)
-                most = largest // 2
+                max_clients = largest // 2
             except Exception as error:  # one of them broke: alone, it will be found and named
                 log.warning("%d clients are trained one after another: %s", len(plans), error)
-                most = 0
+                max_clients = 0
             self._stack = None
         return []
 

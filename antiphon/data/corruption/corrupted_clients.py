@@ -22,6 +22,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -70,7 +71,8 @@ class Corruption:
 
     Only this seed and the clients' names decide which clients are chosen, so experiments with other seeds
     have the same bad clients, and a larger fraction includes the clients of a smaller one. `clients`: what to
-    choose from. `keep`, `most`: the share and the largest number of utterances that they keep (0: all).
+    choose from. `keep`, `max_utterances`: the share and the largest number of utterances that they keep
+    (0: all).
     """
 
     fraction: float = 0.0
@@ -81,6 +83,7 @@ class Corruption:
     transcripts: Shuffled | OfOthers | None = None
     keep: float = 1.0
     max_utterances: int = 0
+    renamed: ClassVar = {"most": "max_utterances"}
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction <= 1:
@@ -92,13 +95,13 @@ class Corruption:
         if not 0 < self.keep <= 1:
             raise ValueError(f"keep is a share of utterances above 0 and up to 1, not {self.keep:g}")
         if self.max_utterances < 0:
-            raise ValueError(f"most is a number of utterances, 0 for all of them, not {self.max_utterances}")
+            raise ValueError(f"max_utterances must be at least 0 (0: all of them), not {self.max_utterances}")
         changes_data = self.audio != Distortion() or self.transcripts is not None
         takes_data = self.keep < 1 or self.max_utterances > 0
         if (self.fraction or self.names) and not (changes_data or takes_data):
             raise ValueError(
                 "clients are chosen but nothing is done to them: set audio.speed, audio.room.t60, "
-                "audio.noise, audio.clipped, transcripts, keep or most"
+                "audio.noise, audio.clipped, transcripts, keep or max_utterances"
             )
 
     def choose(self, store: FeatureStore, federated: np.ndarray, seed: int) -> Chosen:

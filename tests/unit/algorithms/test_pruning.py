@@ -280,7 +280,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
         FederatedPruning(mask_every=0)
     with pytest.raises(ValueError, match=r"'decoder\.\*' matches no layer that can be pruned"):
         pruning(layers=("decoder.*",)).init(params())
-    with pytest.raises(ValueError, match="are all spared: there is nothing to prune"):
+    with pytest.raises(ValueError, match="are all excluded: there is nothing to prune"):
         pruning(exclude=("*",)).init(params())
     with pytest.raises(ValueError, match="at least 1 step"):
         StepSparsity(0)
@@ -300,7 +300,7 @@ def test_the_layers_of_the_model_are_known_once_a_run_is_prepared() -> None:
     assert ready == pruning()
 
 
-def test_layers_that_are_spared_stay_whole() -> None:
+def test_layers_that_are_excluded_stay_whole() -> None:
     states = play(pruning(layers=("encoder.*",), exclude=("*.other",), pattern=HalfRow()), Toy(), 1)
     assert set(Submodel.read(states[1].submodel).layers) == {
         "encoder.layers.0.first",

@@ -66,7 +66,7 @@ def test_the_moving_average_is_the_one_worked_out_by_hand() -> None:
     assert found == pytest.approx([0.0, 0.0, 1.0, 1.0, 2.5], abs=1e-15)
 
 
-@pytest.mark.parametrize("teacher", [FrozenSeed(), OtherModel("out/large")])
+@pytest.mark.parametrize("teacher", [FrozenSeed(), OtherModel(folder="out/large")])
 def test_a_teacher_that_never_changes_never_travels(teacher: FrozenSeed | OtherModel) -> None:
     assert teachers(SelfTrained(fedavg(), teacher=teacher), 3) == [None] * 3
 
@@ -92,7 +92,7 @@ def test_only_trained_parameters_of_a_teacher_travel() -> None:
 
 
 def test_the_folder_of_another_model_is_in_the_task() -> None:
-    pool, algorithm = Walk(), SelfTrained(fedavg(), teacher=OtherModel("out/large"))
+    pool, algorithm = Walk(), SelfTrained(fedavg(), teacher=OtherModel(folder="out/large"))
     algorithm.round(algorithm.init({"w": torch.zeros(1)}), ["a"], pool)
     instruction = read_instruction(pool.tasks[0][1])[1]
     assert instruction is not None

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from world import World
 
+from antiphon import config
 from antiphon.algorithms.central import Central
 from antiphon.core import Task, Update
 from antiphon.data.corpus import Corpus
@@ -100,22 +101,26 @@ def test_speakers_of_named_splits_are_server_clients_and_organisation(world: Wor
 
 def test_data_of_an_organisation_needs_one() -> None:
     with pytest.raises(ValueError, match="data is seed, federated or both, not 'organisation'"):
-        Experiment(runs={"one": Run(data="organisation", start="")})
-    Experiment(speakers=adapted_speakers(True), runs={"one": Run(data="4*seed+organisation", start="")})
+        Experiment(runs={"one": Run(data="organisation", start_run="")})
+    run = Run(data={"seed": 4, "organisation": 1}, start_run="")
+    Experiment(speakers=adapted_speakers(True), runs={"one": run})
 
 
 @pytest.mark.parametrize(
-    "data", ["0*seed+organisation", "seed+seed", "x*seed", "*seed", "2*3*seed", "-1*seed"]
+    "data", ["0*seed+organisation", "seed+seed", "x*seed", "*seed", "2*3*seed", "-1*seed", {}, {"seed": 0}]
 )
-def test_how_often_is_a_number_and_a_group_is_named_once(data: str) -> None:
+def test_how_often_is_a_number_and_a_group_is_named_once(data: str | dict[str, int]) -> None:
     with pytest.raises(ValueError, match="data is seed, federated, both, organisation or seed"):
-        Experiment(speakers=adapted_speakers(True), runs={"one": Run(data=data, start="")})
+        Experiment(speakers=adapted_speakers(True), runs={"one": Run(data=data, start_run="")})
+    run = config.from_dict(Run, {"data": data, "start": ""})
+    with pytest.raises(ValueError, match="data is seed, federated, both, organisation or seed"):
+        Experiment(speakers=adapted_speakers(True), runs={"one": run})
 
 
 def test_a_pass_takes_utterances_as_often_as_is_asked_for(world: World) -> None:
     who = Speakers(pool="test", valid="heldout", test="heldout", server="pool", organisation="heldout")
     rounds = Rounds(total=1, cohort=1)
-    run = Run(Central(), "3*seed+organisation", Iid(1), start="", rounds=rounds)
+    run = Run(Central(), {"seed": 3, "organisation": 1}, Iid(1), start_run="", rounds=rounds)
     experiment = Experiment(speakers=who, runs={"one": run})
     prepared = prepare(experiment, world.corpus, device="cpu")
     (taken,) = prepared.clients["one"].values()
@@ -147,7 +152,7 @@ def test_central_training_of_a_part_leaves_the_rest_alone(world: World) -> None:
 
 def test_the_table_s_rows_start_from_what_they_continue() -> None:
     rows = recipe("session-adaptation").runs
-    assert {name: run.start for name, run in rows.items()} == {
+    assert {name: run.start_run for name, run in rows.items()} == {
         "seed": "",
         "tenant-encoder": "seed",
         "tenant-decoder": "seed",

@@ -134,7 +134,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(world: World, tmp_path:
 def test_a_student_learns_from_a_larger_teacher_of_the_same_experiment(world: World, tmp_path: Path) -> None:
     own = replace(SEED, model=STUDENT)
     chosen = experiment(SelfTrained(dga(LOCAL), HEARD, OtherModel("seed")), **{"student-seed": own})
-    student = replace(chosen.runs["taught"], start="student-seed", model=STUDENT)
+    student = replace(chosen.runs["taught"], start_run="student-seed", model=STUDENT)
     chosen = replace(chosen, runs={"seed": SEED, "student-seed": own, "student": student})
     found = run(chosen, world.corpus, tmp_path / "out")
     sizes = {
@@ -147,7 +147,7 @@ def test_a_student_learns_from_a_larger_teacher_of_the_same_experiment(world: Wo
     assert about["config"]["model"]["ctc"]["encoder"]["conformer"]["dim"] == 8
 
     # The same teacher from its folder: the same student.
-    elsewhere = SelfTrained(dga(LOCAL), HEARD, OtherModel(str(tmp_path / "out" / "seed")))
+    elsewhere = SelfTrained(dga(LOCAL), HEARD, OtherModel(folder=str(tmp_path / "out" / "seed")))
     again = replace(chosen, runs={**chosen.runs, "student": replace(student, algorithm=elsewhere)})
     assert run(again, world.corpus, tmp_path / "folder")["student"] == found["student"]
 
@@ -215,7 +215,7 @@ def test_the_example_gives_the_rows_that_need_them_their_n_grams() -> None:
         (["runs.taught.algorithm=fed_avg"], "only self_trained can train on"),
         (["runs.taught.data=both"], "labelled below 1 is for data=federated"),
         (
-            ["runs.taught.algorithm.teacher=other_model", "runs.taught.algorithm.teacher.model=later"],
+            ["runs.taught.algorithm.teacher=other_model", "runs.taught.algorithm.teacher.run=later"],
             "'later'",
         ),
         (["runs.taught.model=las"], "which has another model"),
@@ -230,7 +230,7 @@ def test_settings_that_make_no_sense_are_refused(settings: list[str], message: s
     ("algorithm", "labelled", "message"),
     [
         (SelfTrained(), 1.0, "there is nothing to label"),
-        (SelfTrained(teacher=OtherModel("no/where")), 0.0, "holds no model"),
+        (SelfTrained(teacher=OtherModel(folder="no/where")), 0.0, "holds no model"),
         (SelfTrained(labels=Labelling(lm=Ngram("no/where.arpa"))), 0.0, "No such file"),
     ],
 )
@@ -251,7 +251,7 @@ def test_a_teacher_that_has_not_learnt_yet_is_refused(world: World, tmp_path: Pa
 def test_a_teacher_that_hears_otherwise_is_refused(world: World, tmp_path: Path) -> None:
     run(replace(experiment(SelfTrained()), runs={"seed": SEED}), world.corpus, tmp_path / "out")
     deaf = replace(
-        experiment(SelfTrained(teacher=OtherModel(str(tmp_path / "out" / "seed")))),
+        experiment(SelfTrained(teacher=OtherModel(folder=str(tmp_path / "out" / "seed")))),
         frontend=replace(FRONTEND, dim=12),
     )
     corpus = shutil.copytree(world.corpus, tmp_path / "corpus")

@@ -150,12 +150,12 @@ def test_settings_are_made_one_by_one() -> None:
         (["fraction=0.5", "names=a", "keep=0.5"], "by fraction or by names, not by both"),
         (["names=a,a", "keep=0.5"], "named twice"),
         (["keep=0"], "keep is a share of utterances"),
-        (["most=-1"], "most is a number of utterances"),
+        (["max_utterances=-1"], "max_utterances must be at least 0"),
         (["fraction=0.5"], "nothing is done to them"),
         (["audio.noise=bable"], "did you mean 'babble'"),
         (["audio.noise=white", "audio.noise.snr=.nan"], "audio.noise: snr is a number of dB"),
     ],
-    ids=["fraction", "both", "twice", "keep", "most", "harmless", "noise", "snr"],
+    ids=["fraction", "both", "twice", "keep", "max_utterances", "harmless", "noise", "snr"],
 )
 def test_mistakes_in_settings_are_refused(settings: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
