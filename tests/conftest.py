@@ -11,8 +11,8 @@ from hypothesis import settings
 from world import World, make_world
 
 # Needs Flower, which lives in an environment of its own: it is run by hand, never collected.
-# And a command of its own, not a module.
-collect_ignore = ["fixtures/make_flower_aggregation.py", "faulty.py"]
+# And a command of its own, not a module. And a package of its own, which tests import by its own name.
+collect_ignore = ["fixtures/make_flower_aggregation.py", "faulty.py", "stranger"]
 
 # How long one example takes depends on who else uses the machine and says nothing about the code.
 settings.register_profile("antiphon", deadline=None)

@@ -1,12 +1,14 @@
 """A tiny real world: a corpus of spoken tones, features, tokens, models, clients, and every algorithm.
 
 Every letter is a tone, so the speech is learnable, takes no synthesiser, and is the same everywhere.
-A new algorithm is one line in ALGORITHMS, a new pool one line in POOLS: `tests/conformance` does the rest.
+A new algorithm is one line in ALGORITHMS or BASES, a new wrapper one line in WRAPPERS, a new pool one line in
+POOLS: `tests/conformance` does the rest.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import wave
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,19 +17,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from cautious import Cautious, Twice
 from twins import Twins
 
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.dga_rl import DgaRl
+from antiphon.algorithms.ditto import Ditto
 from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, hierarchical
 from antiphon.algorithms.geometric_median import GeometricMedian
+from antiphon.algorithms.personal_layers import PersonalLayers
 from antiphon.algorithms.pruning import FederatedPruning
+from antiphon.algorithms.q_fedavg import QFedAvg
 from antiphon.algorithms.rehearsal import SERVER_CLIENT, Rehearsed
+from antiphon.algorithms.scaffold import Scaffold
 from antiphon.algorithms.self_training import CurrentModel, MovingAverage, SelfTrained
 from antiphon.clients.client import Bench
 from antiphon.clients.stacked.stacked_worker import StackedWorker
+from antiphon.clients.states import ClientStates
 from antiphon.clients.worker import SpeechWorker
-from antiphon.core import Algorithm, Failure, Pool, ServerState, Task, Tensors, Update, Worker
+from antiphon.core import Algorithm, Failure, Pool, Task, Tensors, Update, Worker
 from antiphon.data.batches import Batch
 from antiphon.data.corpus import Corpus
 from antiphon.data.feeding import Feeder
@@ -45,9 +53,11 @@ from antiphon.models.reduced import structure_of
 from antiphon.models.specaugment import SpecAugment
 from antiphon.models.transducer import TransducerConfig
 from antiphon.pools.local import LocalPool
+from antiphon.pools.recording import RecordingPool
 from antiphon.seeding import derive
 from antiphon.server.clipping import ClipLayersRelative
 from antiphon.server.optimizers import Adagrad, Adam, Lamb, Lars, Sgd, Yogi
+from antiphon.server.run_context import RunContext, prepare
 from antiphon.server.schedules import Cosine, Step
 from antiphon.server.weighting import ByNorm
 from antiphon.tasks.local_training import LocalTraining
@@ -141,7 +151,7 @@ def write_source(folder: Path, num_utterances: int = 5) -> Path:
 class Case:
     """An algorithm and the clients it is for: `cohort` of them are drawn each round."""
 
-    algorithm: Algorithm[ServerState]
+    algorithm: Algorithm[Any]
     clients: Partition = BySpeaker()
     cohort: int = 3
     labelled: bool = True  # whether all its clients have texts; if not, the first alone
@@ -202,6 +212,69 @@ ALGORITHMS: dict[str, Case] = {
 }
 FEDERATED = {name: case for name, case in ALGORITHMS.items() if case.cohort > 1}
 
+# What an algorithm learns before a run begins.
+VALID = ("valid/s08", "valid/s09")
+CLIENTS = tuple(f"speaker/s{number:02d}" for number in range(SPLITS["pool"]))
+CONTEXT = RunContext(CLIENTS, VALID, structure=lambda: STRUCTURE)
+SHORT = LocalTraining(lr=0.02, steps=1, batch_seconds=1.5)
+
+# One line an algorithm, one line a wrapper: all combinations of one of each are run.
+BASES: dict[str, Algorithm[Any]] = {
+    "fed_avg": dga(LOCAL, beta=2.0),
+    "dga_rl": DgaRl(dga(LOCAL, beta=2.0)),
+    "geometric_median": GeometricMedian(hierarchical(LOCAL), iterations=1),
+    "scaffold": Scaffold(LOCAL, server=Sgd(lr=0.7)),
+    "q_fed_avg": QFedAvg(1.0, LOCAL),
+    "cautious": Cautious(LOCAL),
+}
+WRAPPERS: dict[str, Callable[[Any], Algorithm[Any]]] = {
+    "rehearsed": lambda inner: Rehearsed(inner, SHORT),
+    "self_trained": lambda inner: SelfTrained(inner, HEARD, MovingAverage(0.5)),
+    "federated_pruning": lambda inner: FederatedPruning(inner, every=1, fine_tune_from=2),
+    "personal_layers": lambda inner: PersonalLayers(inner, ("output.*",)),
+    "ditto": lambda inner: Ditto(inner, SHORT, strength=0.5),
+    "twice": Twice,
+}
+NESTS = (  # outermost first
+    "federated_pruning rehearsed scaffold",
+    "federated_pruning personal_layers fed_avg",
+    "self_trained ditto cautious",
+    "rehearsed self_trained q_fed_avg",
+    "twice personal_layers scaffold",
+    "ditto twice rehearsed dga_rl",
+    "self_trained personal_layers rehearsed scaffold",
+    "federated_pruning self_trained rehearsed cautious",
+)
+
+
+def combined(names: str) -> Case:
+    """The case of wrappers and a base by their names, the outermost first."""
+    *wrappers, base = names.split()
+    algorithm = BASES[base]
+    for wrapper in reversed(wrappers):
+        algorithm = WRAPPERS[wrapper](algorithm)
+    # DGA-RL's memory holds losses over their spread in the cohort.
+    magnifies = 10.0 if base == "dga_rl" else 1.0
+    labelled = "self_trained" not in wrappers
+    return Case(prepare(algorithm, CONTEXT), labelled=labelled, magnifies=magnifies)
+
+
+COMBINATIONS = {
+    names: combined(names)
+    for names in (*BASES, *(f"{wrapper} {base}" for wrapper in WRAPPERS for base in BASES), *NESTS)
+}
+# Each base and each wrapper at least once, for pools that take longer.
+COVERING = (
+    "scaffold",
+    "cautious",
+    "rehearsed dga_rl",
+    "ditto geometric_median",
+    "personal_layers q_fed_avg",
+    "twice scaffold",
+    "self_trained personal_layers rehearsed scaffold",
+    "federated_pruning rehearsed scaffold",
+)
+
 
 # --- The world ------------------------------------------------------------------------------------
 
@@ -234,17 +307,23 @@ class World:
         bench.feed = Doubled(bench.feed)
         return bench
 
-    def worker(self, clients: Mapping[str, np.ndarray], bench: Bench | None = None) -> SpeechWorker:
+    def worker(
+        self,
+        clients: Mapping[str, np.ndarray],
+        bench: Bench | None = None,
+        states: ClientStates | None = None,
+        held_out: Mapping[str, np.ndarray] | None = None,
+    ) -> SpeechWorker:
         """Does tasks for clients, for validation speakers and for the server's own data."""
         valid = {f"valid/{s}": self.store.where("heldout", [s]) for s in self.store.speakers("heldout")}
         everyone = {**clients, **valid, SERVER_CLIENT: self.store.where("test")}
-        return SpeechWorker(bench or self.bench(), everyone)
+        return SpeechWorker(bench or self.bench(), everyone, states, held_out or {})
 
-    def worker_for(self, case: Case, model: str = "ctc") -> SpeechWorker:
-        """That of a case: it may be that only one of its clients has texts."""
+    def worker_for(self, case: Case, model: str = "ctc", states: ClientStates | None = None) -> SpeechWorker:
+        """The worker of a case; where not all clients are labelled, only the first one has texts."""
         clients = self.clients(case.clients)
-        own = self if case.labelled else self.without_texts(sorted(clients)[1:])
-        return own.worker(clients, own.bench(model))
+        world = self if case.labelled else self.without_texts(sorted(clients)[1:])
+        return world.worker(clients, world.bench(model), states)
 
     def without_texts(self, clients: Sequence[str]) -> World:
         """The same world, in which nobody wrote down what these speakers said."""
@@ -276,7 +355,9 @@ class Doubled:
 
 def stacked(worker: Worker) -> Worker:
     """The same clients, trained at once."""
-    return StackedWorker(worker.bench, worker.clients) if isinstance(worker, SpeechWorker) else worker
+    if not isinstance(worker, SpeechWorker):
+        return worker
+    return StackedWorker(worker.bench, worker.clients, worker.states, worker.held_out)
 
 
 def make_world(folder: Path) -> World:
@@ -299,15 +380,20 @@ class Broken:
                 yield from self.worker.run(task, [name])
 
 
-def run_rounds(case: Case, state: ServerState, clients: Sequence[str], pool: Pool, num: int) -> ServerState:
-    """What the engine does, without its engine."""
+def recording(pool: Pool, cohort: Sequence[str], round: int = 0) -> RecordingPool:
+    """The pool of a round: it numbers the tasks, so that clients find the right version of their state."""
+    return RecordingPool(pool, cohort, 1, lambda client: None, threading.Event(), round=round)
+
+
+def run_rounds(case: Case, state: Any, clients: Sequence[str], pool: Pool, num: int) -> Any:
+    """Run rounds as the engine does, but write no folder."""
     for _ in range(num):
         cohort = sample_cohort(sorted(clients), case.cohort, state.seed, state.round)
-        state, _ = case.algorithm.round(state, cohort, pool)
+        state, _ = case.algorithm.round(state, cohort, recording(pool, cohort, state.round))
     return state
 
 
-def start(case: Case, params: Tensors, seed: int = SEED) -> ServerState:
+def start(case: Case, params: Tensors, seed: int = SEED) -> Any:
     return case.algorithm.init(params).with_seed(derive(seed, "run"))
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from antiphon.algorithms.fedavg import FedAvg
 from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, Task, Tensors
@@ -34,7 +34,7 @@ DITTO = "ditto"
 @CLIENT_VIEWS.register
 @dataclass(frozen=True)
 class DittoView(View):
-    """After its work, the client trains its own model. It evaluates its own model, not the global one."""
+    """After work that trains, the client trains its own model. It evaluates its own model too."""
 
     local: LocalTraining
     strength: float
@@ -43,9 +43,9 @@ class DittoView(View):
         return (replace(task, tensors=_own(task, client)) if task.kind == "evaluate" else task), client
 
     def after(self, task: Task, client: Any, answer: Answer) -> Answer:
-        if task.kind == "evaluate":
-            return answer
         update, changes = answer
+        if not update.mean:  # the work trained nothing
+            return answer
         own, towards = _own(task, client), parameters_in(task.tensors)
         local = replace(self.local, proximal=self.strength)  # adds λ (v_k − w^t) to the gradient
         trained = client.train(LocalSteps(own, local, derive(seed_of(task), DITTO), anchor=towards))
@@ -67,6 +67,11 @@ class Ditto:
     inner: Algorithm = FedAvg()
     local: LocalTraining = LocalTraining()
     strength: float = 0.1
+    refuses: ClassVar = {
+        "reshapes": "a client's model would not fit the smaller one; write federated_pruning around ditto",
+        "labels": "a client's model would be trained without labels; write self_trained around ditto",
+        "personal": "a client's model would lack its own layers; write personal_layers around ditto",
+    }
 
     def __post_init__(self) -> None:
         if self.strength < 0:

@@ -76,13 +76,13 @@ class FedAvg:
         return replace(state, round=state.round + 1, params=params, opt=opt), metrics
 
 
-def select(params: Tensors, patterns: Sequence[str]) -> Tensors:
+def select(params: Tensors, patterns: Sequence[str], setting: str = "trainable") -> Tensors:
     """The parameters whose names match a pattern such as `encoder.*`; every pattern must match one."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in params):
             tops = sorted({name.split(".")[0] for name in params})
             raise ValueError(
-                f"trainable: no parameter matches {pattern!r}; names begin with {', '.join(tops)}"
+                f"{setting}: no parameter matches {pattern!r}; names begin with {', '.join(tops)}"
             )
     return {name: p for name, p in params.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
 

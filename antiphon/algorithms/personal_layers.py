@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 from antiphon.algorithms.fedavg import FedAvg, select
 from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, Task, Tensors
@@ -64,9 +64,14 @@ class PersonalLayers:
 
     inner: Algorithm = FedAvg()
     layers: tuple[str, ...] = ("output.*",)  # patterns of parameter names
+    effect: ClassVar[str] = "personal"
+    refuses: ClassVar = {
+        "reshapes": "a client's layers would not fit the smaller model; write federated_pruning around "
+        "personal_layers"
+    }
 
     def init(self, params: Tensors) -> Any:
-        select(params, self.layers)  # every pattern must match a parameter
+        select(params, self.layers, "layers")  # every pattern must match a parameter
         return self.inner.init({name: p for name, p in params.items() if not is_named(name, self.layers)})
 
     def round(self, state: Any, cohort: Sequence[str], pool: Pool) -> tuple[Any, Metrics]:

@@ -106,6 +106,7 @@ class SelfTrained:
     labels: Labelling = Labelling()
     teacher: FrozenSeed | CurrentModel | MovingAverage | OtherModel = FrozenSeed()
     labels_speech: ClassVar[bool] = True  # its clients need no texts
+    effect: ClassVar[str] = "labels"
     refuses: ClassVar = {
         "reshapes": "the teacher would not fit the smaller model; write federated_pruning around self_trained"
     }

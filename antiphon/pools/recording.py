@@ -165,6 +165,8 @@ class RecordingPool:
     def check_enough(self) -> None:
         """Stop the run if too few of the round's clients answered, each counted once."""
         rows = [row for row in self.rows if not lives_with_server(row.client)]
+        if any(row.report is None and not row.failure for row in rows):
+            return  # a task was under way: the error that ended it must be seen
         asked = {row.client for row in rows}
         answered = {row.client for row in rows if row.report is not None}
         if asked and len(answered) < self.min_clients:

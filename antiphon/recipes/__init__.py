@@ -24,6 +24,7 @@ from antiphon.recipes.single_algorithm import (
     central_training,
     dga_reinforced,
     dga_softmax,
+    ditto,
     encoder_only,
     federated_averaging,
     federated_pruning,
@@ -32,6 +33,9 @@ from antiphon.recipes.single_algorithm import (
     hierarchical_optimisation,
     layer_clipping,
     norm_weighting,
+    personal_layers,
+    q_fedavg,
+    scaffold,
     server_rehearsal,
 )
 from antiphon.recipes.speech import speech_ctc, speech_las, speech_transducer
@@ -51,6 +55,10 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "layer-clip": layer_clipping,
     "rehearsal": server_rehearsal,
     "subspace": encoder_only,
+    "scaffold": scaffold,
+    "q-fedavg": q_fedavg,
+    "personal-layers": personal_layers,
+    "ditto": ditto,
     "pruning": federated_pruning,
     "pruning-librispeech": pruning_librispeech,
     "librispeech": librispeech,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.dga_rl import DgaRl
+from antiphon.algorithms.ditto import Ditto
 from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, hierarchical
 from antiphon.algorithms.geometric_median import GeometricMedian
+from antiphon.algorithms.personal_layers import PersonalLayers
 from antiphon.algorithms.pruning import FederatedPruning
+from antiphon.algorithms.q_fedavg import QFedAvg
 from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.algorithms.scaffold import Scaffold
 from antiphon.data.frontends import OnnxEncoder
 from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
@@ -111,3 +115,24 @@ def encoder_only() -> Experiment:
     """Subspace training (DGA §4): only the encoder is trained, and only the encoder travels."""
     inner = FedAvg(LOCAL, server=SERVER, trainable=("encoder.*",))
     return _after_seed("subspace", Run(inner))
+
+
+def scaffold() -> Experiment:
+    """SCAFFOLD (Karimireddy et al. 2020): control variates correct the drift of clients."""
+    return _after_seed("scaffold", Run(Scaffold(LOCAL)))
+
+
+def q_fedavg() -> Experiment:
+    """q-FedAvg (Li et al. 2020): clients with a large loss count for more."""
+    return _after_seed("q-fedavg", Run(QFedAvg(q=1.0, local=LOCAL)))
+
+
+def personal_layers() -> Experiment:
+    """Personal layers (Arivazhagan et al. 2019): every client keeps its own output layer."""
+    algorithm = PersonalLayers(hierarchical(LOCAL, SERVER), layers=("output.*",))
+    return _after_seed("personal-layers", Run(algorithm, held_out=0.2))
+
+
+def ditto() -> Experiment:
+    """Ditto (Li et al. 2021): every client also trains its own model, held near the global one."""
+    return _after_seed("ditto", Run(Ditto(hierarchical(LOCAL, SERVER), LOCAL), held_out=0.2))

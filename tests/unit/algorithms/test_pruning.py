@@ -287,7 +287,9 @@ def test_settings_that_cannot_be_are_refused() -> None:
     ):
         prepare(FederatedPruning(FederatedPruning()), RunContext(structure=lambda: STRUCTURE))
     unprepared = replace(pruning(), structure=())
-    with pytest.raises(ValueError, match=r"layers: call run_context\.prepare first"):
+    with pytest.raises(
+        ValueError, match=r"does not know the model.s layers: call run_context\.prepare first"
+    ):
         unprepared.round(PrunedState(ServerState(0, params())), ["a"], Toy())
 
 
