@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from antiphon.core import Algorithm, Pool, Stopped, Tensors
-from antiphon.pools.process_group import Alone, Team
+from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.recording import Faults, RecordingPool, no_faults
 from antiphon.records.writer import KeptStates, Record, expected_states
 from antiphon.seeding import derive
@@ -106,7 +106,7 @@ class Engine:
         seed: int,
         validate: Validate | None = None,
         listener: Listener | None = None,
-        team: Team | None = None,
+        group: ProcessGroup | None = None,
         expect: Expect = lambda cohort: None,
         context: RunContext | None = None,
         states: KeptStates | None = None,
@@ -126,7 +126,7 @@ class Engine:
         self.states, self.faults = states, faults
         self.validate = validate if rounds.valid_every else None
         self.listener: Listener = listener or Silent()
-        self.team: Team = team or Alone()
+        self.group: ProcessGroup = group or SingleProcess()
         self.expect = expect
         self.record = Record(folder, rounds.keep_last, states)
 
@@ -135,35 +135,35 @@ class Engine:
 
         Raises `Stopped` when interrupted or when too few clients answer; what was done is saved.
         """
-        team, record = self.team, self.record
+        group, record = self.group, self.record
         fresh = self.algorithm.init(params).with_seed(self.seed)
-        with interruptible(team.is_first) as interrupted, closing(record):
+        with interruptible(group.is_rank_zero) as interrupted, closing(record):
             state, resumed = self._begin(fresh, resume, skip_corrupt)
             try:
                 if not resumed:
                     self._start(state, interrupted)
                 while state.round < self.rounds.total:
                     state = self._round(state, interrupted)
-                team.everyone(lambda: stop_if(interrupted))  # while the last round was being saved
+                group.all_gather(lambda: stop_if(interrupted))  # while the last round was being saved
             except Stopped:
-                team.first(lambda: record.catch_up(state))
+                group.on_rank_zero(lambda: record.catch_up(state))
                 raise
-            best = team.first(lambda: record.best_model(state))
+            best = group.on_rank_zero(lambda: record.best_model(state))
         return Outcome(state, best["params"], best["round"], best["submodel"])
 
     def _begin(self, fresh: Any, resume: bool, skip_corrupt: bool) -> tuple[Any, bool]:
         record = self.record
-        if self.team.first(lambda: resume and record.has_checkpoint):
-            state = self.team.first(lambda: record.restore(fresh, skip_corrupt), like=fresh)
+        if self.group.on_rank_zero(lambda: resume and record.has_checkpoint):
+            state = self.group.on_rank_zero(lambda: record.restore(fresh, skip_corrupt), like=fresh)
             self._find_states()
             self.listener.resumed(state.round)
             return state, True
-        return self.team.first(lambda: record.begin(fresh), like=fresh), False
+        return self.group.on_rank_zero(lambda: record.begin(fresh), like=fresh), False
 
     def _find_states(self) -> None:
         """Every process learns from the journal which clients have kept something."""
         if self.states is not None:
-            expected = self.team.first(lambda: expected_states(self.record.entries()))
+            expected = self.group.on_rank_zero(lambda: expected_states(self.record.entries()))
             self.states.expected = {client: (round, call) for client, (round, call) in expected.items()}
 
     def _start(self, state: Any, interrupted: threading.Event) -> None:
@@ -171,7 +171,7 @@ class Engine:
         if self.validate:
             self._record({"round": 0}, state, time.perf_counter(), interrupted)
         else:
-            self.team.first(lambda: self.record.save(state))
+            self.group.on_rank_zero(lambda: self.record.save(state))
 
     def _round(self, state: Any, interrupted: threading.Event) -> Any:
         began = time.perf_counter()
@@ -204,14 +204,14 @@ class Engine:
         faults: Faults,
     ) -> RecordingPool:
         replied = self.listener.replied
-        return RecordingPool(self.pool, cohort, min_clients, replied, interrupted, self.team, round, faults)
+        return RecordingPool(self.pool, cohort, min_clients, replied, interrupted, self.group, round, faults)
 
     def _sync_states(self, pool: RecordingPool) -> None:
         """Put what clients kept in this round on the disk, before the checkpoint that relies on it."""
         kept = [row for row in pool.rows if row.report is not None and row.report.state_bytes]
         if self.states is None or not kept:
             return
-        self.team.everyone(self.states.sync)
+        self.group.all_gather(self.states.sync)
         for row in kept:
             self.states.wrote(row.client, (pool.round, row.call))
 
@@ -244,7 +244,7 @@ class Engine:
         }
         # The best so far is always saved, and so is the end.
         is_due = last or state.round % self.rounds.save_every == 0
-        self.team.meanwhile(lambda: self.record.add(entry, clock, state, is_due))
+        self.group.on_rank_zero_async(lambda: self.record.add(entry, clock, state, is_due))
         self.listener.finished(entry, clock)
 
 

@@ -20,7 +20,7 @@ from antiphon.data.tokens import Tokens, load_tokens
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.model import Model, ModelConfig
 from antiphon.models.reduced import ReducedConfig
-from antiphon.tasks.submodel import Kept
+from antiphon.tasks.submodel import Submodel
 
 FORMAT = "antiphon-model/1"
 
@@ -35,9 +35,13 @@ class Blueprint:
     def build(self, num_tokens: int) -> Model:
         return self.model.build(self.frontend.dim, num_tokens)
 
-    def shaped(self, shape: str) -> Blueprint:
+    def with_submodel(self, submodel: str) -> Blueprint:
         """Of the same with what is kept of the model (`tasks.submodel`); refuses models that stay whole."""
-        return replace(self, model=ReducedConfig(self.whole_model(), Kept.read(shape))) if shape else self
+        return (
+            replace(self, model=ReducedConfig(self.whole_model(), Submodel.read(submodel)))
+            if submodel
+            else self
+        )
 
     def whole_model(self) -> ModelConfig:
         """The model, if units can be removed from it."""
@@ -46,9 +50,9 @@ class Blueprint:
         return self.model
 
     @property
-    def shape(self) -> str:
+    def submodel(self) -> str:
         """What is kept of the model; "": all of it."""
-        return self.model.kept.write() if isinstance(self.model, ReducedConfig) else ""
+        return self.model.submodel.write() if isinstance(self.model, ReducedConfig) else ""
 
     def packed(self, folder: Path) -> Blueprint:
         """Copy the files that front end and model need into a model's folder, so that it can be moved."""

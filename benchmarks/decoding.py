@@ -33,44 +33,44 @@ from antiphon.lm.arpa import load_ngram
 from antiphon.lm.neural_lm import load_sentence_model
 from antiphon.lm.ngram import SentenceModel
 from antiphon.scoring.error_rate import Errors, word_errors
-from antiphon.workflows.run_decoder import Hearer, Trials
+from antiphon.workflows.run_decoder import RunDecoder, Trials
 
 DEPTHS = (5, 20, 100)
 NEURAL = "neural"
 
 
 def measure(
-    hearer: Hearer,
+    decoder: RunDecoder,
     ngram: Fusion | None,
     neural: SentenceModel | None,
     splits: Sequence[str],
     width: int,
     trials: Trials,
 ) -> dict[str, Any]:
-    heldout, test = (hearer.store.where(split=split) for split in splits)
+    heldout, test = (decoder.store.where(split=split) for split in splits)
     models = {NEURAL: neural} if neural is not None else {}
-    plain = tabulate(hearer.nbest(test, width, hearer.tuned(Ranking(), heldout, trials)), {})
-    found = {"greedy": rate(greedy(hearer, test)), "beam": rate(plain.count(plain.first()))}
+    plain = tabulate(decoder.nbest(test, width, decoder.tuned(Ranking(), heldout, trials)), {})
+    found = {"greedy": rate(greedy(decoder, test)), "beam": rate(plain.count(plain.first()))}
     if ngram is None:
         return found | oracles(plain)
-    ranking = hearer.tuned(Ranking(ngram), heldout, trials)
+    ranking = decoder.tuned(Ranking(ngram), heldout, trials)
     began = time.perf_counter()
-    lists = list(hearer.nbest(test, width, ranking))
-    found["real_time_factor"] = (time.perf_counter() - began) / float(hearer.store.seconds[test].sum())
+    lists = list(decoder.nbest(test, width, ranking))
+    found["real_time_factor"] = (time.perf_counter() - began) / float(decoder.store.seconds[test].sum())
     found["weights"] = ranking.weights
     fused = tabulate(lists, models)
     found["ngram"] = rate(fused.count(fused.first()))
     if models:
         columns = [Column(SCORE, 1.0, 0.0), Column(NEURAL, lowest=0.0), Column(WORDS)]
-        weights = tune(tabulate(hearer.nbest(heldout, width, ranking), models), columns)
+        weights = tune(tabulate(decoder.nbest(heldout, width, ranking), models), columns)
         found["rescored"] = rate(fused.count(fused.best(weights)))
         found["rescoring_weights"] = weights
     return found | oracles(fused)
 
 
-def greedy(hearer: Hearer, indices: np.ndarray) -> Errors:
-    recognizer, store = hearer.recognizer, hearer.store
-    heard = recognise(recognizer.model, recognizer.tokens, store, indices, hearer.device)
+def greedy(decoder: RunDecoder, indices: np.ndarray) -> Errors:
+    recognizer, store = decoder.recognizer, decoder.store
+    heard = recognise(recognizer.model, recognizer.tokens, store, indices, decoder.device)
     return sum((word_errors(store.text(index), text) for index, text in heard.items()), Errors())
 
 
@@ -103,8 +103,8 @@ def main() -> None:
     trials = Trials(2, 10.0) if arguments.quick else given
     results = {}
     for run in track(arguments.runs, "decoding"):
-        with Hearer.open(run, arguments.data, "cpu").in_processes(arguments.workers, ngram) as hearer:
-            results[name_of(run)] = measure(hearer, ngram, neural, arguments.splits, arguments.width, trials)
+        with RunDecoder.open(run, arguments.data, "cpu").in_processes(arguments.workers, ngram) as decoder:
+            results[name_of(run)] = measure(decoder, ngram, neural, arguments.splits, arguments.width, trials)
         write_result(arguments, {"width": arguments.width, "runs": results}, *options(arguments))
     tell(results)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from antiphon.algorithms.fedavg import FedAvg
-from antiphon.clients.client import Bench
+from antiphon.clients.client import ClientRuntime
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import ServerState, Tensors, Worker
 from antiphon.data.tokens import Tokens
@@ -89,7 +89,7 @@ class FineTuning:
         model = copy.deepcopy(lm.model)
         base = {name: p.detach().clone() for name, p in model.named_parameters()}
         texts = Texts([entry.hypotheses[0].text for entry in entries], lm.tokens)
-        self.bench = Bench(texts, lm.tokens, model, base)
+        self.runtime = ClientRuntime(texts, lm.tokens, model, base)
         self.scorer = NeuralLm(lm.config, lm.tokens, model)
         self.starts = np.cumsum([0, *(len(entry.hypotheses) for entry in entries)])
 
@@ -97,13 +97,13 @@ class FineTuning:
         """Train T rounds, and decode each group of lists with the models of its time."""
         result = FineTuned(np.zeros(self.starts[-1]), np.zeros(self.starts[-1]))
         groups = {name: cut(places, rounds + 1) for name, places in self.clients.items()}
-        state = self.algorithm.init(dict(self.bench.base))
+        state = self.algorithm.init(dict(self.runtime.base))
         with tempfile.TemporaryDirectory() as folder:
             for group in range(rounds + 1):
                 so_far = {
                     name: np.array([*chain(*parts[:group])], np.int64) for name, parts in groups.items()
                 }
-                worker = SpeechWorker(self.bench, so_far)
+                worker = SpeechWorker(self.runtime, so_far)
                 if group > 0:
                     state = self._train(Path(folder), group, worker, result)
                 result.models["shared"] = state.params
@@ -120,7 +120,7 @@ class FineTuning:
         rounds = Rounds(total=round, cohort=len(self.clients), valid_every=0)
         engine = Engine(self.algorithm, LocalPool(worker), list(self.clients), rounds, folder, seed=0)
         began = time.process_time()
-        state = engine.run(dict(self.bench.base), resume=round > 1).state
+        state = engine.run(dict(self.runtime.base), resume=round > 1).state
         result.seconds += time.process_time() - began
         entry = read(folder / "journal.jsonl")[-1]
         result.bytes_down += entry["bytes_down"]
@@ -136,5 +136,5 @@ class FineTuning:
         """The hypotheses of these lists, as rows, and their ln p."""
         rows = [np.arange(self.starts[place], self.starts[place + 1]) for place in places]
         texts = [hypothesis.text for place in places for hypothesis in self.entries[place].hypotheses]
-        self.bench.load(params)
+        self.runtime.load(params)
         return np.concatenate([np.zeros(0, dtype=np.int64), *rows]), self.scorer.score_sentences(texts)

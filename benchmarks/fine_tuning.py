@@ -108,7 +108,7 @@ def marginals(trial: Trial, mixture: Mixture) -> tuple[np.ndarray, dict[str, flo
     history = trial.federation.history(mixture.sigma, trial.schedule)
     seconds = (time.process_time() - began) / number
     row = 8 * trial.federation.background.size  # float64: one there, one back
-    different = float(np.mean([len(known.own.ids) for known in history]))
+    different = float(np.mean([len(known.client_words.ids) for known in history]))
     rows = trial.second_pass.best(trial.federation.ratios(history, mixture), mixture.lam)
     spent = {"bytes_down": row, "bytes_up": row, "seconds": seconds, "different_words": different}
     return rows, spent

@@ -25,7 +25,7 @@ from common import argument_parser, print_table, write_result
 
 from antiphon import config
 from antiphon.algorithms.self_training import SelfTrained
-from antiphon.clients.client import Bench
+from antiphon.clients.client import ClientRuntime
 from antiphon.clients.pseudo_label import Labeller, heard, open_teacher
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task
@@ -34,25 +34,25 @@ from antiphon.experiment.settings import Experiment
 from antiphon.experiment.starting import load_start
 from antiphon.experiment.teaching import ResolvedLabels
 from antiphon.pools.local import LocalPool
-from antiphon.pools.process_group import Alone
+from antiphon.pools.process_group import SingleProcess
 from antiphon.report.run_folder import read_json
 from antiphon.scoring.error_rate import word_errors
 from antiphon.server.run_context import RunContext
 from antiphon.server.run_context import prepare as prepare_algorithm
 from antiphon.tasks.pseudo_labels import (
     Labelling,
-    Lesson,
     LowEntropy,
     SentenceProbability,
+    TeacherInstruction,
     TokenProbability,
     TopPosterior,
 )
 
 MEASURES = {
-    "sentence_probability": SentenceProbability(least=0.0),
-    "token_probability": TokenProbability(least=0.0),
-    "top_posterior": TopPosterior(least=0.0),
-    "low_entropy": LowEntropy(least=0.0),
+    "sentence_probability": SentenceProbability(threshold=0.0),
+    "token_probability": TokenProbability(threshold=0.0),
+    "top_posterior": TopPosterior(threshold=0.0),
+    "low_entropy": LowEntropy(threshold=0.0),
 }
 SHARES = (1.0, 0.9, 0.75, 0.5, 0.25)  # of the utterances, the most trusted
 
@@ -95,7 +95,7 @@ class Study:
     taught: Mapping[str, SelfTrained]
     clients: Mapping[str, np.ndarray]
     cohort: list[str]
-    bench: Bench
+    runtime: ClientRuntime
 
     @classmethod
     def open(cls, out: Path, names: Sequence[str], data: Path | None, device: str) -> Study:
@@ -107,28 +107,32 @@ class Study:
         prepared = prepare(experiment, data or Path(about["data"]), device)
         params = load_start("seed", out, prepared.fresh[first])["params"]
         model, store = prepared.recognizer(first).model, prepared.store_of(first)
-        bench = Bench(store, prepared.tokens, model, params, experiment.augment, prepared.device)
+        runtime = ClientRuntime(store, prepared.tokens, model, params, experiment.augment, prepared.device)
         clients = prepared.clients[first]
         cohort = sorted(clients)[: runs[first].rounds.cohort]
-        return cls(prepared, {name: taught(prepared, name, out) for name in names}, clients, cohort, bench)
+        return cls(prepared, {name: taught(prepared, name, out) for name in names}, clients, cohort, runtime)
 
     def ways(self) -> dict[str, Labelling]:
         """How speech is labelled, by the run that does it so."""
-        return {"greedy": Labelling(num=1, width=1)} | {name: run.labels for name, run in self.taught.items()}
+        return {"greedy": Labelling(num_hypotheses=1, width=1)} | {
+            name: run.labels for name, run in self.taught.items()
+        }
 
     def hear(self, indices: np.ndarray, labelling: Labelling) -> Heard:
         """What the seed makes of these utterances, beside their transcripts."""
-        bench, store, truth = self.bench, self.bench.store, self.prepared.store
-        teacher = open_teacher(Lesson(labelling), bench)
-        bench.load({})  # the seed, whatever was trained here before
+        runtime, store, truth = self.runtime, self.runtime.store, self.prepared.store
+        teacher = open_teacher(TeacherInstruction(labelling), runtime)
+        runtime.load({})  # the seed, whatever was trained here before
         began = time.perf_counter()
-        lists = list(heard(teacher, bench, indices, labelling))
+        lists = list(heard(teacher, runtime, indices, labelling))
         took = time.perf_counter() - began
         errors = [word_errors(truth.text(index), own[0].text if own else "") for index, own in lists]
-        labeller = Labeller(bench)
+        labeller = Labeller(runtime)
         settings = {name: replace(labelling, confidence=measure) for name, measure in MEASURES.items()}
         confidences = {
-            name: np.array([labeller.guesses(found, int(store.num_frames[i]), own)[1] for i, found in lists])
+            name: np.array(
+                [labeller.transcripts(found, int(store.num_frames[i]), own)[1] for i, found in lists]
+            )
             for name, own in settings.items()
         }
         counts = np.array([(each.total, each.length) for each in errors])
@@ -136,11 +140,11 @@ class Study:
 
     def training_seconds(self) -> float:
         """How long a round of the first run takes once its clients have labels."""
-        algorithm, worker = next(iter(self.taught.values())), SpeechWorker(self.bench, self.clients)
+        algorithm, worker = next(iter(self.taught.values())), SpeechWorker(self.runtime, self.clients)
         for name in self.cohort:
-            worker.enter(Lesson(algorithm.labels).with_instruction(Task("train")), name)
+            worker.enter(TeacherInstruction(algorithm.labels).add_to(Task("train")), name)
         began = time.perf_counter()
-        algorithm.round(algorithm.init(self.bench.base), self.cohort, LocalPool(worker))
+        algorithm.round(algorithm.init(self.runtime.base), self.cohort, LocalPool(worker))
         return time.perf_counter() - began
 
 
@@ -148,7 +152,7 @@ def taught(prepared: Prepared, name: str, out: Path) -> SelfTrained:
     """The algorithm of a run, with a language model that can be opened."""
     (out / name).mkdir(exist_ok=True)  # n-grams of the server's texts are written there
     algorithm = prepared.experiment.runs[name].algorithm
-    resolve = ResolvedLabels(out, out / name, Alone(), prepared.server_texts)
+    resolve = ResolvedLabels(out, out / name, SingleProcess(), prepared.server_texts)
     valid = tuple(sorted(prepared.valid_clients()))
     found = prepare_algorithm(algorithm, RunContext(valid=valid, resolve_labels=resolve))
     if not isinstance(found, SelfTrained):

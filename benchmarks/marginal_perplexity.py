@@ -52,12 +52,12 @@ def log_probs(
     """ln p' of each text; texts under the same marginals are scored together."""
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for place, known in enumerate(history):
-        everyone, own = mixture.alpha and id(known.everyone), mixture.beta and id(known.own)
+        everyone, own = mixture.alpha and id(known.shared_words), mixture.beta and id(known.client_words)
         groups[int(everyone), int(own)].append(place)
     found = np.zeros(len(texts))
     for places in groups.values():
         known = history[places[0]]
-        factors = Marginals(known.background, mixture, known.everyone, known.own)
+        factors = Marginals(known.background, mixture, known.shared_words, known.client_words)
         found[places] = model.score_sentences([texts[place] for place in places], factors)
     return found
 

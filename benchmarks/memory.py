@@ -36,7 +36,7 @@ from common import (
 )
 
 from antiphon.algorithms.fedavg import fedavg
-from antiphon.clients.client import Bench, Client
+from antiphon.clients.client import Client, ClientRuntime
 from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.worker import SpeechWorker
 from antiphon.data.batches import Batch, collate
@@ -70,8 +70,8 @@ def run(folder: str, dim: str, cohort: str, total: str) -> dict[str, float]:
     model = CtcConfig(ConformerConfig(dim=int(dim))).build(store.dim, TOKENS.size)
     params = {name: p.detach().to(device, copy=True) for name, p in model.named_parameters()}
     everyone = BySpeaker()(store, np.arange(len(store)), SEED)
-    bench = Bench(store, TOKENS, model, params, device=device)
-    worker = StackedWorker(bench, everyone) if device == "cuda" else SpeechWorker(bench, everyone)
+    runtime = ClientRuntime(store, TOKENS, model, params, device=device)
+    worker = StackedWorker(runtime, everyone) if device == "cuda" else SpeechWorker(runtime, everyone)
     pool = LocalPool(worker)
     rounds = Rounds(total=int(total), cohort=int(cohort), min_clients=int(cohort), valid_every=0)
     laps = Laps()
@@ -95,10 +95,10 @@ def open_store(folder: str) -> dict[str, float]:
     marks.append(_settled())
     first, middle = (sorted(everyone)[place] for place in (0, len(everyone) // 2))
     model = CtcConfig(ConformerConfig(dim=8, num_layers=1)).build(store.dim, TOKENS.size)
-    bench = Bench(store, TOKENS, model, dict(model.named_parameters()))
-    read_client(Client(first, everyone[first], bench))  # the code that reads is in memory from here on
+    runtime = ClientRuntime(store, TOKENS, model, dict(model.named_parameters()))
+    read_client(Client(first, everyone[first], runtime))  # the code that reads is in memory from here on
     marks.append(_settled())
-    batch = read_client(Client(middle, everyone[middle], bench))
+    batch = read_client(Client(middle, everyone[middle], runtime))
     marks.append(_settled())
     opened, listed, _, read = (
         {key: after[key] - before[key] for key in ("anonymous", "file")} for before, after in pairwise(marks)
@@ -115,7 +115,7 @@ def open_store(folder: str) -> dict[str, float]:
 
 
 def read_client(client: Client) -> Batch:
-    return collate(client.bench.store, client.usable, client.bench.tokens.encode)
+    return collate(client.runtime.store, client.usable, client.runtime.tokens.encode)
 
 
 def _settled() -> Mapping[str, float]:

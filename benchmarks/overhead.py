@@ -25,7 +25,7 @@ from common import TOKENS, make_store, parse_arguments, print_table, write_resul
 from torch import Tensor, nn
 
 from antiphon.algorithms.fedavg import FedAvg, hierarchical
-from antiphon.clients.client import Bench, Client
+from antiphon.clients.client import Client, ClientRuntime
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Metrics, Pool, ServerState, Task, Tensors, Update
 from antiphon.data.batches import Batch
@@ -34,7 +34,7 @@ from antiphon.data.store import FeatureStore
 from antiphon.engine import Engine, Rounds
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
-from antiphon.models.noise import drawing
+from antiphon.models.noise import noise_from
 from antiphon.pools.local import LocalPool
 from antiphon.server.optimizers import Adam
 from antiphon.tasks.local_training import LocalTraining, seed_of
@@ -133,7 +133,7 @@ class Bare:
         sgd = torch.optim.SGD(self.weights, lr=LOCAL.lr)
         for batch, keys in batches:
             sgd.zero_grad()
-            with drawing(keys):
+            with noise_from(keys):
                 (self.model.losses(batch) / batch.token_lengths).mean().backward()
             nn.utils.clip_grad_norm_(self.weights, LOCAL.clip_norm)
             sgd.step()
@@ -171,9 +171,9 @@ class InterleavedWorker:
 
     def _prepare(self, task: Task, name: str) -> list[tuple[Batch, Tensor]]:
         """The client's batches and the keys of their dropout."""
-        bench = self.worker.bench
-        steps = Client(name, self.worker.clients[name], bench).steps(LOCAL, seed_of(task))
-        return [(bench.feed(s.indices), bench.keys([s.noise], s.indices[None]).flatten()) for s in steps]
+        runtime = self.worker.runtime
+        steps = Client(name, self.worker.clients[name], runtime).steps(LOCAL, seed_of(task))
+        return [(runtime.feed(s.indices), runtime.keys([s.noise], s.indices[None]).flatten()) for s in steps]
 
     def _run_bare(self, batches: list[tuple[Batch, Tensor]], share: float) -> None:
         with self.watch.running_for("bare"):
@@ -214,10 +214,14 @@ def measure(case: Case, store: FeatureStore, folder: Path) -> dict[str, Any]:
     models = [config.build(case.dim, TOKENS.size) for _ in range(2)]
     params = {name: p.detach().clone() for name, p in models[0].named_parameters()}
     everyone = BySpeaker()(store, np.arange(len(store)), SEED)
-    bench, bare, watch = Bench(store, TOKENS, models[0], params), Bare(models[1], params), Stopwatch()
+    runtime, bare, watch = (
+        ClientRuntime(store, TOKENS, models[0], params),
+        Bare(models[1], params),
+        Stopwatch(),
+    )
     engine = Engine(
         InterleavedAlgorithm(hierarchical(LOCAL, SERVER), bare, watch),  # type: ignore[type-var]
-        LocalPool(InterleavedWorker(SpeechWorker(bench, everyone), bare, watch)),
+        LocalPool(InterleavedWorker(SpeechWorker(runtime, everyone), bare, watch)),
         list(everyone),
         Rounds(total=case.rounds, cohort=case.cohort, valid_every=0, save_every=1),
         folder,

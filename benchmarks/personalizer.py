@@ -88,8 +88,8 @@ def measure(lm: SentenceModel, background: Unigram, lists: list[NBest], num_said
     added = [more - less for more, less in zip(adapted, plain, strict=True)]
     return {
         "vocabulary": background.size,
-        "words_said": len(device.marginals.own.ids),
-        "cache_bytes": device.marginals.own.num_bytes,
+        "words_said": len(device.marginals.client_words.ids),
+        "cache_bytes": device.marginals.client_words.num_bytes,
         "hypotheses": statistics.mean(len(entry.hypotheses) for entry in lists),
         "plain_ms": statistics.median(plain),
         "adapted_ms": statistics.median(adapted),

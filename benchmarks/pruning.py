@@ -34,7 +34,7 @@ from common import (
 )
 
 from antiphon.algorithms.pruning import FederatedPruning
-from antiphon.clients.client import Bench, Client
+from antiphon.clients.client import Client, ClientRuntime
 from antiphon.clients.train import train
 from antiphon.core import Task, size_in_bytes
 from antiphon.data.store import FeatureStore
@@ -72,11 +72,13 @@ def client_of(store: FeatureStore, way: str, encoder: str, device: torch.device)
     """A client with its model, and the bytes of text that say what is kept of it."""
     full = CtcConfig(ENCODERS[encoder])
     config = pruned(full, store.dim) if way == "pruned" else full
-    told = len(config.kept.write()) if isinstance(config, ReducedConfig) else 0
+    told = len(config.submodel.write()) if isinstance(config, ReducedConfig) else 0
     torch.manual_seed(0)
     model = config.build(store.dim, TOKENS.size).to(device)
     base = {name: p.detach() for name, p in model.named_parameters()}  # its own memory: nothing is held twice
-    return Client("client", np.arange(len(store)), Bench(store, TOKENS, model, base, None, device)), told
+    return Client(
+        "client", np.arange(len(store)), ClientRuntime(store, TOKENS, model, base, None, device)
+    ), told
 
 
 def measure(way: str, encoder: str, device: torch.device, folder: str, repeats: int) -> dict[str, Any]:
@@ -85,13 +87,13 @@ def measure(way: str, encoder: str, device: torch.device, folder: str, repeats: 
     on_gpu = device.type == "cuda"
     warm, _ = client_of(store, way, "quick", device)  # libraries are loaded when they are first used
     settings = {**vars(local_training(store)), "round": 0, "seed": 1}
-    train(Task("train", dict(warm.bench.base), settings), warm)
+    train(Task("train", dict(warm.runtime.base), settings), warm)
     del warm
     before = memory_mib()["anonymous"] + memory_mib()["file"]
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     client, told = client_of(store, way, encoder, device)
-    task = Task("train", dict(client.bench.base), settings)
+    task = Task("train", dict(client.runtime.base), settings)
     clock, seconds = time.perf_counter if on_gpu else time.process_time, []
     for _ in range(repeats + 1):
         start = clock()
@@ -100,10 +102,10 @@ def measure(way: str, encoder: str, device: torch.device, folder: str, repeats: 
             torch.cuda.synchronize()
         seconds.append((clock() - start) / update.reports[0].stats["num_steps"])
     peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else memory_mib()["peak"] - before
-    bench, rates = client.bench, []
+    runtime, rates = client.runtime, []
     for _ in range(repeats + 1):
         start = clock()
-        recognise(bench.model, TOKENS, store, client.indices, device)
+        recognise(runtime.model, TOKENS, store, client.indices, device)
         rates.append((clock() - start) / client.seconds)
     return {
         "parameters": sum(t.numel() for t in task.tensors.values()),

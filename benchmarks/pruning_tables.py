@@ -32,7 +32,7 @@ from antiphon.decoding.greedy import recognise
 from antiphon.report.formatting import NONE
 from antiphon.report.run_folder import RunFolder
 from antiphon.scoring.statistics import Interval, relative_interval, signed
-from antiphon.workflows.run_decoder import Hearer
+from antiphon.workflows.run_decoder import RunDecoder
 
 SMALL = "small"
 USUAL = "weight"  # the way that others are compared with
@@ -130,15 +130,15 @@ def print_speed(rows: Mapping[str, Any], factors: Mapping[str, float]) -> None:
 def real_time_factors(folders: Mapping[str, Path], corpus: Path, split: str) -> dict[str, float]:
     """Processor seconds a second of speech of each model, greedy search, one thread, models in turn."""
     torch.set_num_threads(1)
-    hearers = {name: Hearer.open(folder, corpus, "cpu") for name, folder in folders.items()}
-    store = next(iter(hearers.values())).store
+    decoders = {name: RunDecoder.open(folder, corpus, "cpu") for name, folder in folders.items()}
+    store = next(iter(decoders.values())).store
     everything = store.where(split=split)
     chosen = everything[:: max(1, round(float(store.seconds[everything].sum()) / SECONDS))]
-    found: dict[str, list[float]] = {name: [] for name in hearers}
+    found: dict[str, list[float]] = {name: [] for name in decoders}
     for turn in range(TURNS + 1):
-        for name, hearer in hearers.items():
+        for name, decoder in decoders.items():
             start = time.process_time()
-            recognise(hearer.recognizer.model, hearer.recognizer.tokens, store, chosen, hearer.device)
+            recognise(decoder.recognizer.model, decoder.recognizer.tokens, store, chosen, decoder.device)
             if turn:  # the first warms up
                 found[name].append((time.process_time() - start) / float(store.seconds[chosen].sum()))
     return {name: float(np.median(values)) for name, values in found.items()}

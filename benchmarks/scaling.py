@@ -32,16 +32,16 @@ from common import TOKENS, argument_parser, in_fresh_process, make_store, print_
 from safetensors.torch import load_file, save_file
 
 from antiphon.algorithms.fedavg import hierarchical
-from antiphon.clients.client import Bench
+from antiphon.clients.client import ClientRuntime
 from antiphon.clients.worker import SpeechWorker
 from antiphon.data.partition import BySpeaker
 from antiphon.data.store import FeatureStore
 from antiphon.engine import Engine, Rounds, Silent
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
-from antiphon.pools.process_group import Alone, Team
-from antiphon.pools.rendezvous import find_place, join
-from antiphon.pools.spawning import run_workers
+from antiphon.pools.process_group import ProcessGroup, SingleProcess
+from antiphon.pools.rendezvous import find_rank, join
+from antiphon.pools.spawning import run_processes
 from antiphon.server.optimizers import Adam
 from antiphon.tasks.local_training import LocalTraining
 
@@ -85,40 +85,40 @@ class Stopwatch(Silent):
 
 def run_case(key: str, num_processes: int, corpus: Path, folder: Path) -> int:
     """Prints what it took as JSON, from the first process; the parameters it came to are left in a file."""
-    place = find_place(os.environ)
-    if num_processes > 1 and place is None:
-        return run_workers(num_processes)
+    process = find_rank(os.environ)
+    if num_processes > 1 and process is None:
+        return run_processes(num_processes)
     torch.set_num_threads(1)
-    with join(place, "cpu") if place else nullcontext(Alone()) as team:
+    with join(process, "cpu") if process else nullcontext(SingleProcess()) as group:
         case, store = CASES[key], FeatureStore.open(corpus)
         torch.manual_seed(SEED)
         config = CtcConfig(ConformerConfig(dim=case.encoder_dim, num_layers=case.num_layers))
         model = config.build(case.dim, TOKENS.size)
         params = {name: p.detach().clone() for name, p in model.named_parameters()}
         everyone = BySpeaker()(store, np.arange(len(store)), SEED)
-        worker = SpeechWorker(Bench(store, TOKENS, model, params), everyone)
-        pool = team.pool(worker, lambda client: float(store.seconds[everyone[client]].sum()))
+        worker = SpeechWorker(ClientRuntime(store, TOKENS, model, params), everyone)
+        pool = group.pool(worker, lambda client: float(store.seconds[everyone[client]].sum()))
         watch, rounds = Stopwatch(), Rounds(total=case.rounds, cohort=case.cohort, valid_every=0)
         algorithm = hierarchical(LOCAL, Adam())
-        engine = Engine(algorithm, pool, list(everyone), rounds, folder, SEED, listener=watch, team=team)
+        engine = Engine(algorithm, pool, list(everyone), rounds, folder, SEED, listener=watch, group=group)
         after = engine.run(params).state.params
         seconds = (time.perf_counter() - watch.began) / (case.rounds - 1)
         answer = {"seconds": seconds, "num_parameters": sum(p.numel() for p in params.values())}
-        answer |= measure_talk(team)
-        if team.is_first:
+        answer |= measure_talk(group)
+        if group.is_rank_zero:
             save_file(after, folder / "after.safetensors")
             print(json.dumps(answer))
     return 0
 
 
-def measure_talk(team: Team, times: int = 200) -> dict[str, float]:
+def measure_talk(group: ProcessGroup, times: int = 200) -> dict[str, float]:
     """Seconds for a message to get from one process to the other: an exchange is two of them."""
-    if team.size == 1:
+    if group.size == 1:
         return {}
-    team.everyone(lambda: None)
+    group.all_gather(lambda: None)
     began = time.perf_counter()
     for _ in range(times):
-        team.everyone(lambda: None)
+        group.all_gather(lambda: None)
     return {"hop_seconds": (time.perf_counter() - began) / times / 2}
 
 

@@ -27,7 +27,7 @@ import torch
 from common import TOKENS, argument_parser, make_store, print_table, write_result
 from torch.profiler import ProfilerActivity, profile
 
-from antiphon.clients.client import Bench, Client
+from antiphon.clients.client import Client, ClientRuntime
 from antiphon.clients.sgd import clip
 from antiphon.clients.stacked.footprint import Footprint
 from antiphon.clients.stacked.grouping import Launch, Plan, launches
@@ -44,7 +44,7 @@ from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.las import LasConfig
 from antiphon.models.model import ModelConfig
-from antiphon.models.noise import drawing
+from antiphon.models.noise import noise_from
 from antiphon.pools.local import LocalPool
 from antiphon.server.weighting import Uniform
 from antiphon.tasks.local_training import LocalSteps, LocalTraining, seed_of
@@ -63,11 +63,11 @@ class Case:
     local: LocalTraining
     bfloat16: bool = False
 
-    def bench(self, device: torch.device) -> Bench:
+    def runtime(self, device: torch.device) -> ClientRuntime:
         torch.manual_seed(0)
         model = self.config.build(self.store.dim, self.num_tokens)
         base = {name: p.detach().clone().to(device) for name, p in model.named_parameters()}
-        return Bench(self.store, TOKENS, model, base, None, device, self.bfloat16)
+        return ClientRuntime(self.store, TOKENS, model, base, None, device, self.bfloat16)
 
 
 def noise_case(config: ModelConfig, num_tokens: int, folder: Path, num_clients: int, steps: int) -> Case:
@@ -94,20 +94,21 @@ def real_cases(corpus: Path, encoder: Path) -> dict[str, Callable[[], Case]]:
     }
 
 
-def limit(bench: Bench, case: Case, task: Task) -> Update:
+def limit(runtime: ClientRuntime, case: Case, task: Task) -> Update:
     """One model, one batch of everybody's utterances a step, the same SGD."""
     plans = [
-        list(Client(name, own, bench).steps(case.local, seed_of(task))) for name, own in case.clients.items()
+        list(Client(name, own, runtime).steps(case.local, seed_of(task)))
+        for name, own in case.clients.items()
     ]
-    parameters = bench.load(task.tensors)
-    bench.model.train()
+    parameters = runtime.load(task.tensors)
+    runtime.model.train()
     for number in range(max(map(len, plans))):
         steps = [plan[number] for plan in plans if number < len(plan)]
         places = np.concatenate([step.indices for step in steps])
-        keys = bench.keys([steps[0].noise], places[None]).flatten()
-        batch = bench.feed(places)
-        with drawing(keys), bench.precision():
-            losses = bench.model.losses(batch) / batch.token_lengths
+        keys = runtime.keys([steps[0].noise], places[None]).flatten()
+        batch = runtime.feed(places)
+        with noise_from(keys), runtime.precision():
+            losses = runtime.model.losses(batch) / batch.token_lengths
         grads = list(torch.autograd.grad(losses.mean(), parameters))
         with torch.no_grad():
             clip(grads, case.local.clip_norm)
@@ -117,16 +118,16 @@ def limit(bench: Bench, case: Case, task: Task) -> Update:
 
 def count_padding(name: str, case: Case) -> None:
     """Frames that are computed for one of speech, as they are launched and with one launch for each step."""
-    bench = replace(case, bfloat16=False).bench(torch.device("cpu"))
-    clients = [Client(client, own, bench) for client, own in case.clients.items()]
-    wanted = LocalSteps(bench.base, case.local, seed=1)
+    runtime = replace(case, bfloat16=False).runtime(torch.device("cpu"))
+    clients = [Client(client, own, runtime) for client, own in case.clients.items()]
+    wanted = LocalSteps(runtime.base, case.local, seed=1)
     plans = [Plan(client, list(client.steps(case.local, 1)), wanted) for client in clients]
     speech = sum(int(case.store.num_frames[step.indices].sum()) for plan in plans for step in plan.steps)
     number_of_steps = range(max(len(plan.steps) for plan in plans))
     at_work = [np.array([p for p, plan in enumerate(plans) if n < len(plan.steps)]) for n in number_of_steps]
     ways = {
         "one a step": [Launch(number, members) for number, members in enumerate(at_work)],
-        "as they are": list(launches(plans, Footprint(), most=256)),
+        "as they are": list(launches(plans, Footprint(), max_clients=256)),
     }
     rows = []
     for way, found in ways.items():
@@ -175,18 +176,18 @@ def difference(one: Tensors, other: Tensors) -> float:
 
 
 def measure(name: str, case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
-    bench, names = case.bench(device), list(case.clients)
-    task = Task("train", dict(bench.base), {**vars(case.local), "round": 0, "seed": 1})
+    runtime, names = case.runtime(device), list(case.clients)
+    task = Task("train", dict(runtime.base), {**vars(case.local), "round": 0, "seed": 1})
     some = names[:: max(1, len(names) // 8)]  # for a factor, of clients of all sizes
     factor = sum(len(case.clients[name]) for name in names) / sum(len(case.clients[name]) for name in some)
-    workers = [StackedWorker(bench, case.clients, graphs=graphs) for graphs in (False, True)]
+    workers = [StackedWorker(runtime, case.clients, graphs=graphs) for graphs in (False, True)]
     ways: dict[str, Callable[[], Update]] = {
-        "alone": lambda: folded(SpeechWorker(bench, case.clients), task, some),
+        "alone": lambda: folded(SpeechWorker(runtime, case.clients), task, some),
         "stacked": lambda: folded(workers[0], task, names),
         "graphs": lambda: folded(workers[1], task, names),
-        "limit": lambda: limit(bench, case, task),
+        "limit": lambda: limit(runtime, case, task),
     }
-    result: dict[str, Any] = {"parameters": sum(t.numel() for t in bench.base.values())}
+    result: dict[str, Any] = {"parameters": sum(t.numel() for t in runtime.base.values())}
     result["clients"] = len(names)
     for way, work in ways.items():
         seconds, peak = timed(work, max(1, repeats // 3) if way == "alone" else repeats, device)

@@ -23,21 +23,21 @@ from antiphon.decoding.rescoring import tabulate
 from antiphon.decoding.tuning import Ranking
 from antiphon.lm.arpa import load_ngram
 from antiphon.models.transducer import Transducer
-from antiphon.workflows.run_decoder import Hearer
+from antiphon.workflows.run_decoder import RunDecoder
 
 SYMBOLS = (1, 2, 4)
 
 
-def measure(hearer: Hearer, indices: np.ndarray, width: int, fusion: Fusion | None) -> dict[str, Any]:
+def measure(decoder: RunDecoder, indices: np.ndarray, width: int, fusion: Fusion | None) -> dict[str, Any]:
     """Word error rates, and seconds for a second of speech."""
-    seconds = float(hearer.store.seconds[indices].sum())
+    seconds = float(decoder.store.seconds[indices].sum())
     began = time.perf_counter()
-    errors = greedy(hearer, indices)
+    errors = greedy(decoder, indices)
     taken = time.perf_counter() - began
     found = {"greedy": {"wer": errors.rate, "real_time_factor": taken / seconds}}
     for name, ranking in {"beam": Ranking(), **({"ngram": Ranking(fusion)} if fusion else {})}.items():
         began = time.perf_counter()
-        entries = list(hearer.nbest(indices, width, ranking))
+        entries = list(decoder.nbest(indices, width, ranking))
         taken = time.perf_counter() - began
         lists = tabulate(entries, {})
         best, oracle = (lists.count(rows).rate for rows in (lists.first(), lists.oracle()))
@@ -57,20 +57,20 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=8)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    hearer = Hearer.open(arguments.run, arguments.data, "cpu")
+    decoder = RunDecoder.open(arguments.run, arguments.data, "cpu")
     weights = arguments.lm_weight, arguments.word_bonus
     fusion = Fusion(load_ngram(arguments.lm), *weights) if arguments.lm else None
-    indices = hearer.store.where(split=arguments.split)
-    speech = float(hearer.store.seconds[indices].sum())
+    indices = decoder.store.where(split=arguments.split)
+    speech = float(decoder.store.seconds[indices].sum())
     indices = indices[:: max(1, round(speech / 60 / (0.1 if arguments.quick else arguments.minutes)))]
-    model = hearer.recognizer.model
+    model = decoder.recognizer.model
     if not isinstance(model, Transducer):
         raise ValueError(f"{arguments.run}: a {type(model).__name__} does not count symbols a frame")
     results, config = {}, model.config
     for symbols in SYMBOLS:
         model.config = replace(config, symbols_per_frame=symbols)
-        results[str(symbols)] = measure(hearer, indices, arguments.width, fusion)
-    seconds = float(hearer.store.seconds[indices].sum())
+        results[str(symbols)] = measure(decoder, indices, arguments.width, fusion)
+    seconds = float(decoder.store.seconds[indices].sum())
     about = {"seconds": seconds, "width": arguments.width, "weights": weights}
     options = [
         name_of(arguments.run),

@@ -36,11 +36,13 @@ def processor_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def measure(name: str, engine: Synthesiser, voices: tuple[Voice, ...], num_workers: int) -> dict[str, float]:
+def measure(
+    name: str, engine: Synthesiser, voices: tuple[Voice, ...], num_processes: int
+) -> dict[str, float]:
     """Seconds of speech over the seconds it took."""
     sayings = plan_sayings("sessions", [TextRules(None).read("one", [TEXT])], voices, len(voices), seed=0)
     began = time.perf_counter()
-    with closing(say_in_order(sayings, voices, {name: engine}, num_workers)) as said:
+    with closing(say_in_order(sayings, voices, {name: engine}, num_processes)) as said:
         seconds = sum(0.0 if isinstance(spoken, str) else spoken.seconds for _, spoken in said)
     return {"speech_seconds": seconds, "times_real_time": seconds / (time.perf_counter() - began)}
 

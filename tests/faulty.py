@@ -17,7 +17,7 @@ from command import Fault
 
 from antiphon import cli
 from antiphon.experiment import runner
-from antiphon.pools.rendezvous import find_place
+from antiphon.pools.rendezvous import find_rank
 
 
 class Once(Fault):
@@ -33,11 +33,11 @@ class Once(Fault):
 
 plan = Path(sys.argv.pop(1))
 runner.write_report = lambda *arguments: None  # drawing takes longer than all the rest
-place = find_place(os.environ)
+process = find_rank(os.environ)
 for number, step in enumerate(json.loads(plan.read_text())):
     marker, target = plan.with_name(f"{plan.stem}-{number}-happened"), step.get("target", "self")
     if not marker.exists():
-        if place is not None and place.rank == step["rank"]:
+        if process is not None and process.rank == step["rank"]:
             Once(**step["fault"]).arm()
         break
 cli.main()

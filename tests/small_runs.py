@@ -16,7 +16,7 @@ from antiphon.clients.faults import SimulatedFaults, Unreliability
 from antiphon.clients.states import ClientStates
 from antiphon.core import Pool, Tensors, Worker
 from antiphon.engine import Engine, Rounds, Silent
-from antiphon.pools.process_group import Alone, Team
+from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.records.checkpoint import folder_of, pack, saved_rounds
 from antiphon.tasks.evaluation import measure
 
@@ -80,7 +80,7 @@ class SmallRun:
         """Return a digest of the last state."""
         if self.pool == "two processes":
             return side_by_side(lambda ranks: self._run(resume, kill, ranks), ordered=self.ordered)
-        return self._run(resume, kill, Alone())
+        return self._run(resume, kill, SingleProcess())
 
     def run_killed(self, kill: Kill, resume: bool = True) -> None:
         try:
@@ -89,19 +89,19 @@ class SmallRun:
             return
         raise AssertionError("the run was to be killed, and ended")
 
-    def _run(self, resume: bool, kill: Kill | None, team: Team) -> str:
+    def _run(self, resume: bool, kill: Kill | None, group: ProcessGroup) -> str:
         states = ClientStates(self.folder / "clients", self.rounds.renew_lost_states)
         worker: Worker = self.world.worker_for(self.case, states=states)
         engine = Engine(
             self.case.algorithm,
-            team.pool(stacked(worker) if self.pool == "stacked" else worker, len),
+            group.pool(stacked(worker) if self.pool == "stacked" else worker, len),
             list(self.world.clients(self.case.clients)),
             self.rounds,
             self.folder,
             SEED,
             validate=_validate,
             listener=kill,
-            team=team,
+            group=group,
             context=CONTEXT,
             states=states,
             faults=FAULTS,

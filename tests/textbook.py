@@ -34,9 +34,9 @@ class ExactClients:
         self.names = sorted(world.clients())
         self.params = world.params(dtype=torch.float64)
         self.states = ClientStates(folder)
-        self.worker = world.worker(world.clients(), world.exact_bench(), self.states)
+        self.worker = world.worker(world.clients(), world.exact_runtime(), self.states)
         self.pool = LocalPool(self.worker)
-        self._bench = world.exact_bench()  # not the worker's
+        self._runtime = world.exact_runtime()  # not the worker's
 
     def loss(self, params: Tensors, client: str) -> float:
         return self._loss(params, client)[0].item()
@@ -55,9 +55,9 @@ class ExactClients:
         return model
 
     def _loss(self, params: Tensors, client: str) -> tuple[Tensor, list[Tensor]]:
-        parameters = self._bench.load(params)
-        batch = self._bench.feed(self.worker.clients[client])
-        losses = self._bench.model.losses(batch) / batch.token_lengths
+        parameters = self._runtime.load(params)
+        batch = self._runtime.feed(self.worker.clients[client])
+        losses = self._runtime.model.losses(batch) / batch.token_lengths
         return losses.mean(), parameters
 
     def round(self, algorithm: Any, state: Any, cohort: Sequence[str]) -> tuple[Any, RecordingPool]:

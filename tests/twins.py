@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 
 from antiphon.core import Failure, Report, Stopped, Task, Tensors, Update, Weigh, Worker
-from antiphon.pools.torch_group import Lost, Ranks
+from antiphon.pools.torch_group import PeerLost, TorchGroup
 
 T = TypeVar("T")
 
 
-def side_by_side(action: Callable[[Ranks], T], size: int = 2, ordered: bool = False) -> T:
+def side_by_side(action: Callable[[TorchGroup], T], size: int = 2, ordered: bool = False) -> T:
     """What `action` returns or raises here; in the forks it must come to the same, to the last bit."""
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "meeting"
@@ -32,7 +32,7 @@ def side_by_side(action: Callable[[Ranks], T], size: int = 2, ordered: bool = Fa
         try:
             value = _as_rank(0, size, action, ordered, meeting)
             outcome = fingerprint(value)
-        except (Stopped, ValueError, Lost) as error:
+        except (Stopped, ValueError, PeerLost) as error:
             outcome = kind_of(error)
             raise
         finally:
@@ -45,7 +45,7 @@ def side_by_side(action: Callable[[Ranks], T], size: int = 2, ordered: bool = Fa
     return value
 
 
-def _fork(rank: int, size: int, action: Callable[[Ranks], Any], ordered: bool, meeting: Path) -> int:
+def _fork(rank: int, size: int, action: Callable[[TorchGroup], Any], ordered: bool, meeting: Path) -> int:
     fork = os.fork()
     if fork > 0:
         return fork
@@ -61,10 +61,10 @@ def _fork(rank: int, size: int, action: Callable[[Ranks], Any], ordered: bool, m
         os._exit(0)
 
 
-def _as_rank(rank: int, size: int, action: Callable[[Ranks], T], ordered: bool, meeting: Path) -> T:
+def _as_rank(rank: int, size: int, action: Callable[[TorchGroup], T], ordered: bool, meeting: Path) -> T:
     dist.init_process_group("gloo", store=dist.FileStore(str(meeting), size), rank=rank, world_size=size)
     try:
-        return action(Ranks(torch.device("cpu"), ordered))
+        return action(TorchGroup(torch.device("cpu"), ordered))
     finally:
         dist.destroy_process_group()
 
@@ -93,14 +93,14 @@ class Twins:
     seconds: Callable[[str], float] = len
 
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
-        def work(ranks: Ranks) -> Update:
-            return ranks.pool(self.worker, self.seconds).reduce(task, cohort, weigh)
+        def work(group: TorchGroup) -> Update:
+            return group.pool(self.worker, self.seconds).reduce(task, cohort, weigh)
 
         return side_by_side(work, self.size, self.ordered)
 
     def collect(self, task: Task, cohort: Sequence[str]) -> TwinsCollected:
-        def work(ranks: Ranks) -> tuple[tuple[Report, ...], tuple[Failure, ...]]:
-            held = ranks.pool(self.worker, self.seconds).collect(task, cohort)
+        def work(group: TorchGroup) -> tuple[tuple[Report, ...], tuple[Failure, ...]]:
+            held = group.pool(self.worker, self.seconds).collect(task, cohort)
             return tuple(held.reports), tuple(held.failures)
 
         return TwinsCollected(self, task, cohort, *side_by_side(work, self.size, self.ordered))
@@ -118,8 +118,8 @@ class TwinsCollected:
     combined: dict[tuple[float, ...], Update] = field(default_factory=dict)
 
     def combine(self, log_weights: Sequence[float]) -> Update:
-        def work(ranks: Ranks) -> Update:
-            pool = ranks.pool(self.twins.worker, self.twins.seconds)
+        def work(group: TorchGroup) -> Update:
+            pool = group.pool(self.twins.worker, self.twins.seconds)
             return pool.collect(self.task, self.cohort).combine(log_weights)
 
         key = tuple(log_weights)
@@ -128,8 +128,8 @@ class TwinsCollected:
         return self.combined[key]
 
     def distances(self, point: Tensors) -> list[float]:
-        def work(ranks: Ranks) -> list[float]:
-            pool = ranks.pool(self.twins.worker, self.twins.seconds)
+        def work(group: TorchGroup) -> list[float]:
+            pool = group.pool(self.twins.worker, self.twins.seconds)
             return list(pool.collect(self.task, self.cohort).distances(point))
 
         return side_by_side(work, self.twins.size, self.twins.ordered)

@@ -31,7 +31,7 @@ from antiphon.algorithms.q_fedavg import QFedAvg
 from antiphon.algorithms.rehearsal import SERVER_CLIENT, Rehearsed
 from antiphon.algorithms.scaffold import Scaffold
 from antiphon.algorithms.self_training import CurrentModel, MovingAverage, SelfTrained
-from antiphon.clients.client import Bench
+from antiphon.clients.client import ClientRuntime
 from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.states import ClientStates
 from antiphon.clients.worker import SpeechWorker
@@ -159,7 +159,7 @@ class Case:
 
 
 LOCAL = LocalTraining(lr=0.05, epochs=1, batch_seconds=1.5)
-HEARD = Labelling(num=3, width=4, temperature=2.0)
+HEARD = Labelling(num_hypotheses=3, width=4, temperature=2.0)
 STRUCTURE = structure_of(MODELS["ctc"].build(FRONTEND.dim, len(LETTERS) + 1))  # type: ignore[arg-type]
 
 # One line a configuration.
@@ -185,12 +185,12 @@ ALGORITHMS: dict[str, Case] = {
         GeometricMedian(FedAvg(LOCAL, clipping=ClipLayersRelative(0.001)), iterations=1)
     ),
     "rehearsed": Case(Rehearsed(dga(LOCAL), LocalTraining(lr=0.02, steps=2, batch_seconds=1.5))),
-    "pruned": Case(FederatedPruning(dga(LOCAL), every=1, fine_tune_from=3, structure=STRUCTURE)),
+    "pruned": Case(FederatedPruning(dga(LOCAL), mask_every=1, fine_tune_from=3, structure=STRUCTURE)),
     "subspace": Case(FedAvg(LOCAL, server=Adam(), trainable=("encoder.*",))),
     "rehearsed subspace": Case(Rehearsed(FedAvg(LOCAL, trainable=("output.*",)), LocalTraining(steps=1))),
     "self-trained": Case(
         SelfTrained(
-            Rehearsed(dga(LOCAL, beta=2.0), LocalTraining(steps=2)), HEARD, MovingAverage(0.5, every=2)
+            Rehearsed(dga(LOCAL, beta=2.0), LocalTraining(steps=2)), HEARD, MovingAverage(0.5, update_every=2)
         ),
         labelled=False,
     ),
@@ -200,7 +200,7 @@ ALGORITHMS: dict[str, Case] = {
                 DgaRl(dga(LOCAL, beta=2.0), validation=("valid/s08", "valid/s09")), LocalTraining(steps=1)
             ),
             HEARD,
-            CurrentModel(every=2),
+            CurrentModel(update_every=2),
         ),
         labelled=False,
         magnifies=10.0,
@@ -230,7 +230,7 @@ BASES: dict[str, Algorithm[Any]] = {
 WRAPPERS: dict[str, Callable[[Any], Algorithm[Any]]] = {
     "rehearsed": lambda inner: Rehearsed(inner, SHORT),
     "self_trained": lambda inner: SelfTrained(inner, HEARD, MovingAverage(0.5)),
-    "federated_pruning": lambda inner: FederatedPruning(inner, every=1, fine_tune_from=2),
+    "federated_pruning": lambda inner: FederatedPruning(inner, mask_every=1, fine_tune_from=2),
     "personal_layers": lambda inner: PersonalLayers(inner, ("output.*",)),
     "ditto": lambda inner: Ditto(inner, SHORT, strength=0.5),
     "twice": Twice,
@@ -295,35 +295,35 @@ class World:
     def clients(self, partition: Partition = BySpeaker()) -> dict[str, np.ndarray]:
         return partition(self.store, self.store.where("pool"), SEED)
 
-    def bench(self, model: str = "ctc", masks: SpecAugment | None = MASKS) -> Bench:
-        return Bench(self.store, self.tokens, self._build(model), self.params(model), masks)
+    def runtime(self, model: str = "ctc", masks: SpecAugment | None = MASKS) -> ClientRuntime:
+        return ClientRuntime(self.store, self.tokens, self._build(model), self.params(model), masks)
 
-    def exact_bench(self, model: str = "ctc") -> Bench:
+    def exact_runtime(self, model: str = "ctc") -> ClientRuntime:
         """In float64, without dropout and masks: for what must hold to the tenth digit."""
         built = self._build(model, dropout=0.0).double()
         losses = built.losses
         built.losses = lambda batch: losses(replace(batch, features=batch.features.double()))  # type: ignore
-        bench = Bench(self.store, self.tokens, built, self.params(model, torch.float64))
-        bench.feed = Doubled(bench.feed)
-        return bench
+        runtime = ClientRuntime(self.store, self.tokens, built, self.params(model, torch.float64))
+        runtime.feed = Doubled(runtime.feed)
+        return runtime
 
     def worker(
         self,
         clients: Mapping[str, np.ndarray],
-        bench: Bench | None = None,
+        runtime: ClientRuntime | None = None,
         states: ClientStates | None = None,
         held_out: Mapping[str, np.ndarray] | None = None,
     ) -> SpeechWorker:
         """Does tasks for clients, for validation speakers and for the server's own data."""
         valid = {f"valid/{s}": self.store.where("heldout", [s]) for s in self.store.speakers("heldout")}
         everyone = {**clients, **valid, SERVER_CLIENT: self.store.where("test")}
-        return SpeechWorker(bench or self.bench(), everyone, states, held_out or {})
+        return SpeechWorker(runtime or self.runtime(), everyone, states, held_out or {})
 
     def worker_for(self, case: Case, model: str = "ctc", states: ClientStates | None = None) -> SpeechWorker:
         """The worker of a case; where not all clients are labelled, only the first one has texts."""
         clients = self.clients(case.clients)
         world = self if case.labelled else self.without_texts(sorted(clients)[1:])
-        return world.worker(clients, world.bench(model), states)
+        return world.worker(clients, world.runtime(model), states)
 
     def without_texts(self, clients: Sequence[str]) -> World:
         """The same world, in which nobody wrote down what these speakers said."""
@@ -357,7 +357,7 @@ def stacked(worker: Worker) -> Worker:
     """The same clients, trained at once."""
     if not isinstance(worker, SpeechWorker):
         return worker
-    return StackedWorker(worker.bench, worker.clients, worker.states, worker.held_out)
+    return StackedWorker(worker.runtime, worker.clients, worker.states, worker.held_out)
 
 
 def make_world(folder: Path) -> World:

@@ -48,7 +48,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphon.algorithms.dga_rl_policy import Duel, Learnt, Policy, standardise
+from antiphon.algorithms.dga_rl_policy import Comparison, Learnt, Policy, standardise
 from antiphon.algorithms.fedavg import FedAvg, dga
 from antiphon.core import ALGORITHMS, Metrics, Pool, Report, ServerState, Tensors
 from antiphon.seeding import derive
@@ -145,8 +145,8 @@ class DgaRl:
         policy_cer, rival_cer = self._error_rates(pool, candidate(played), theirs)
         is_won = policy_cer <= rival_cer
         reward = self.rewards(policy_cer, rival_cer)
-        duel = Duel.between(features, played, rival, reward)
-        learnt = self.policy.learn(learnt, duel, derive(state.seed, "policy", state.round))
+        comparison = Comparison.between(features, played, rival, reward)
+        learnt = self.policy.learn(learnt, comparison, derive(state.seed, "policy", state.round))
         # Made once more, rather than kept: two optimisers' states would be held, and the weights that the
         # journal notes are those combined last.
         chosen = held.combine((played if is_won else rival).tolist())

@@ -55,7 +55,7 @@ Learnt = dict[str, Any]  # network, its optimiser's state and the memory: a plai
 
 
 @dataclass(frozen=True)
-class Duel:
+class Comparison:
     """A round as the memory holds it: features [clients, features], contrast [clients]."""
 
     features: Tensor
@@ -64,7 +64,7 @@ class Duel:
     reward: float
 
     @classmethod
-    def between(cls, features: Tensor, played: Tensor, rival: Tensor, reward: float) -> Duel:
+    def between(cls, features: Tensor, played: Tensor, rival: Tensor, reward: float) -> Comparison:
         """Of the log-weights that were played, and of the rival's."""
         ours, theirs = torch.softmax(played, 0), torch.softmax(rival, 0)
         unevenness = len(ours) * float(ours.square().sum() - theirs.square().sum())
@@ -126,26 +126,28 @@ class Policy:
                 values = F.relu(values)
         return self.limit * torch.tanh(values.squeeze(-1) / self.limit)
 
-    def learn(self, learnt: Learnt, duel: Duel, seed: int) -> Learnt:
+    def learn(self, learnt: Learnt, comparison: Comparison, seed: int) -> Learnt:
         """Remembers a duel, then takes `steps` steps on mini-batches of the memory."""
-        duels = remember(learnt["duels"], duel, self.memory)
-        inputs = {**duels, "features": standardise(duels["features"], clients_of(duels))}
+        memory = remember(learnt["duels"], comparison, self.memory)
+        inputs = {**memory, "features": standardise(memory["features"], clients_of(memory))}
         network, opt = learnt["network"], learnt["opt"]
         generator = torch.Generator().manual_seed(seed)
         for _ in range(self.steps):
-            rows = torch.randperm(len(duels["reward"]), generator=generator)[: self.batch]
+            rows = torch.randperm(len(memory["reward"]), generator=generator)[: self.batch]
             trained = {name: tensor.detach().requires_grad_() for name, tensor in network.items()}
             loss = self.loss(trained, {name: tensor[rows] for name, tensor in inputs.items()})
             gradient = torch.autograd.grad(loss, list(trained.values()))
             network, opt = self.optimizer(network, dict(zip(trained, gradient, strict=True)), opt)
-        return {"network": network, "opt": opt, "duels": duels}
+        return {"network": network, "opt": opt, "duels": memory}
 
-    def loss(self, network: Tensors, duels: Tensors) -> Tensor:
+    def loss(self, network: Tensors, memory: Tensors) -> Tensor:
         """The objective above, over a batch of duels."""
-        scores = self.scores(network, duels["features"])
-        margin = (duels["contrast"] * scores).sum(dim=1) - F.softplus(network["price"]) * duels["unevenness"]
-        target = (1 + duels["reward"]) / 2
-        there = presence(duels)
+        scores = self.scores(network, memory["features"])
+        margin = (memory["contrast"] * scores).sum(dim=1) - F.softplus(network["price"]) * memory[
+            "unevenness"
+        ]
+        target = (1 + memory["reward"]) / 2
+        there = presence(memory)
         size = (scores.square() * there).sum() / there.sum()
         return F.binary_cross_entropy_with_logits(margin, target) + self.shrinkage * size
 
@@ -175,28 +177,30 @@ def empty_memory(num_features: int) -> Tensors:
     }
 
 
-def presence(duels: Tensors) -> Tensor:
+def presence(memory: Tensors) -> Tensor:
     """[rounds, clients]: true where there is a client, false in the padding."""
-    return torch.arange(duels["contrast"].shape[1]) < duels["count"][:, None]
+    return torch.arange(memory["contrast"].shape[1]) < memory["count"][:, None]
 
 
-def clients_of(duels: Tensors) -> Tensor:
+def clients_of(memory: Tensors) -> Tensor:
     """Features of all clients in the memory: [clients, features]."""
-    return duels["features"][presence(duels)]
+    return memory["features"][presence(memory)]
 
 
-def remember(duels: Tensors, duel: Duel, capacity: int) -> Tensors:
+def remember(memory: Tensors, comparison: Comparison, capacity: int) -> Tensors:
     """The memory with one duel more; first in, first out."""
-    count = len(duel.contrast)
-    width = max(count, duels["contrast"].shape[1])
-    features = F.pad(duel.features, (0, 0, 0, width - count))[None]
-    contrast = F.pad(duel.contrast, (0, width - count))[None]
-    more = width - duels["contrast"].shape[1]
+    count = len(comparison.contrast)
+    width = max(count, memory["contrast"].shape[1])
+    features = F.pad(comparison.features, (0, 0, 0, width - count))[None]
+    contrast = F.pad(comparison.contrast, (0, width - count))[None]
+    more = width - memory["contrast"].shape[1]
     joined = {
-        "features": torch.cat([F.pad(duels["features"], (0, 0, 0, more)), features]),
-        "contrast": torch.cat([F.pad(duels["contrast"], (0, more)), contrast]),
-        "unevenness": torch.cat([duels["unevenness"], torch.tensor([duel.unevenness], dtype=torch.float64)]),
-        "reward": torch.cat([duels["reward"], torch.tensor([duel.reward], dtype=torch.float64)]),
-        "count": torch.cat([duels["count"], torch.tensor([count])]),
+        "features": torch.cat([F.pad(memory["features"], (0, 0, 0, more)), features]),
+        "contrast": torch.cat([F.pad(memory["contrast"], (0, more)), contrast]),
+        "unevenness": torch.cat(
+            [memory["unevenness"], torch.tensor([comparison.unevenness], dtype=torch.float64)]
+        ),
+        "reward": torch.cat([memory["reward"], torch.tensor([comparison.reward], dtype=torch.float64)]),
+        "count": torch.cat([memory["count"], torch.tensor([count])]),
     }
     return {name: tensor[-capacity:].clone() for name, tensor in joined.items()}

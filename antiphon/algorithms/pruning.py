@@ -6,7 +6,7 @@ scores and adaptive sparsity in `pruning_scores`.
 
 | paper                         | here                                                               |
 | ----------------------------- | ------------------------------------------------------------------ |
-| w^r, M                        | state.params, state.kept                                           |
+| w^r, M                        | state.params, state.submodel                                           |
 | S, s                          | `sparsity`, state.sparsity                                         |
 | ΔR, R^fine-tune               | `every`, `fine_tune_from`; R^end is the run's number of rounds     |
 | Shrink, Expand                | `antiphon.tasks.submodel`                                          |
@@ -46,7 +46,7 @@ from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, Tensors, Update, WrapperState
 from antiphon.server.run_context import RunContext
 from antiphon.tasks.prunable_layers import EmbeddingLayer, LinearLayer, RecurrentLayer, check_structure
-from antiphon.tasks.submodel import Kept, SubmodelPool, expand, expand_parts, masked, shrink
+from antiphon.tasks.submodel import Submodel, SubmodelPool, expand, expand_parts, masked, shrink
 
 
 def prunable_algorithm(algorithm: Any) -> Algorithm | None:
@@ -94,18 +94,15 @@ class StepSparsity:
 class PrunedState(WrapperState):
     """The inner algorithm's state, in full size until the last phase, and what clients get of its model."""
 
-    kept: str = ""  # as `Kept.write` writes it
+    renamed: ClassVar = {"kept": "submodel"}
+    submodel: str = ""  # as `Submodel.write` writes it
     is_small: bool = False  # the last phase: the inner state is of what is kept and nothing else
     sparsity: float = 0.0
     momentum: Tensors = field(default_factory=dict)  # of Δ, for the weights that are scored by it
 
     @property
     def model(self) -> Tensors:
-        return self.params if self.is_small else shrink(self.params, Kept.read(self.kept))
-
-    @property
-    def submodel(self) -> str:
-        return self.kept
+        return self.params if self.is_small else shrink(self.params, Submodel.read(self.submodel))
 
     @property
     def is_result(self) -> bool:
@@ -123,13 +120,13 @@ class FederatedPruning:
     score: Score = ByWeight()
     allocation: Allocation = Unified()
     schedule: ConstantSparsity | StepSparsity = ConstantSparsity()
-    every: int = 10  # rounds from one mask to the next
+    mask_every: int = 10  # rounds from one mask to the next
     fine_tune_from: int = 40  # the round at which the server's model is made small
     refine: bool = True
     multiple: int = 1  # units of a matrix are kept in multiples of this: products of 8 or 16 are faster
     momentum: float = 0.9  # of the moving average of Δ
     layers: tuple[str, ...] = ("encoder.layers.*",)  # patterns of names of layers that may lose units …
-    spared: tuple[str, ...] = ("*.convolution.*",)  # … and of those among them that may not
+    exclude: tuple[str, ...] = ("*.convolution.*",)  # … and of those among them that may not
     structure: tuple[LinearLayer | RecurrentLayer | EmbeddingLayer, ...] = ()  # known when the run begins
     effect: ClassVar[str] = "reshapes"
     refuses: ClassVar = {"reshapes": "a model is pruned once"}
@@ -139,10 +136,10 @@ class FederatedPruning:
             raise ValueError(f"sparsity is a share of at least 0 and below 1, not {self.sparsity}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum}")
-        for name, value in (("every", self.every), ("multiple", self.multiple)):
+        for name, value in (("every", self.mask_every), ("multiple", self.multiple)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        first = self.every * max(self.schedule.num_masks, int(self.score.needs_momentum))
+        first = self.mask_every * max(self.schedule.num_masks, int(self.score.needs_momentum))
         if first >= self.fine_tune_from:
             raise ValueError(
                 f"the target sparsity is reached in round {first}: "
@@ -176,7 +173,7 @@ class FederatedPruning:
 
     def _is_prunable(self, name: str) -> bool:
         asked = any(fnmatchcase(name, pattern) for pattern in self.layers)
-        return asked and not any(fnmatchcase(name, pattern) for pattern in self.spared)
+        return asked and not any(fnmatchcase(name, pattern) for pattern in self.exclude)
 
     def init(self, params: Tensors) -> PrunedState:
         check_structure(self.structure, params)
@@ -186,20 +183,22 @@ class FederatedPruning:
             num_kept(own, density)  # refuses to leave nothing
         return PrunedState(self.inner.init(params))
 
-    def keep(self, params: Tensors, sparsity: float, momentum: Tensors | None = None) -> Kept:
+    def keep(self, params: Tensors, sparsity: float, momentum: Tensors | None = None) -> Submodel:
         """What is kept of a model at a sparsity; before there is a momentum, by the weights."""
         slices = self.slices
         score = self.score if momentum else ByWeight(self.score.norm)
         kept = choose(slices, params, momentum or {}, score, self.allocation, sparsity, self.multiple)
-        return left(slices, kept).kept(self.structure)
+        return left(slices, kept).submodel(self.structure)
 
     def round(self, state: PrunedState, cohort: Sequence[str], pool: Pool) -> tuple[PrunedState, Metrics]:
         if not self.structure:
             raise ValueError("pruning does not know the model's layers: call run_context.prepare first")
         state, revived = self._with_mask(state)
-        submodels = SubmodelPool(pool, state.kept)
+        submodels = SubmodelPool(pool, state.submodel)
         small = (
-            state.inner if state.is_small else shrink_state(state.inner, state.params, Kept.read(state.kept))
+            state.inner
+            if state.is_small
+            else shrink_state(state.inner, state.params, Submodel.read(state.submodel))
         )
         after, metrics = self.inner.round(small, cohort, submodels)
         notes = {"sparsity": state.sparsity, "revived_weights": float(revived)}
@@ -212,66 +211,66 @@ class FederatedPruning:
     def _with_mask(self, state: PrunedState) -> tuple[PrunedState, int]:
         """The state with a new mask if it is time for one, and how many weights that brings back."""
         is_known = bool(state.momentum) or not self.score.needs_momentum
-        if state.is_small or state.round % self.every or not is_known:
+        if state.is_small or state.round % self.mask_every or not is_known:
             return state, 0
-        sparsity = self.schedule(self.sparsity, state.round // self.every)
-        kept = self.keep(state.params, sparsity, state.momentum)
-        revived = num_revived(state.params, self.slices, Kept.read(state.kept), kept)
-        after = replace(state, kept=kept.write(), sparsity=sparsity)
+        sparsity = self.schedule(self.sparsity, state.round // self.mask_every)
+        submodel = self.keep(state.params, sparsity, state.momentum)
+        revived = num_revived(state.params, self.slices, Submodel.read(state.submodel), submodel)
+        after = replace(state, submodel=submodel.write(), sparsity=sparsity)
         if not self.refine:
-            momentum = masked(state.momentum, kept)
-            after = replace(after.with_params(masked(state.params, kept)), momentum=momentum)
+            momentum = masked(state.momentum, submodel)
+            after = replace(after.with_params(masked(state.params, submodel)), momentum=momentum)
         return after, revived
 
     def _grown(self, state: PrunedState, after: Any, aggregate: Update | None) -> PrunedState:
         """The large model with the small one's new values in it; all else as it was."""
-        kept = Kept.read(state.kept)
-        inner = expand_state(after, state.inner, state.params, kept)
+        submodel = Submodel.read(state.submodel)
+        inner = expand_state(after, state.inner, state.params, submodel)
         delta = aggregate.mean if aggregate is not None else {}
-        momentum = self._momentum(state, kept, delta) if self.score.needs_momentum else {}
+        momentum = self._momentum(state, submodel, delta) if self.score.needs_momentum else {}
         return replace(state, inner=inner, momentum=momentum)
 
-    def _momentum(self, state: PrunedState, kept: Kept, delta: Tensors) -> Tensors:
+    def _momentum(self, state: PrunedState, submodel: Submodel, delta: Tensors) -> Tensors:
         """The moving average of Δ; of what is removed, the one it had."""
         weights = moving(state.params, self.slices)
         before = state.momentum or {name: torch.zeros_like(p) for name, p in weights.items()}
-        news = shrink(before, kept)
+        news = shrink(before, submodel)
         told = {n: m.lerp(delta[n], 1 - self.momentum) for n, m in news.items() if n in delta}
-        return expand(told, kept, before)
+        return expand(told, submodel, before)
 
     def _shrunk(self, state: PrunedState) -> PrunedState:
         """The last phase: nothing is left of what was removed."""
-        inner = shrink_state(state.inner, state.params, Kept.read(state.kept))
+        inner = shrink_state(state.inner, state.params, Submodel.read(state.submodel))
         return replace(state, inner=inner, is_small=True, momentum={})
 
 
-def num_revived(params: Tensors, slices: Sequence[Slices], before: Kept, now: Kept) -> int:
+def num_revived(params: Tensors, slices: Sequence[Slices], before: Submodel, now: Submodel) -> int:
     """Weights that were removed and no longer are."""
     ones = {name: torch.ones_like(p) for name, p in moving(params, slices).items()}
     old, new = masked(ones, before), masked(ones, now)
     return sum(int((new[name] > old[name]).sum()) for name in ones)
 
 
-def shrink_state(state: Any, model: Tensors, kept: Kept) -> Any:
+def shrink_state(state: Any, model: Tensors, submodel: Submodel) -> Any:
     """A state of any algorithm, with every group of tensors that is shaped like the model made small."""
     if is_dataclass(state) and not isinstance(state, type):
-        parts = {f.name: shrink_state(getattr(state, f.name), model, kept) for f in fields(state)}
+        parts = {f.name: shrink_state(getattr(state, f.name), model, submodel) for f in fields(state)}
         return replace(state, **parts)
     if isinstance(state, dict):
         if _is_like(state, model):
-            return shrink(state, kept)
-        return {key: shrink_state(value, model, kept) for key, value in state.items()}
-    return tuple(shrink_state(v, model, kept) for v in state) if isinstance(state, tuple) else state
+            return shrink(state, submodel)
+        return {key: shrink_state(value, model, submodel) for key, value in state.items()}
+    return tuple(shrink_state(v, model, submodel) for v in state) if isinstance(state, tuple) else state
 
 
-def expand_state(state: Any, before: Any, model: Tensors, kept: Kept) -> Any:
+def expand_state(state: Any, before: Any, model: Tensors, submodel: Submodel) -> Any:
     """The inverse of `shrink_state`: what was removed is as it was before, or 0 where there was nothing."""
-    return _expand_state(state, before, model, shrink(model, kept), kept)
+    return _expand_state(state, before, model, shrink(model, submodel), submodel)
 
 
-def _expand_state(state: Any, before: Any, model: Tensors, small: Tensors, kept: Kept) -> Any:
+def _expand_state(state: Any, before: Any, model: Tensors, small: Tensors, submodel: Submodel) -> Any:
     def expanded(value: Any, old: Any) -> Any:
-        return _expand_state(value, old, model, small, kept)
+        return _expand_state(value, old, model, small, submodel)
 
     if is_dataclass(state) and not isinstance(state, type):
         values = {f.name: getattr(state, f.name) for f in fields(state)}
@@ -279,7 +278,7 @@ def _expand_state(state: Any, before: Any, model: Tensors, small: Tensors, kept:
     if isinstance(state, dict):
         old = before if isinstance(before, dict) else {}
         if _is_like(state, small):
-            return expand_parts(state, kept, model, old)
+            return expand_parts(state, submodel, model, old)
         return {key: expanded(value, old.get(key)) for key, value in state.items()}
     if isinstance(state, tuple):
         olds = before if isinstance(before, tuple) else ()

@@ -8,7 +8,7 @@ teacher that is another, larger model it is sequence-level distillation (Kim and
 
 | symbol                      | here                                                              |
 | --------------------------- | ----------------------------------------------------------------- |
-| N, hypotheses y_n           | `labels.num`, found by the teacher's beam                         |
+| N, hypotheses y_n           | `labels.num_hypotheses`, found by the teacher's beam                         |
 | p_n                         | `labels.posteriors`: softmax of scores over `labels.temperature`  |
 | Σ_n p_n L(y_n)              | `Batch.per_token`                                                 |
 | teacher                     | `teacher`: when it changes, and into what                         |
@@ -31,7 +31,7 @@ from typing import ClassVar
 from antiphon.algorithms.fedavg import FedAvg
 from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, Tensors, WrapperState
 from antiphon.server.run_context import RunContext
-from antiphon.tasks.pseudo_labels import Labelling, Lesson, TeachingPool
+from antiphon.tasks.pseudo_labels import Labelling, TeacherInstruction, TeachingPool
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class FrozenSeed:
 class CurrentModel:
     """The global model, as it is every so many rounds."""
 
-    every: int = 1
+    update_every: int = 1
 
     def __post_init__(self) -> None:
-        _check_every(self.every)
+        _check_update_every(self.update_every)
 
     def next(self, state: SelfTrainedState) -> Tensors:
-        return state.params if state.round % self.every == 0 else state.teacher
+        return state.params if state.round % self.update_every == 0 else state.teacher
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,15 @@ class MovingAverage:
     """m ← decay · m + (1 − decay) · w, every so many rounds; it begins as the model the run began with."""
 
     decay: float = 0.9
-    every: int = 1
+    update_every: int = 1
 
     def __post_init__(self) -> None:
-        _check_every(self.every)
+        _check_update_every(self.update_every)
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay must be at least 0 and below 1, not {self.decay}")
 
     def next(self, state: SelfTrainedState) -> Tensors:
-        if state.round % self.every:
+        if state.round % self.update_every:
             return state.teacher
         if not state.teacher:
             return state.params
@@ -92,7 +92,7 @@ class OtherModel:
         return {}
 
 
-def _check_every(every: int) -> None:
+def _check_update_every(every: int) -> None:
     if every < 1:
         raise ValueError(f"a teacher changes every 1 or more rounds, not {every}")
 
@@ -129,6 +129,6 @@ class SelfTrained:
         self, state: SelfTrainedState, cohort: Sequence[str], pool: Pool
     ) -> tuple[SelfTrainedState, Metrics]:
         teacher = self.teacher.next(state)
-        teaching = TeachingPool(pool, Lesson(self.labels, self.teacher_model, teacher))
+        teaching = TeachingPool(pool, TeacherInstruction(self.labels, self.teacher_model, teacher))
         inner, metrics = self.inner.round(state.inner, cohort, teaching)
         return SelfTrainedState(inner, teacher), {**metrics, **teaching.metrics}

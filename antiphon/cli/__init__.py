@@ -25,7 +25,7 @@ from antiphon.cli.scoring_commands import (
 )
 from antiphon.core import Stopped
 from antiphon.pools.rendezvous import is_left_behind
-from antiphon.pools.torch_group import Lost
+from antiphon.pools.torch_group import PeerLost
 
 __all__ = ["app", "main"]
 
@@ -70,7 +70,7 @@ def _exit_code() -> int:
     except Stopped as reason:
         terminal.say_stopped(str(reason), _resume_command())
         return 130 if str(reason) == "interrupted" else 3
-    except Lost as error:
+    except PeerLost as error:
         terminal.say_lost(str(error), _resume_command())
         return 4
     except (ValueError, OSError) as error:

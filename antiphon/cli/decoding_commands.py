@@ -76,7 +76,7 @@ def nbest_command(
         decoding = antiphon.nbest(
             run, out, data=data, split=split, beam=beam, lm=lm, lm_weight=lm_weight, word_bonus=word_bonus,
             length_normalisation=length_normalisation, token_bonus=token_bonus, coverage=coverage,
-            tune=tune_on, device=device, workers=workers, feature_processes=num_cores(),
+            tune=tune_on, device=device, num_processes=workers, feature_processes=num_cores(),
             progress=progress, notify=terminal.say,
         )  # fmt: skip
     terminal.console.print(_table(decoding.scores))

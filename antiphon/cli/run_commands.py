@@ -14,7 +14,7 @@ import antiphon
 from antiphon import config
 from antiphon.cli import terminal
 from antiphon.cli.options import Device, Out, Resume, Settings, num_cores
-from antiphon.pools.rendezvous import find_place
+from antiphon.pools.rendezvous import find_rank
 
 Recipe = Annotated[
     str, typer.Argument(help="The name of a recipe, or a YAML file with its name and other settings.")
@@ -47,12 +47,12 @@ def run_command(
     jobs: Jobs = 1,
 ) -> None:
     """Run a recipe on a corpus: train, validate, score on the test speakers, write a report."""
-    place = find_place(os.environ)
-    terminal.be_silent(place is not None and place.rank > 0)
+    process = find_rank(os.environ)
+    terminal.be_silent(process is not None and process.rank > 0)
     with terminal.Terminal() as progress:
         scores = antiphon.run(
             recipe, data, out, settings=settings, only=only, resume=resume, skip_corrupt=skip_corrupt,
-            device=device, workers=workers, ordered=ordered, jobs=jobs, feature_processes=num_cores(),
+            device=device, num_processes=workers, ordered=ordered, jobs=jobs, feature_processes=num_cores(),
             progress=progress,
         )  # fmt: skip
     _print_scores(scores, out)

@@ -15,7 +15,7 @@ from torch import Tensor
 from antiphon.clients.sgd import local_sgd, mean_loss
 from antiphon.core import Tensors, Unusable
 from antiphon.data.batches import Batch, Utterances, padded_tokens, plan_batches
-from antiphon.data.feeding import Feeder, feeder, sent
+from antiphon.data.feeding import Feeder, feeder, to_device
 from antiphon.data.tokens import Tokens
 from antiphon.models.model import Model
 from antiphon.models.noise import utterance_keys
@@ -23,25 +23,27 @@ from antiphon.models.reduced import reduced
 from antiphon.models.specaugment import SpecAugment
 from antiphon.seeding import derive
 from antiphon.tasks.local_training import LocalSteps, LocalTraining, Trained
-from antiphon.tasks.submodel import Kept, shrink
+from antiphon.tasks.submodel import Submodel, shrink
 
 
 @dataclass(frozen=True)
-class Guess:
+class WeightedTranscript:
     """What may have been said: tokens, and how likely they are among the guesses for an utterance."""
 
     tokens: tuple[int, ...]
     weight: float
 
 
-Guesses = Mapping[int, tuple[Guess, ...]]  # utterance -> what may have been said in it
+WeightedTranscripts = Mapping[
+    int, tuple[WeightedTranscript, ...]
+]  # utterance -> what may have been said in it
 
 
 @dataclass(frozen=True)
-class Labels:
+class PseudoLabels:
     """What a client has in place of texts that nobody wrote; `stats` are told in its report."""
 
-    texts: Guesses = field(default_factory=dict)
+    texts: WeightedTranscripts = field(default_factory=dict)
     stats: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -51,7 +53,7 @@ def check_precision(device: torch.device, bfloat16: bool) -> None:
         raise ValueError(f"bfloat16 needs a GPU, and the device is {device}: set bfloat16=false")
 
 
-class Bench:
+class ClientRuntime:
     """What the clients of one process share: features, tokens, and one model whose weights are swapped.
 
     `base` are the parameters a run starts from. Those that do not travel in subspace training stay as
@@ -77,23 +79,23 @@ class Bench:
         self.model = model.to(self.device)
         self.parameters = {name: p for name, p in self.model.named_parameters() if name in base}
         self.base = base
-        self.shape = ""
+        self.submodel = ""
         self.memory: dict[
             str, Any
         ] = {}  # what views of tasks keep in this process; never needed for a result
-        self._small: Bench | None = None
+        self._small: ClientRuntime | None = None
         self.load(base)
 
-    def shaped(self, shape: str) -> Bench:
+    def with_submodel(self, submodel: str) -> ClientRuntime:
         """This bench with what is kept of its model (`tasks.submodel`); it remembers the last one."""
-        if shape == self.shape:
+        if submodel == self.submodel:
             return self
-        if self._small is None or self._small.shape != shape:
-            kept = Kept.read(shape)
+        if self._small is None or self._small.submodel != submodel:
+            units = Submodel.read(submodel)
             self._small = None  # its memory first
             small = copy.copy(self)
-            small.shape, small.base, small.memory = shape, shrink(self.base, kept), {}
-            small.model = reduced(self.model, kept)
+            small.submodel, small.base, small.memory = submodel, shrink(self.base, units), {}
+            small.model = reduced(self.model, units)
             small.parameters = {n: p for n, p in small.model.named_parameters() if n in small.base}
             self._small = small
         return self._small
@@ -120,39 +122,45 @@ class Bench:
             self._fits[index] = self.model.fits(int(self.store.num_frames[index]), tokens)
         return self._fits[indices] == 1
 
-    def worded(self, batch: Batch, guesses: Guesses) -> Batch:
+    def with_labels(self, batch: Batch, transcripts: WeightedTranscripts) -> Batch:
         """The batch, with guesses for its utterances that have any; the others keep their one text."""
-        if not any(index in guesses for index in batch.indices):
+        if not any(index in transcripts for index in batch.indices):
             return batch
-        rows = [guesses[index] if index in guesses else self._written(index) for index in batch.indices]
+        rows = [
+            transcripts[index] if index in transcripts else self._written(index) for index in batch.indices
+        ]
         num_texts = max(len(row) for row in rows)
         # One that has fewer guesses is filled up with empty ones that do not count.
-        flat = [guess for row in rows for guess in (*row, *[Guess((), 0.0)] * (num_texts - len(row)))]
-        tokens, lengths = padded_tokens([guess.tokens for guess in flat])
-        weights = torch.tensor([guess.weight for guess in flat], dtype=batch.features.dtype)
+        flat = [
+            transcript
+            for row in rows
+            for transcript in (*row, *[WeightedTranscript((), 0.0)] * (num_texts - len(row)))
+        ]
+        tokens, lengths = padded_tokens([transcript.tokens for transcript in flat])
+        weights = torch.tensor([transcript.weight for transcript in flat], dtype=batch.features.dtype)
         return replace(
             batch,
-            tokens=self.sent(tokens),
-            token_lengths=self.sent(lengths),
-            weights=self.sent(weights),
+            tokens=self.to_device(tokens),
+            token_lengths=self.to_device(lengths),
+            weights=self.to_device(weights),
         )
 
-    def _written(self, index: int) -> tuple[Guess, ...]:
+    def _written(self, index: int) -> tuple[WeightedTranscript, ...]:
         """The text of an utterance as the only guess; −1 is a placeholder without one."""
         tokens = self.tokens.encode(self.store.text(index)) if index >= 0 else []
-        return (Guess(tuple(tokens), 1.0),)
+        return (WeightedTranscript(tuple(tokens), 1.0),)
 
     def keys(self, noise: Sequence[int], places: np.ndarray) -> Tensor:
         """Keys [n, B] on the device for the utterances [n, B] of n steps; see `models.noise`."""
         decided = torch.tensor(noise, dtype=torch.int32)[:, None]
-        return utterance_keys(self.sent(decided), self.sent(torch.from_numpy(places)))
+        return utterance_keys(self.to_device(decided), self.to_device(torch.from_numpy(places)))
 
     def precision(self) -> torch.autocast:
         """Within: matrix products in bfloat16 if asked for. Parameters, sums and losses stay as they are."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False)
 
-    def sent(self, tensor: Tensor) -> Tensor:
-        return sent(tensor, self.device)
+    def to_device(self, tensor: Tensor) -> Tensor:
+        return to_device(tensor, self.device)
 
     def augmented(self, batch: Batch, keys: Tensor) -> Batch:
         if self.augment is None:
@@ -177,8 +185,8 @@ class Client:
 
     id: str
     indices: np.ndarray
-    bench: Bench
-    labels: Labels = Labels()
+    runtime: ClientRuntime
+    labels: PseudoLabels = PseudoLabels()
     held_out: np.ndarray | None = None
     read_state: Callable[[], Mapping[str, Tensor]] = dict
 
@@ -190,13 +198,15 @@ class Client:
     @property
     def base(self) -> Tensors:
         """The parameters that the run began with."""
-        return self.bench.base
+        return self.runtime.base
 
     def reduced_to(self, submodel: str) -> Client:
         """Return the client with a smaller model, and with its state as far as that model has it."""
-        kept = Kept.read(submodel)
+        units = Submodel.read(submodel)
         return replace(
-            self, bench=self.bench.shaped(submodel), read_state=lambda: shrink(dict(self.state), kept)
+            self,
+            runtime=self.runtime.with_submodel(submodel),
+            read_state=lambda: shrink(dict(self.state), units),
         )
 
     def train(self, steps: LocalSteps) -> Trained:
@@ -209,13 +219,13 @@ class Client:
 
     @property
     def seconds(self) -> float:
-        return float(self.bench.store.seconds[self.indices].sum())
+        return float(self.runtime.store.seconds[self.indices].sum())
 
     @cached_property
     def usable(self) -> np.ndarray:
         """Utterances whose loss can be finite: with a text that fits, or with guesses."""
         guessed = np.isin(self.indices, list(self.labels.texts))
-        kept = self.indices[guessed | self.bench.fits(self.indices)]
+        kept = self.indices[guessed | self.runtime.fits(self.indices)]
         if len(kept) == 0:
             raise Unusable(f"no usable utterance among {len(self.indices)}")
         return kept
@@ -226,7 +236,7 @@ class Client:
         Which utterances meet is the client's own; whether its short or its long ones come first is the
         round's, so that clients who are trained at the same time have batches of similar shape.
         """
-        store, usable, seed = self.bench.store, self.usable, derive(round_seed, self.id)
+        store, usable, seed = self.runtime.store, self.usable, derive(round_seed, self.id)
         mates, order = np.random.default_rng(seed), np.random.default_rng(derive(round_seed, "order"))
         everything = int(store.num_frames[usable].max()) * len(usable)
         whole = local.batch_seconds == 0

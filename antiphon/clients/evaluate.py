@@ -12,16 +12,16 @@ from antiphon.tasks.client_work import client_work
 @client_work("evaluate", answers="nothing")
 def evaluate(task: Task, client: Client) -> Update:
     """Greedy decoding; word and character errors over all the client's utterances, or those it held out."""
-    bench = client.bench
-    bench.load(task.tensors)
+    runtime = client.runtime
+    runtime.load(task.tensors)
     words = characters = Errors(0, 0, 0, 0)
     indices = client.held_out if task.config.get("held_out") else client.indices
     if indices is None:
         raise Unusable("it has held out no utterance to be evaluated on")
     for index, hypothesis in recognise(
-        bench.model, bench.tokens, bench.store, indices, feed=bench.feed
+        runtime.model, runtime.tokens, runtime.store, indices, feed=runtime.feed
     ).items():
-        reference = bench.store.text(index)
+        reference = runtime.store.text(index)
         words += word_errors(reference, hypothesis)
         characters += character_errors(reference, hypothesis)
     stats = {

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from antiphon.clients.client import Bench, Client, Guess, Labels
+from antiphon.clients.client import Client, ClientRuntime, PseudoLabels, WeightedTranscript
 from antiphon.core import Task, Unusable
 from antiphon.data.batches import Batch, unlabelled_batches
 from antiphon.data.tokens import Tokens
@@ -30,13 +30,13 @@ from antiphon.lm.ngram import SentenceModel
 from antiphon.models.model import Model
 from antiphon.recognizer import Recognizer
 from antiphon.tasks.parts import part_of
-from antiphon.tasks.pseudo_labels import TEACHER, VIEW, Evidence, Labelling, Lesson
+from antiphon.tasks.pseudo_labels import TEACHER, VIEW, Evidence, Labelling, TeacherInstruction
 from antiphon.tasks.views import CLIENT_VIEWS, View
 
 
 @CLIENT_VIEWS.named(VIEW)
 @dataclass(frozen=True)
-class PseudoLabels(View):
+class PseudoLabelView(View):
     """The client trains on what a teacher recognises in its speech, wherever that has no text."""
 
     labelling: Labelling = Labelling()
@@ -46,9 +46,9 @@ class PseudoLabels(View):
     def before(self, task: Task, client: Client) -> tuple[Task, Client]:
         teacher = part_of(task.tensors, TEACHER)
         student = {name: t for name, t in task.tensors.items() if name.removeprefix(f"{TEACHER}/") == name}
-        labeller = client.bench.memory.setdefault(VIEW, Labeller(client.bench))
-        lesson = Lesson(self.labelling, self.model, teacher)
-        return replace(task, tensors=student), labeller.labelled(client, lesson)
+        labeller = client.runtime.memory.setdefault(VIEW, Labeller(client.runtime))
+        instruction = TeacherInstruction(self.labelling, self.model, teacher)
+        return replace(task, tensors=student), labeller.labelled(client, instruction)
 
 
 @dataclass(frozen=True)
@@ -81,42 +81,46 @@ class Teacher:
 class Labeller:
     """Labels the utterances without a text of one client after another, all in one process."""
 
-    bench: Bench
-    most: int = 100_000  # utterances whose labels are kept: some hundred MiB, however many clients there are
-    _lesson: Lesson | None = field(default=None, init=False)
+    runtime: ClientRuntime
+    max_utterances: int = (
+        100_000  # utterances whose labels are kept: some hundred MiB, however many clients there are
+    )
+    _instruction: TeacherInstruction | None = field(default=None, init=False)
     _teacher: Teacher | None = field(default=None, init=False)
-    _kept: dict[str, Labels] = field(default_factory=dict, init=False)  # client -> labels, the latest last
+    _kept: dict[str, PseudoLabels] = field(
+        default_factory=dict, init=False
+    )  # client -> labels, the latest last
     _num_kept: int = field(default=0, init=False)
 
-    def labelled(self, client: Client, lesson: Lesson) -> Client:
+    def labelled(self, client: Client, instruction: TeacherInstruction) -> Client:
         """The client, with guesses for what has no text; one that has no text it can trust is unusable."""
-        self._learn(lesson)
+        self._learn(instruction)
         unwritten = self.unwritten(client.indices)
         if len(unwritten) == 0:
             return client
         labels, spent = self._take(client.id), {}
         if labels is None:
             began = time.perf_counter()
-            labels = self._label(unwritten, lesson)
+            labels = self._label(unwritten, instruction)
             spent = {"label_seconds": time.perf_counter() - began}
         self._keep(client.id, labels)
         # Time is of this round alone: labels that were kept cost nothing.
         labels = replace(labels, stats={**labels.stats, **spent})
-        if not labels.texts and not self.bench.fits(client.indices).any():
+        if not labels.texts and not self.runtime.fits(client.indices).any():
             raise Unusable(
                 f"no usable label for any of {len(unwritten)} utterances: "
-                "their hypotheses are empty, do not fit, or are below labels.confidence.least"
+                "their hypotheses are empty, do not fit, or are below labels.confidence.threshold"
             )
         return replace(client, labels=labels)
 
-    def _keep(self, client: str, labels: Labels) -> None:
+    def _keep(self, client: str, labels: PseudoLabels) -> None:
         """Forgets those that were not asked for the longest where there are too many: they are heard anew."""
         self._kept[client] = labels
         self._num_kept += 1 + len(labels.texts)
-        while self._num_kept > self.most:
+        while self._num_kept > self.max_utterances:
             self._take(next(iter(self._kept)))
 
-    def _take(self, client: str) -> Labels | None:
+    def _take(self, client: str) -> PseudoLabels | None:
         """What is kept for a client, no longer kept."""
         labels = self._kept.pop(client, None)
         self._num_kept -= 1 + len(labels.texts) if labels else 0
@@ -124,39 +128,41 @@ class Labeller:
 
     def unwritten(self, indices: np.ndarray) -> np.ndarray:
         """Utterances that have no text."""
-        return np.array([i for i in indices.tolist() if not self.bench.store.text(i)], dtype=np.int64)
+        return np.array([i for i in indices.tolist() if not self.runtime.store.text(i)], dtype=np.int64)
 
-    def _learn(self, lesson: Lesson) -> None:
+    def _learn(self, instruction: TeacherInstruction) -> None:
         """Forgets labels of another teacher, or of other settings."""
-        before, self._lesson = self._lesson, lesson
-        if before is None or not lesson.has_words_of(before):
-            self._teacher = open_teacher(lesson, self.bench)
-        elif lesson.has_teacher_of(before):
+        before, self._instruction = self._instruction, instruction
+        if before is None or not instruction.has_words_of(before):
+            self._teacher = open_teacher(instruction, self.runtime)
+        elif instruction.has_teacher_of(before):
             return
         self._kept, self._num_kept = {}, 0
 
-    def _label(self, unwritten: np.ndarray, lesson: Lesson) -> Labels:
-        teacher, bench, settings = self._teacher, self.bench, lesson.labelling
+    def _label(self, unwritten: np.ndarray, instruction: TeacherInstruction) -> PseudoLabels:
+        teacher, runtime, settings = self._teacher, self.runtime, instruction.labelling
         assert teacher is not None
-        if not lesson.model:
-            bench.load(lesson.teacher)
-        texts: dict[int, tuple[Guess, ...]] = {}
+        if not instruction.model:
+            runtime.load(instruction.teacher)
+        texts: dict[int, tuple[WeightedTranscript, ...]] = {}
         confidences = []
-        for index, hypotheses in heard(teacher, bench, unwritten, settings):
-            guesses, confidence = self.guesses(hypotheses, int(bench.store.num_frames[index]), settings)
+        for index, hypotheses in heard(teacher, runtime, unwritten, settings):
+            transcripts, confidence = self.transcripts(
+                hypotheses, int(runtime.store.num_frames[index]), settings
+            )
             confidences.append(confidence)
-            if guesses:
-                texts[index] = guesses
+            if transcripts:
+                texts[index] = transcripts
         stats = {
             "num_labelled": float(len(texts)),
             "num_filtered": float(len(unwritten) - len(texts)),
             "confidence": float(np.mean(confidences)),
         }
-        return Labels(texts, stats)
+        return PseudoLabels(texts, stats)
 
-    def guesses(
+    def transcripts(
         self, hypotheses: Sequence[Hypothesis], num_frames: int, settings: Labelling
-    ) -> tuple[tuple[Guess, ...], float]:
+    ) -> tuple[tuple[WeightedTranscript, ...], float]:
         """The labels of an utterance, none if it is not to be trusted, and how far it is.
 
         Posteriors are over all hypotheses; those that are kept add up to 1. Where the best cannot be trained
@@ -169,29 +175,33 @@ class Labeller:
         log_prob, log_lm = best.parts.get(ACOUSTIC, best.score), best.parts.get(LM, 0.0)
         evidence = Evidence(posteriors, log_prob, len(best.tokens), log_lm)
         confidence = settings.confidence(evidence)
-        spelled = [tuple(self.bench.tokens.encode(h.text)) for h in hypotheses[: settings.num]]
-        fits = [self.bench.model.fits(num_frames, tokens) for tokens in spelled]
-        if confidence < settings.confidence.least or not fits[0]:
+        spelled = [tuple(self.runtime.tokens.encode(h.text)) for h in hypotheses[: settings.num_hypotheses]]
+        fits = [self.runtime.model.fits(num_frames, tokens) for tokens in spelled]
+        if confidence < settings.confidence.threshold or not fits[0]:
             return (), confidence
-        kept = [Guess(spelled[rank], posteriors[rank]) for rank, usable in enumerate(fits) if usable]
-        total = sum(guess.weight for guess in kept)
-        return tuple(Guess(guess.tokens, guess.weight / total) for guess in kept), confidence
+        kept = [
+            WeightedTranscript(spelled[rank], posteriors[rank]) for rank, usable in enumerate(fits) if usable
+        ]
+        total = sum(transcript.weight for transcript in kept)
+        return tuple(
+            WeightedTranscript(transcript.tokens, transcript.weight / total) for transcript in kept
+        ), confidence
 
 
 def heard(
-    teacher: Teacher, bench: Bench, indices: np.ndarray, settings: Labelling
+    teacher: Teacher, runtime: ClientRuntime, indices: np.ndarray, settings: Labelling
 ) -> Iterator[tuple[int, Sequence[Hypothesis]]]:
     """What a teacher makes of each utterance, from the shortest to the longest."""
-    for chosen, batch in unlabelled_batches(bench.store, indices, settings.batch_seconds, bench.feed):
+    for chosen, batch in unlabelled_batches(runtime.store, indices, settings.batch_seconds, runtime.feed):
         yield from zip(chosen.tolist(), teacher.hear(batch), strict=True)
 
 
-def open_teacher(lesson: Lesson, bench: Bench) -> Teacher:
+def open_teacher(instruction: TeacherInstruction, runtime: ClientRuntime) -> Teacher:
     """The teacher of a lesson with what it searches by; refuses files and settings that do not fit."""
-    settings = lesson.labelling
-    model, tokens = bench.model, bench.tokens
-    if lesson.model:
-        recognizer = Recognizer.load(lesson.model, str(bench.device))
+    settings = instruction.labelling
+    model, tokens = runtime.model, runtime.tokens
+    if instruction.model:
+        recognizer = Recognizer.load(instruction.model, str(runtime.device))
         model, tokens = recognizer.model, recognizer.tokens
     fusion = None
     if settings.lm is not None:
@@ -199,4 +209,4 @@ def open_teacher(lesson: Lesson, bench: Bench) -> Teacher:
     beam, second = beam_for(model, settings.width, fusion), settings.second_pass
     if second is None:
         return Teacher(model, tokens, beam)
-    return Teacher(model, tokens, beam, load_sentence_model(second.path, str(bench.device)), second.weight)
+    return Teacher(model, tokens, beam, load_sentence_model(second.path, str(runtime.device)), second.weight)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from antiphon.core import Report, Tensors
-from antiphon.models.noise import drawing
+from antiphon.models.noise import noise_from
 from antiphon.tasks.local_training import LocalSteps, LocalTraining, Trained
 
 
@@ -20,7 +20,7 @@ class SpeechClient(Protocol):
     @property
     def id(self) -> str: ...
     @property
-    def bench(self) -> Any: ...
+    def runtime(self) -> Any: ...
     @property
     def labels(self) -> Any: ...
     @property
@@ -52,13 +52,13 @@ def gradients(
     client: SpeechClient, local: LocalTraining, parameters: list[Tensor], round_seed: int, meter: LossMeter
 ) -> Iterator[list[Tensor]]:
     """Gradients of one step after another; the caller changes the parameters between them."""
-    bench = client.bench
-    bench.model.train()
+    runtime = client.runtime
+    runtime.model.train()
     for step in client.steps(local, round_seed):
-        keys = bench.keys([step.noise], step.indices[None]).flatten()
-        batch = bench.augmented(bench.worded(bench.feed(step.indices), client.labels.texts), keys)
-        with drawing(keys), bench.precision():
-            losses = batch.per_token(bench.model.losses(batch))
+        keys = runtime.keys([step.noise], step.indices[None]).flatten()
+        batch = runtime.augmented(runtime.with_labels(runtime.feed(step.indices), client.labels.texts), keys)
+        with noise_from(keys), runtime.precision():
+            losses = batch.per_token(runtime.model.losses(batch))
         meter.add(losses)
         yield list(torch.autograd.grad(losses.mean(), parameters))
 
@@ -99,7 +99,7 @@ def delta_stats(norm: float, total_magnitude: float, num_entries: int) -> dict[s
 def local_sgd(client: SpeechClient, steps: LocalSteps) -> Trained:
     """Local SGD (DGA eq. 1); the delta is Δ = w − w_k (eq. 2, sign as in SPEC: old minus new)."""
     local = steps.local
-    parameters = client.bench.load(steps.start)
+    parameters = client.runtime.load(steps.start)
     start = [parameter.detach().clone() for parameter in parameters]
     correction = {place: steps.correction[n] for place, n in enumerate(steps.start) if n in steps.correction}
     anchor = _anchor(steps, start)
@@ -122,13 +122,13 @@ def local_sgd(client: SpeechClient, steps: LocalSteps) -> Trained:
 
 def mean_loss(client: SpeechClient, params: Tensors) -> float:
     """Mean loss per token over the client's utterances, without masks, dropout or training."""
-    bench, meter = client.bench, LossMeter()
-    bench.load(params)
-    bench.model.eval()
-    with torch.inference_mode(), bench.precision():
+    runtime, meter = client.runtime, LossMeter()
+    runtime.load(params)
+    runtime.model.eval()
+    with torch.inference_mode(), runtime.precision():
         for step in client.steps(LocalTraining(), round_seed=0):
-            batch = bench.worded(bench.feed(step.indices), client.labels.texts)
-            meter.add(batch.per_token(bench.model.losses(batch)))
+            batch = runtime.with_labels(runtime.feed(step.indices), client.labels.texts)
+            meter.add(batch.per_token(runtime.model.losses(batch)))
     return meter.mean
 
 

@@ -28,7 +28,7 @@ def central(task: Task, client: Client) -> Update:
     """AdamW steps with moments that came with the task; the update holds the new values themselves."""
     local = LocalTraining.from_task(task.config)
     groups = {group: part_of(task.tensors, group) for group in ("params", "first", "second")}
-    parameters = client.bench.load(groups["params"])
+    parameters = client.runtime.load(groups["params"])
     decay, step = float(task.config["weight_decay"]), float(task.config["step"])  # type: ignore[arg-type]
     pairs = list(zip(groups["params"], parameters, strict=True))
     first = [groups["first"][name].to(parameter.device, copy=True) for name, parameter in pairs]

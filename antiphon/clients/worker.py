@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from antiphon.clients.client import Bench, Client
+from antiphon.clients.client import Client, ClientRuntime
 from antiphon.clients.states import ClientStates
 from antiphon.core import Failure, Task, Unusable, Update
 from antiphon.registry import unknown_name
@@ -22,7 +22,7 @@ from antiphon.tasks.views import Entered, enter
 class SpeechWorker:
     """Takes clients one after another through the work that a task's kind names."""
 
-    bench: Bench
+    runtime: ClientRuntime
     clients: Mapping[str, np.ndarray]  # client -> its utterances in the store
     states: ClientStates | None = None  # for work that keeps something on the client
     held_out: Mapping[str, np.ndarray] = field(default_factory=dict)  # client -> utterances it is scored on
@@ -44,7 +44,7 @@ class SpeechWorker:
         """Return a task and a client as the work sees them: through the task's views."""
         read = partial(self._read_state, name, task)
         client = Client(
-            name, self.utterances(name), self.bench, held_out=self.held_out.get(name), read_state=read
+            name, self.utterances(name), self.runtime, held_out=self.held_out.get(name), read_state=read
         )
         return enter(task, client)
 
@@ -61,7 +61,7 @@ class SpeechWorker:
         return replace(update, reports=tuple(replace(r, state_bytes=size) for r in update.reports))
 
     def _read_state(self, name: str, task: Task) -> Mapping[str, torch.Tensor]:
-        return {} if self.states is None else self.states.read(name, task.moment, str(self.bench.device))
+        return {} if self.states is None else self.states.read(name, task.moment, str(self.runtime.device))
 
     def utterances(self, name: str) -> np.ndarray:
         """Return a client's utterances; ValueError if it is not here, which is no client's fault."""

@@ -79,7 +79,7 @@ def one_thread() -> Iterator[None]:
 def extract_in_order(
     speech: Speech,
     frontend: Frontend,
-    num_workers: int,
+    num_processes: int,
     known: Callable[[int, Utterance], np.ndarray | None] = lambda index, utterance: None,
 ) -> Extracted:
     """Every utterance with its float16 frames [frames, dim], in the order of the speech.
@@ -87,7 +87,7 @@ def extract_in_order(
     known: gives the frames of utterances for which they need not be computed.
     """
     todo = (one for index, one in enumerate(speech.utterances()) if known(index, one) is None)
-    work = map_in_processes(todo, num_workers, CHUNK, "computing features", Extractor, speech, frontend)
+    work = map_in_processes(todo, num_processes, CHUNK, "computing features", Extractor, speech, frontend)
     with closing(work):
         for index, utterance in enumerate(speech.utterances()):
             frames = known(index, utterance)

@@ -96,10 +96,10 @@ class Resident:
         return rows.masked_fill(~real.view(*real.shape, *[1] * (rows.dim() - 2)), 0)
 
     def _sent(self, numbers: np.ndarray) -> Tensor:
-        return sent(torch.from_numpy(np.ascontiguousarray(numbers)), self.device)
+        return to_device(torch.from_numpy(np.ascontiguousarray(numbers)), self.device)
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on the device, sent without waiting."""
     if device.type == "cuda":
         tensor = tensor.pin_memory()

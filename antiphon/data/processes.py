@@ -37,7 +37,7 @@ def map_ahead(
 
 def map_in_processes(
     items: Iterable[Item],
-    num_workers: int,
+    num_processes: int,
     chunk: int,
     doing: str,
     make_work: Callable[..., Callable[[Item], Result]],
@@ -48,9 +48,9 @@ def map_in_processes(
     Every process calls `make_work(*arguments)` once, and what it returns for each item. `chunk`: items in a
     message. `doing` says in errors what the work is.
     """
-    if num_workers < 1:
-        raise ValueError(f"num_workers must be at least 1, not {num_workers}")
-    if num_workers == 1:
+    if num_processes < 1:
+        raise ValueError(f"num_processes must be at least 1, not {num_processes}")
+    if num_processes == 1:
         work = make_work(*arguments)
         yield from ((item, work(item)) for item in items)
         return
@@ -58,15 +58,17 @@ def map_in_processes(
     # server imports torch once for all workers.
     context = get_context("forkserver")
     context.set_forkserver_preload([make_work.__module__])
-    executor = ProcessPoolExecutor(num_workers, context, initializer=_start, initargs=(make_work, *arguments))
+    executor = ProcessPoolExecutor(
+        num_processes, context, initializer=_start, initargs=(make_work, *arguments)
+    )
     try:
-        with closing(map_ahead(executor, _work_on, chunks(items, chunk), 3 * num_workers)) as done:
+        with closing(map_ahead(executor, _work_on, chunks(items, chunk), 3 * num_processes)) as done:
             for ordered, results in done:
                 yield from zip(ordered, results, strict=True)
     except BrokenProcessPool as error:
         raise ValueError(
             f"a worker process died while {doing} (out of memory? or a script without "
-            "`if __name__ == '__main__':`?); try num_workers=1"
+            "`if __name__ == '__main__':`?); try num_processes=1"
         ) from error
 
 

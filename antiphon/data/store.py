@@ -172,7 +172,7 @@ def mapped(path: Path, num_bytes: int) -> mmap.mmap | bytes:
 
 
 def compute_features(
-    corpus: Corpus, frontend: Frontend, num_workers: int = 1, progress: Progress | None = None
+    corpus: Corpus, frontend: Frontend, num_processes: int = 1, progress: Progress | None = None
 ) -> FeatureStore:
     """The corpus's features by `frontend`: opened if they exist, computed if not or if the corpus changed.
 
@@ -181,7 +181,7 @@ def compute_features(
     fingerprint = corpus_fingerprint(corpus)
 
     def extract() -> Extracted:
-        return extract_in_order(corpus, frontend, num_workers)
+        return extract_in_order(corpus, frontend, num_processes)
 
     return stored(corpus, frontend, frontend.key(), fingerprint, extract, progress)
 
@@ -191,7 +191,7 @@ def borrow_features(
     lender: Corpus,
     ids: frozenset[str],
     frontend: Frontend,
-    num_workers: int = 1,
+    num_processes: int = 1,
     progress: Progress | None = None,
 ) -> FeatureStore:
     """The corpus's features; those of `ids`, utterances that both have, from the lender if it has features.
@@ -202,14 +202,14 @@ def borrow_features(
     folder = Path(lender.path) / "features" / frontend.key()
     store = FeatureStore.open(folder) if folder.exists() else None
     if store is None or store.fingerprint != corpus_fingerprint(lender):
-        return compute_features(corpus, frontend, num_workers, progress)
+        return compute_features(corpus, frontend, num_processes, progress)
     indices = {store.id(index): index for index in range(len(store))}
 
     def known(_: int, utterance: Utterance) -> np.ndarray | None:
         return store.features(indices[utterance.id]) if utterance.id in ids else None
 
     def extract() -> Extracted:
-        return extract_in_order(corpus, frontend, num_workers, known)
+        return extract_in_order(corpus, frontend, num_processes, known)
 
     return stored(corpus, frontend, frontend.key(), corpus_fingerprint(corpus), extract, progress)
 

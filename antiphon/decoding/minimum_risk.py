@@ -21,20 +21,20 @@ SHARPNESSES = (np.inf, *(2.0**-power for power in range(10)))
 
 
 @dataclass(frozen=True)
-class Apart:
+class MinimumRisk:
     """Lists, and the distances of the texts of each."""
 
     lists: Lists
     distances: tuple[np.ndarray, ...]
 
     @classmethod
-    def measure(cls, lists: Lists) -> Apart:
+    def measure(cls, lists: Lists) -> MinimumRisk:
         texts = ([hypothesis.text for hypothesis in entry.hypotheses] for entry in lists.entries)
         return cls(lists, tuple(map(word_distances, texts)))
 
-    def of(self, places: Sequence[int]) -> Apart:
+    def of(self, places: Sequence[int]) -> MinimumRisk:
         """Some of the lists."""
-        return Apart(self.lists.of(places), tuple(self.distances[place] for place in places))
+        return MinimumRisk(self.lists.of(places), tuple(self.distances[place] for place in places))
 
     def best(self, weights: Mapping[str, float], sharpness: float) -> np.ndarray:
         """The row of each list with the fewest expected errors; the first of equals."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.clients.client import Bench
+from antiphon.clients.client import ClientRuntime
 from antiphon.clients.states import ClientStates
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Collected, Task, Update, Weigh
@@ -46,7 +46,7 @@ def score_clients(
     prepared: Prepared,
     name: str,
     algorithm: Any,
-    bench: Bench,
+    runtime: ClientRuntime,
     outcome: Outcome,
     states: ClientStates,
     folder: Path,
@@ -59,9 +59,9 @@ def score_clients(
         pool = SubmodelPool(sent, outcome.submodel)
         task = Task("evaluate", outcome.best, {"round": outcome.best_round})
         (personal_pool(algorithm, pool) if is_personal else pool).reduce(task, [], lambda report: 0.0)
-        worker = SpeechWorker(bench, prepared.clients[name], states, held_out)
+        worker = SpeechWorker(runtime, prepared.clients[name], states, held_out)
         notes = {"split": SPLIT, "which": which, "round": outcome.best_round}
-        recognizer = Recognizer(prepared.recognizer(name).blueprint, prepared.tokens, bench.model)
+        recognizer = Recognizer(prepared.recognizer(name).blueprint, prepared.tokens, runtime.model)
         hypotheses = _hypotheses(worker, sent.tasks[0])
         target = folder / "evaluation" / SPLIT / which
         score(recognizer, prepared.store, indices, target, notes, hypotheses=hypotheses)
@@ -73,9 +73,9 @@ def _hypotheses(worker: SpeechWorker, task: Task) -> Callable[[], dict[int, str]
         texts: dict[int, str] = {}
         for client, indices in sorted(worker.held_out.items()):
             entered = worker.enter(task, client)
-            bench = entered.client.bench
-            bench.load(entered.task.tensors)
-            texts |= recognise(bench.model, bench.tokens, bench.store, indices, feed=bench.feed)
+            runtime = entered.client.runtime
+            runtime.load(entered.task.tensors)
+            texts |= recognise(runtime.model, runtime.tokens, runtime.store, indices, feed=runtime.feed)
         return texts
 
     return recognise_all

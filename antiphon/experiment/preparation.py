@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from antiphon.algorithms.rehearsal import SERVER_CLIENT
-from antiphon.clients.client import Bench, check_precision
+from antiphon.clients.client import ClientRuntime, check_precision
 from antiphon.clients.faults import SimulatedFaults
 from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.states import ClientStates
@@ -26,7 +26,7 @@ from antiphon.experiment.starting import check_start
 from antiphon.experiment.teaching import CheckedLabels, unlabelled_clients
 from antiphon.models.model import Model
 from antiphon.models.reduced import structure_of
-from antiphon.pools.process_group import Alone, Team
+from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.recording import Faults, no_faults
 from antiphon.recognizer import Blueprint, Recognizer
 from antiphon.seeding import derive
@@ -49,9 +49,9 @@ class Prepared:
     fresh: dict[str, Tensors]  # run -> parameters to be trained, of a model that has learnt nothing here
     device: torch.device
 
-    def recognizer(self, name: str, shape: str = "") -> Recognizer:
+    def recognizer(self, name: str, submodel: str = "") -> Recognizer:
         """The model of a run, or what is kept of it."""
-        blueprint = self.experiment.blueprint(name).shaped(shape)
+        blueprint = self.experiment.blueprint(name).with_submodel(submodel)
         return Recognizer(blueprint, self.tokens, draw(self.experiment.seed, blueprint, self.tokens))
 
     def store_of(self, name: str) -> FeatureStore:
@@ -72,22 +72,22 @@ class Prepared:
         """Reads the speech of the next cohort of a run while this one trains."""
         self.store.expect(np.concatenate([self.clients[name][client] for client in cohort]))
 
-    def everyone(self, name: str) -> dict[str, np.ndarray]:
+    def all_clients(self, name: str) -> dict[str, np.ndarray]:
         """All that a run sends tasks to: its clients, the validation speakers, the server's own speech."""
         return {**self.clients[name], **self.valid_clients(), SERVER_CLIENT: self.groups["seed"]}
 
     def seconds_of(self, name: str) -> Callable[[str], float]:
         """Seconds of audio by client."""
-        everyone = self.everyone(name)
+        everyone = self.all_clients(name)
         return lambda client: float(self.store.seconds[everyone[client]].sum())
 
-    def pool(self, name: str, bench: Bench, team: Team, states: ClientStates) -> Pool:
+    def pool(self, name: str, runtime: ClientRuntime, group: ProcessGroup, states: ClientStates) -> Pool:
         """Carries tasks to the clients of a run, in all processes of the team."""
-        everyone, held_out = self.everyone(name), self.held_out.get(name, {})
+        everyone, held_out = self.all_clients(name), self.held_out.get(name, {})
         stacks = self.experiment.stacked and self.device.type == "cuda"
         kind = StackedWorker if stacks else SpeechWorker
-        worker: Worker = kind(bench, everyone, states, held_out)
-        return team.pool(worker, self.seconds_of(name))
+        worker: Worker = kind(runtime, everyone, states, held_out)
+        return group.pool(worker, self.seconds_of(name))
 
     def faults(self, name: str) -> Faults:
         """Simulated faults of a run's clients."""
@@ -143,9 +143,9 @@ def prepare(
     experiment: Experiment,
     data: Path,
     device: str = "auto",
-    num_workers: int = 1,
+    num_processes: int = 1,
     progress: Progress | None = None,
-    team: Team | None = None,
+    group: ProcessGroup | None = None,
 ) -> Prepared:
     """Opens the corpus, computes features where they are missing, and checks every run before any starts."""
     corpus = Corpus.open(data)
@@ -154,9 +154,9 @@ def prepare(
     experiment.check_masks()
 
     def compute() -> None:
-        open_speech(experiment, corpus, num_workers, progress)
+        open_speech(experiment, corpus, num_processes, progress)
 
-    (team or Alone()).first(compute)
+    (group or SingleProcess()).on_rank_zero(compute)
     store, groups, corrupted = open_speech(experiment, corpus)
 
     def server_texts() -> list[str]:
@@ -228,15 +228,15 @@ def _as_often(
 
 
 def open_speech(
-    experiment: Experiment, corpus: Corpus, num_workers: int = 1, progress: Progress | None = None
+    experiment: Experiment, corpus: Corpus, num_processes: int = 1, progress: Progress | None = None
 ) -> tuple[FeatureStore, dict[str, np.ndarray], Chosen]:
     """Features, computed where they are missing; who is in which group; and which clients are corrupted."""
     frontend, corruption = experiment.frontend, experiment.corruption
-    clean = compute_features(corpus, frontend, num_workers, progress)
+    clean = compute_features(corpus, frontend, num_processes, progress)
     groups = experiment.speakers.groups(clean)
     chosen = corruption.choose(clean, groups["federated"], experiment.seed)
     pool = groups["both"]
-    store = corrupted_features(corpus, frontend, clean, corruption, chosen, pool, num_workers, progress)
+    store = corrupted_features(corpus, frontend, clean, corruption, chosen, pool, num_processes, progress)
     return store, groups, chosen
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from antiphon import config
-from antiphon.clients.client import Bench
+from antiphon.clients.client import ClientRuntime
 from antiphon.clients.states import ClientStates
 from antiphon.core import Pool, Stopped, Tensors
 from antiphon.engine import Engine, Listener, Silent
@@ -22,7 +22,7 @@ from antiphon.experiment.score import score, write_json
 from antiphon.experiment.settings import Experiment, Run
 from antiphon.experiment.starting import load_start
 from antiphon.experiment.teaching import ResolvedLabels
-from antiphon.pools.process_group import Alone, Team
+from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.recognizer import Recognizer
 from antiphon.report import write_report
 from antiphon.report.run_folder import RunFolder
@@ -40,7 +40,7 @@ class Screen(Protocol):
     def run(self, name: str, run: Run, num_clients: int) -> Listener: ...
 
 
-class Dark:
+class NullScreen:
     """Shows nothing."""
 
     def features(self, done: int, total: int) -> None: ...
@@ -55,10 +55,10 @@ def run_experiment(
     resume: bool = False,
     skip_corrupt: bool = False,
     device: str = "auto",
-    num_workers: int = 1,
+    num_processes: int = 1,
     screen: Screen | None = None,
     only: Sequence[str] = (),
-    team: Team | None = None,
+    group: ProcessGroup | None = None,
 ) -> dict[str, Scores]:
     """Runs all runs of an experiment and writes its report; returns each run's scores on the test split.
 
@@ -67,12 +67,12 @@ def run_experiment(
     `resume` goes on from there. `only` some runs: others may be another process's, or done before.
     A `team` of processes calls this in each of them; only its first writes anything.
     """
-    data, out, screen, team = Path(data), Path(out), screen or Dark(), team or Alone()
-    team.first(lambda: check_folder(out, experiment, resume))
-    prepared = prepare(experiment, data, device, num_workers, screen.features, team)
-    team.first(lambda: claim_folder(out, experiment, data, prepared.store.fingerprint))
+    data, out, screen, group = Path(data), Path(out), screen or NullScreen(), group or SingleProcess()
+    group.on_rank_zero(lambda: check_folder(out, experiment, resume))
+    prepared = prepare(experiment, data, device, num_processes, screen.features, group)
+    group.on_rank_zero(lambda: claim_folder(out, experiment, data, prepared.store.fingerprint))
     try:
-        return _carry_out_all(prepared, out, resume, skip_corrupt, screen, experiment.chosen(only), team)
+        return run_all(prepared, out, resume, skip_corrupt, screen, experiment.chosen(only), group)
     except KeyboardInterrupt:  # a second Ctrl-C, or one while scoring: the last checkpoint is whole
         raise Stopped("interrupted") from None
 
@@ -84,7 +84,7 @@ def run_side_by_side(
     num_jobs: int,
     resume: bool = False,
     device: str = "auto",
-    num_workers: int = 1,
+    num_processes: int = 1,
     screen: Screen | None = None,
     only: Sequence[str] = (),
 ) -> dict[str, Scores]:
@@ -93,9 +93,9 @@ def run_side_by_side(
     Runs that are finished already are not begun again. Raises `Stopped` when some have failed, or when
     interrupted: `resume` goes on from there.
     """
-    data, out, screen = Path(data), Path(out), screen or Dark()
+    data, out, screen = Path(data), Path(out), screen or NullScreen()
     check_folder(out, experiment, resume)
-    prepared = prepare(experiment, data, device, num_workers, screen.features)
+    prepared = prepare(experiment, data, device, num_processes, screen.features)
     claim_folder(out, experiment, data, prepared.store.fingerprint)
     runs, split = experiment.chosen(only), experiment.speakers.test
     needs = {
@@ -127,7 +127,7 @@ def run_job(
     check_folder(out, experiment, resume=True)
     prepared = prepare(experiment, data, device)
     try:
-        _carry_out(prepared, name, out, True, skip_corrupt, Silent(), Alone())
+        run_one(prepared, name, out, True, skip_corrupt, Silent(), SingleProcess())
     except KeyboardInterrupt:
         raise Stopped("interrupted") from None
 
@@ -140,25 +140,25 @@ def is_finished(folder: Path, run: Run, split: str) -> bool:
     return found.num_finished >= run.rounds.total and "best" in found.evaluations.get(split, {})
 
 
-def _carry_out_all(
+def run_all(
     prepared: Prepared,
     out: Path,
     resume: bool,
     skip_corrupt: bool,
     screen: Screen,
     runs: Mapping[str, Run],
-    team: Team,
+    group: ProcessGroup,
 ) -> dict[str, Scores]:
     """One run after another, then the report: also when they were stopped."""
     scores = {}
     try:
         for name, run in runs.items():
             listener = screen.run(name, run, len(prepared.clients[name]))
-            scores[name] = _carry_out(prepared, name, out, resume, skip_corrupt, listener, team)
+            scores[name] = run_one(prepared, name, out, resume, skip_corrupt, listener, group)
     except Stopped:
-        team.first(lambda: _report(prepared.experiment, out))
+        group.on_rank_zero(lambda: _report(prepared.experiment, out))
         raise
-    team.first(lambda: _report(prepared.experiment, out))
+    group.on_rank_zero(lambda: _report(prepared.experiment, out))
     return scores
 
 
@@ -169,29 +169,29 @@ def _report(experiment: Experiment, out: Path) -> None:
         write_report(begun, out / "report.html")
 
 
-def _carry_out(
+def run_one(
     prepared: Prepared,
     name: str,
     out: Path,
     resume: bool,
     skip_corrupt: bool,
     listener: Listener,
-    team: Team,
+    group: ProcessGroup,
 ) -> Scores:
     run, folder = prepared.experiment.runs[name], out / name
-    begin = team.first(lambda: load_start(run.start, out, prepared.fresh[name]))
+    begin = group.on_rank_zero(lambda: load_start(run.start, out, prepared.fresh[name]))
     start, recognizer = begin["params"], prepared.recognizer(name, begin["submodel"])
     augment, device = prepared.experiment.augment, prepared.device
     bfloat16 = prepared.experiment.bfloat16
     store = prepared.store_of(name)
-    bench = Bench(store, prepared.tokens, recognizer.model, start, augment, device, bfloat16)
+    runtime = ClientRuntime(store, prepared.tokens, recognizer.model, start, augment, device, bfloat16)
 
     def open_folder() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "run.json", {**_about(prepared, name, start), "num_processes": team.size})
+        write_json(folder / "run.json", {**_about(prepared, name, start), "num_processes": group.size})
         _score_start(prepared, recognizer, run, out, folder)
 
-    team.first(open_folder)
+    group.on_rank_zero(open_folder)
     valid = sorted(prepared.valid_clients())
     states = ClientStates(folder / "clients", run.rounds.renew_lost_states)
     clients = sorted(prepared.clients[name])
@@ -202,19 +202,19 @@ def _carry_out(
 
     engine = Engine(
         run.algorithm,
-        prepared.pool(name, bench, team, states),
+        prepared.pool(name, runtime, group, states),
         list(prepared.clients[name]),
         run.rounds,
         folder,
         prepared.experiment.seed,
         validate=validate,
         listener=listener,
-        team=team,
+        group=group,
         expect=lambda cohort: prepared.expect(name, cohort),
         context=RunContext(
             valid=tuple(valid),
             structure=structure_in(recognizer),
-            resolve_labels=ResolvedLabels(out, folder, team, prepared.server_texts),
+            resolve_labels=ResolvedLabels(out, folder, group, prepared.server_texts),
         ),
         states=states,
         faults=prepared.faults(name),
@@ -222,16 +222,16 @@ def _carry_out(
     outcome = engine.run(start, resume, skip_corrupt)
 
     def finish() -> Scores:
-        last = bench.shaped(outcome.submodel)
+        last = runtime.with_submodel(outcome.submodel)
         last.load(outcome.best)
-        blueprint = recognizer.blueprint.shaped(outcome.submodel)
+        blueprint = recognizer.blueprint.with_submodel(outcome.submodel)
         result = Recognizer(blueprint, recognizer.tokens, last.model)
         result.save(folder / "model", {"run": name, "round": outcome.best_round})
         if run.held_out:
-            score_clients(prepared, name, engine.algorithm, bench, outcome, states, folder)
+            score_clients(prepared, name, engine.algorithm, runtime, outcome, states, folder)
         return _score(prepared, result, folder, "best", outcome.best_round)
 
-    return team.first(finish)
+    return group.on_rank_zero(finish)
 
 
 def _score_start(prepared: Prepared, recognizer: Recognizer, run: Run, out: Path, folder: Path) -> None:

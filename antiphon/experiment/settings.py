@@ -41,14 +41,14 @@ class Speakers:
     valid: str = "heldout"
     test: str = "test"
     seed_fraction: float = 0.5
-    parting: int = 0
+    split_seed: int = 0
     server: str = ""  # a split: the server's own speech
     organisation: str = ""  # a split: speech made of an organisation's text, for the server to train on
 
     def groups(self, store: FeatureStore) -> dict[str, np.ndarray]:
         """Utterance indices of seed, federated, both, valid, test and, where there is one, organisation."""
         speakers = store.speakers(self.pool)
-        order = np.random.default_rng(derive(self.parting, "parting")).permutation(len(speakers))
+        order = np.random.default_rng(derive(self.split_seed, "parting")).permutation(len(speakers))
         count = round(self.seed_fraction * len(speakers))
         seed = [speakers[i] for i in order[:count]]
         federated = [speakers[i] for i in order[count:]]

@@ -12,7 +12,7 @@ from antiphon.core import Tensors
 from antiphon.data.tokens import Tokens, load_tokens
 from antiphon.models.reduced import ReducedConfig
 from antiphon.recognizer import Blueprint, open_blueprint
-from antiphon.tasks.submodel import Kept, shrink
+from antiphon.tasks.submodel import Submodel, shrink
 
 
 def check_start(start: str, wanted: Blueprint, tokens: Tokens) -> Blueprint:
@@ -35,7 +35,7 @@ def load_start(start: str, out: Path, fresh: Tensors) -> dict[str, Any]:
         raise ValueError(f"a run starts from {start!r}, which has not finished in {out}")
     folder, blueprint = open_blueprint(source)
     found = load_file(folder / "model.safetensors", device=str(next(iter(fresh.values())).device))
-    trained = shrink(fresh, Kept.read(blueprint.shape))
+    trained = shrink(fresh, Submodel.read(blueprint.submodel))
     # In the order of the file: the last bit of a sum over parameters depends on their order.
     params = {name: tensor for name, tensor in found.items() if name in trained}
-    return {"params": params, "submodel": blueprint.shape}
+    return {"params": params, "submodel": blueprint.submodel}

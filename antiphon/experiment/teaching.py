@@ -15,7 +15,7 @@ from antiphon.experiment.settings import Run
 from antiphon.lm.arpa import load_ngram, save_ngram
 from antiphon.lm.kneser_ney import estimate
 from antiphon.lm.neural_lm import load_sentence_model
-from antiphon.pools.process_group import Team
+from antiphon.pools.process_group import ProcessGroup
 from antiphon.recognizer import Recognizer
 from antiphon.seeding import derive
 from antiphon.tasks.pseudo_labels import Labelling
@@ -74,17 +74,19 @@ class ResolvedLabels:
 
     out: Path
     folder: Path
-    team: Team
+    group: ProcessGroup
     server_texts: Callable[[], Sequence[str]]
 
     def __call__(self, labels: Labelling, model: str) -> tuple[Labelling, str]:
         if model and "/" not in model:
-            if not self.team.first(lambda: (self.out / model / "model" / "model.safetensors").exists()):
+            if not self.group.on_rank_zero(
+                lambda: (self.out / model / "model" / "model.safetensors").exists()
+            ):
                 raise ValueError(f"a run is taught by {model!r}, which has not finished in {self.out}")
             model = str(self.out / model)
         lm = labels.lm
         if lm is not None and not lm.path:
             path = self.folder / "lm.arpa"
-            self.team.first(lambda: save_ngram(estimate(self.server_texts(), lm.order), path))
+            self.group.on_rank_zero(lambda: save_ngram(estimate(self.server_texts(), lm.order), path))
             labels = replace(labels, lm=replace(lm, path=str(path)))
         return labels, model

@@ -65,7 +65,7 @@ _current: ContextVar[Noise | None] = ContextVar("noise", default=None)
 
 
 @contextmanager
-def drawing(keys: Tensor) -> Iterator[None]:
+def noise_from(keys: Tensor) -> Iterator[None]:
     """Within: dropout of utterance b is decided by keys[b] and by nothing else."""
     token = _current.set(Noise(keys))
     try:
@@ -77,7 +77,7 @@ def drawing(keys: Tensor) -> Iterator[None]:
 class Dropout(nn.Module):
     """Sets values [B, D] or [B, T, D] to zero with probability `rate` while training, and scales the rest.
 
-    Outside of `drawing`, it draws from torch's own generator, as `nn.Dropout` would.
+    Outside of `noise_from`, it draws from torch's own generator, as `nn.Dropout` would.
     """
 
     def __init__(self, rate: float) -> None:

@@ -33,7 +33,14 @@ from antiphon.models.lstm import LstmCell, bidirectional
 from antiphon.models.model import MODELS, Model, ModelConfig
 from antiphon.models.units import Units
 from antiphon.tasks.prunable_layers import EmbeddingLayer, Layer, LinearLayer, RecurrentLayer
-from antiphon.tasks.submodel import Kept, KeptEmbedding, KeptLinear, KeptRecurrent, read_units, shrink
+from antiphon.tasks.submodel import (
+    Submodel,
+    SubmodelEmbedding,
+    SubmodelLinear,
+    SubmodelRecurrent,
+    read_units,
+    shrink,
+)
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 # Linear layers that are never called: their weights are used otherwise. And those whose outputs are tokens.
@@ -47,14 +54,15 @@ class ReducedConfig:
     """A model that was made smaller: what it was, and what is kept of it."""
 
     full: ModelConfig = field(default_factory=CtcConfig)
-    kept: Kept = field(default_factory=Kept)
+    submodel: Submodel = field(default_factory=Submodel)
+    renamed: ClassVar = {"kept": "submodel"}
     why_whole: ClassVar[str] = "this model was pruned already: prune the one it was made from"
 
     def build(self, input_dim: int, num_tokens: int) -> Model:
         """Without the large model ever being in memory: it is built of shapes alone."""
         with torch.device("meta"):
             full: Any = self.full.build(input_dim, num_tokens)
-        small = reduced(full, self.kept)
+        small = reduced(full, self.submodel)
         for module in small.modules():
             if any(p.is_meta for p in module.parameters(recurse=False)):
                 module.to_empty(device="cpu", recurse=False)
@@ -92,16 +100,16 @@ def structure_of(model: Model | nn.Module) -> tuple[Layer, ...]:
     return tuple(found)
 
 
-def reduced(model: AnyModule, kept: Kept) -> AnyModule:
+def reduced(model: AnyModule, submodel: Submodel) -> AnyModule:
     """A small copy of a model with what is kept of its parameters; refuses what does not fit it."""
     params = {name: p.detach() for name, p in model.named_parameters()}
-    kept.check({name for name, _ in model.named_modules()})
+    submodel.check({name for name, _ in model.named_modules()})
     layers: dict[str, nn.Module] = {}
-    for name, layer in kept.layers.items():
+    for name, layer in submodel.layers.items():
         parent = name.rpartition(".")[0]
         owner = model.get_submodule(parent)
         if isinstance(owner, BlstmLayer):  # its two directions share what they hear, and a norm
-            layers[parent] = _reduced_blstm(owner, parent, kept)
+            layers[parent] = _reduced_blstm(owner, parent, submodel)
         else:
             layers[name] = _reduced_layer(model.get_submodule(name), layer, name)
     # The copy meets the new layers where the old ones were: there are never two large models.
@@ -111,18 +119,18 @@ def reduced(model: AnyModule, kept: Kept) -> AnyModule:
         return small
     small.to(like.device, like.dtype)
     with torch.no_grad():
-        values = shrink(params, kept)
+        values = shrink(params, submodel)
         for name, parameter in small.named_parameters():
             parameter.copy_(values[name])
     return small
 
 
 def _reduced_layer(module: nn.Module, layer: object, name: str) -> nn.Module:
-    if isinstance(module, nn.Linear) and isinstance(layer, KeptLinear):
+    if isinstance(module, nn.Linear) and isinstance(layer, SubmodelLinear):
         return ReducedLinear.of(module, layer, name)
-    if isinstance(module, nn.LSTMCell) and isinstance(layer, KeptRecurrent):
+    if isinstance(module, nn.LSTMCell) and isinstance(layer, SubmodelRecurrent):
         return ReducedCell(module, layer, name)
-    if isinstance(module, nn.Embedding) and isinstance(layer, KeptEmbedding):
+    if isinstance(module, nn.Embedding) and isinstance(layer, SubmodelEmbedding):
         return ReducedEmbedding(module, layer, name)
     raise ValueError(f"{name}: the mask is for another kind of layer than a {type(module).__name__}")
 
@@ -134,7 +142,7 @@ class ReducedLinear(nn.Module):
     """Values [..., inputs that exist] -> [..., outputs that exist]: a product a block, and the bias."""
 
     @classmethod
-    def of(cls, full: nn.Linear, kept: KeptLinear, name: str) -> nn.Module:
+    def of(cls, full: nn.Linear, kept: SubmodelLinear, name: str) -> nn.Module:
         """An ordinary layer where one product makes all there is out of all there is."""
         inputs = read_units(kept.inputs, full.in_features, name)
         outputs = read_units(kept.outputs, full.out_features, name)
@@ -166,7 +174,7 @@ class ReducedLinear(nn.Module):
         for weight, inputs, outputs in zip(weights, self.inputs, self.outputs, strict=True):
             assert isinstance(inputs, Units)
             assert isinstance(outputs, Units)
-            part = outputs.place(F.linear(inputs.take_more(values), _padded(weight, inputs, outputs)))
+            part = outputs.scatter(F.linear(inputs.take_more(values), _padded(weight, inputs, outputs)))
             total = part if total is None else total + part
         assert total is not None
         return total if self.bias is None else total + self.bias.to(total.dtype)
@@ -180,20 +188,20 @@ def _padded(weight: Tensor, inputs: Units, outputs: Units) -> Tensor:
 
 
 class ReducedEmbedding(nn.Module):
-    def __init__(self, full: nn.Embedding, kept: KeptEmbedding, name: str) -> None:
+    def __init__(self, full: nn.Embedding, kept: SubmodelEmbedding, name: str) -> None:
         super().__init__()
         self.outputs = Units(read_units(kept.outputs, full.embedding_dim, name))
         self.weight = nn.Parameter(torch.randn(full.num_embeddings, self.outputs.num))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.outputs.place(F.embedding(tokens, self.weight))
+        return self.outputs.scatter(F.embedding(tokens, self.weight))
 
 
 class ReducedBlstmLayer(nn.Module):
     """A `BlstmLayer` of narrower LSTMs; its norm is as wide as ever, with zeros for units that are gone."""
 
     def __init__(
-        self, full: BlstmLayer, forwards: KeptRecurrent, backwards: KeptRecurrent, name: str
+        self, full: BlstmLayer, forwards: SubmodelRecurrent, backwards: SubmodelRecurrent, name: str
     ) -> None:
         super().__init__()
         num_inputs, num_units = full.forwards.input_size, full.forwards.hidden_size
@@ -207,15 +215,15 @@ class ReducedBlstmLayer(nn.Module):
 
     def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
         narrow = bidirectional(self.forwards, self.backwards, self.inputs.take(frames), lengths)
-        normed: Tensor = self.norm(self.units.place(narrow))
+        normed: Tensor = self.norm(self.units.scatter(narrow))
         dropped: Tensor = self.dropout(normed)
         return dropped
 
 
-def _reduced_blstm(full: BlstmLayer, name: str, kept: Kept) -> ReducedBlstmLayer:
-    ways = [kept.layers.get(f"{name}.{way}", KeptRecurrent()) for way in ("forwards", "backwards")]
+def _reduced_blstm(full: BlstmLayer, name: str, submodel: Submodel) -> ReducedBlstmLayer:
+    ways = [submodel.layers.get(f"{name}.{way}", SubmodelRecurrent()) for way in ("forwards", "backwards")]
     forwards, backwards = ways
-    if not isinstance(forwards, KeptRecurrent) or not isinstance(backwards, KeptRecurrent):
+    if not isinstance(forwards, SubmodelRecurrent) or not isinstance(backwards, SubmodelRecurrent):
         raise ValueError(f"{name}: the mask is for another kind of layer than the model's BlstmLayer")
     if forwards.inputs != backwards.inputs:
         raise ValueError(f"{name}: the mask has two directions that hear different inputs")
@@ -225,7 +233,7 @@ def _reduced_blstm(full: BlstmLayer, name: str, kept: Kept) -> ReducedBlstmLayer
 class ReducedCell(LstmCell):
     """An LSTM cell whose state is as wide as ever, with zeros for units that are gone."""
 
-    def __init__(self, full: nn.LSTMCell, kept: KeptRecurrent, name: str) -> None:
+    def __init__(self, full: nn.LSTMCell, kept: SubmodelRecurrent, name: str) -> None:
         inputs = Units(read_units(kept.inputs, full.input_size, name))
         units = Units(read_units(kept.units, full.hidden_size, name))
         super().__init__(inputs.num, units.num)
@@ -236,4 +244,4 @@ class ReducedCell(LstmCell):
     ) -> tuple[Tensor, Tensor]:
         narrow = self.units.take(state[0]), self.units.take(state[1])
         hidden, carry = super().forward(self.inputs.take(values), narrow)
-        return self.units.place(hidden), self.units.place(carry)
+        return self.units.scatter(hidden), self.units.scatter(carry)

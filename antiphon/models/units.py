@@ -41,7 +41,7 @@ class Units(nn.Module):
         """[..., all] -> [..., some and more]."""
         return values if self.is_all else Moved.apply(values, True, self.index, self.position, self.is_there)
 
-    def place(self, values: Tensor) -> Tensor:
+    def scatter(self, values: Tensor) -> Tensor:
         """[..., some] or [..., some and more] -> [..., all]."""
         if self.is_all:
             return values

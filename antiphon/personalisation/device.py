@@ -84,12 +84,12 @@ class Personalizer:
 
     def observe(self, nbest: NBest) -> None:
         """Counts the words of a list, by rank (eq. 3): the first pass's list, or one that was rescored."""
-        own = self.marginals.own.observed(nbest, self.background.encode, self.sigma, self.agreement)
-        self.marginals = replace(self.marginals, own=own)
+        own = self.marginals.client_words.observed(nbest, self.background.encode, self.sigma, self.agreement)
+        self.marginals = replace(self.marginals, client_words=own)
 
     def report(self, task: Task | None = None) -> Update:
         """What the server may know: q_i and c_i, after the cap. `Unusable` before anything was observed."""
-        own = self.marginals.own
+        own = self.marginals.client_words
         return report_marginal(self.name, own, self.background.size, task or Task(KIND), self.cap)
 
     def receive(self, q_bar: Tensor | np.ndarray) -> None:
@@ -100,13 +100,13 @@ class Personalizer:
                 f"q̄ must hold {self.background.size} probabilities, one a word of the background; "
                 f"got {everyone.shape}"
             )
-        self.marginals = replace(self.marginals, everyone=everyone)
+        self.marginals = replace(self.marginals, shared_words=everyone)
 
     def save(self, folder: str | Path) -> None:
         """Writes what was learnt, whole or not at all; model and background never change and are left out."""
-        known = {"ids": self.marginals.own.ids, "counts": self.marginals.own.counts}
-        if self.marginals.everyone is not None:
-            known["everyone"] = self.marginals.everyone
+        known = {"ids": self.marginals.client_words.ids, "counts": self.marginals.client_words.counts}
+        if self.marginals.shared_words is not None:
+            known["everyone"] = self.marginals.shared_words
         tensors = {name: torch.from_numpy(values.copy()) for name, values in known.items()}
         save_checkpoint(Path(folder), tensors, {"words": self.background.digest})
 
@@ -118,4 +118,4 @@ class Personalizer:
             raise ValueError(f"{folder} was saved with another background: its counts are of other words")
         values = {name: tensor.numpy() for name, tensor in tensors.items()}
         own = Cache(values["ids"], values["counts"])
-        self.marginals = replace(self.marginals, own=own, everyone=values.get("everyone"))
+        self.marginals = replace(self.marginals, client_words=own, shared_words=values.get("everyone"))

@@ -6,8 +6,8 @@ al., "Language Model Adaptation Using Dynamic Marginals", 1997.
 | symbol | here |
 | --- | --- |
 | u(w) | `Marginals.background` |
-| q̄(w) | `Marginals.everyone`: of all clients, from the server; None before the first round |
-| q_i(w) | `Marginals.own`: the client's cache |
+| q̄(w) | `Marginals.shared_words`: of all clients, from the server; None before the first round |
+| q_i(w) | `Marginals.client_words`: the client's cache |
 | g(w) | (1 − α − β) u + α q̄ + β q_i, eq. 2 |
 | α, β, λ, σ | `Mixture.alpha`, `.beta`, `.lam`, `.sigma` |
 
@@ -66,17 +66,17 @@ class Marginals:
 
     background: Unigram
     mixture: Mixture = Mixture()
-    everyone: np.ndarray | None = None
-    own: Cache = field(default_factory=Cache)
+    shared_words: np.ndarray | None = None
+    client_words: Cache = field(default_factory=Cache)
 
     def log_ratios(self, ids: np.ndarray) -> np.ndarray:
         """ln(g/u) of these words."""
         usual = self.background.probabilities[ids]
         change = np.zeros(len(ids))
-        if self.everyone is not None:
-            change += self.mixture.alpha * (self.everyone[ids] / usual - 1)
-        if (total := self.own.total) > 0:
-            change += self.mixture.beta * (self.own.at(ids) / total / usual - 1)
+        if self.shared_words is not None:
+            change += self.mixture.alpha * (self.shared_words[ids] / usual - 1)
+        if (total := self.client_words.total) > 0:
+            change += self.mixture.beta * (self.client_words.at(ids) / total / usual - 1)
         # α + β = 1 without smoothing leaves nothing of u: a word nobody said has a ratio of zero.
         smallest = np.finfo(np.float64).tiny
         return np.log(np.maximum(1 + (1 - self.mixture.smoothing) * change, smallest))

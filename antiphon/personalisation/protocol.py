@@ -113,7 +113,7 @@ class Federation:
                 before = own = caches[name]
                 for place in groups[name][group]:
                     at_hand = own if schedule.every_utterance else before
-                    known[place] = Marginals(self.background, everyone=everyone, own=at_hand)
+                    known[place] = Marginals(self.background, shared_words=everyone, client_words=at_hand)
                     own = self._observed(own, self.entries[place], sigma)
                 caches[name] = own
         return [known[place] for place in range(len(self.entries))]

@@ -33,7 +33,7 @@ from antiphon.tasks.views import arrived
 Layout = list[list[Any]]  # [name, shape, dtype, kind of device] of every tensor of an update
 
 
-class Processes(Protocol):
+class Collectives(Protocol):
     """What a pool needs of the processes it runs in."""
 
     @property
@@ -42,7 +42,7 @@ class Processes(Protocol):
     def size(self) -> int: ...
     @property
     def device(self) -> torch.device: ...
-    def everyone(self, action: Callable[[], Any]) -> list[Any]: ...
+    def all_gather(self, action: Callable[[], Any]) -> list[Any]: ...
     def all_reduce(self, flat: Tensor) -> None: ...
     def broadcast(self, flat: Tensor, source: int) -> None: ...
 
@@ -94,7 +94,7 @@ class DistributedPool:
     """Shares a cohort out to the workers of all processes, by seconds of audio."""
 
     worker: Worker
-    processes: Processes
+    group: Collectives
     seconds: Callable[[str], float]
     ordered: bool = False
 
@@ -129,7 +129,7 @@ class DistributedPool:
     def _train(self, task: Task, cohort: Sequence[str]) -> zip[tuple[int, Update]]:
         """The answers of this process's share, with their places in the cohort."""
         seconds = [self.seconds(client) for client in cohort]
-        mine = share_out(seconds, self.processes.size)[self.processes.rank]
+        mine = share_out(seconds, self.group.size)[self.group.rank]
         updates = map(arrived(task), self.worker.run(task, [cohort[p] for p in mine]))
         return zip(mine, updates, strict=True)
 
@@ -137,7 +137,7 @@ class DistributedPool:
         """Trains everywhere, and tells everyone what came of it."""
         found: dict[int, tuple[int, Update]] = {}
         layouts = []
-        for owner, told in enumerate(self.processes.everyone(train)):
+        for owner, told in enumerate(self.group.all_gather(train)):
             found |= {note["position"]: (owner, _update_of(note)) for note in told["notes"]}
             layouts += [told["layout"]] if told["layout"] is not None else []
         if sorted(found) != list(range(num_clients)):
@@ -156,7 +156,7 @@ class DistributedPool:
 
     def merge(self, answers: Answers, mine: Tensors) -> Update:
         """Shares that were folded where they were trained, in one all-reduce for each dtype."""
-        shares = answers.shares(self.processes.size)
+        shares = answers.shares(self.group.size)
         contributing = [rank for rank, share in enumerate(shares) if share > 0]
         if not contributing:
             return answers.total
@@ -164,9 +164,9 @@ class DistributedPool:
         for entries in _by_dtype(answers.layout):
             flat = self._flat(entries, mine)
             if len(contributing) == 1:  # nothing to add, and so no bit to lose
-                self.processes.broadcast(flat, contributing[0])
+                self.group.broadcast(flat, contributing[0])
             else:
-                self.processes.all_reduce(flat.mul_(shares[self.processes.rank]))
+                self.group.all_reduce(flat.mul_(shares[self.group.rank]))
             mean |= _cut(flat, entries)
         return replace(answers.total, mean={name: mean[name] for name, *_ in answers.layout})
 
@@ -176,9 +176,9 @@ class DistributedPool:
         for position, (update, owner) in enumerate(zip(answers.updates, answers.owners, strict=True)):
             mean: Tensors = {}
             for entries in () if update.is_empty else _by_dtype(answers.layout):
-                own = held[position].mean if owner == self.processes.rank else {}
+                own = held[position].mean if owner == self.group.rank else {}
                 flat = self._flat(entries, own)
-                self.processes.broadcast(flat, owner)
+                self.group.broadcast(flat, owner)
                 mean |= _cut(flat, entries)
             ordered = {name: mean[name] for name, *_ in answers.layout} if mean else {}
             total.add(replace(update, mean=ordered))
@@ -189,7 +189,7 @@ class DistributedPool:
         if tensors:
             return torch.cat([tensors[name].detach().reshape(-1) for name, *_ in entries])
         _, _, dtype, kind = entries[0]
-        device = self.processes.device if kind == self.processes.device.type else torch.device(kind)
+        device = self.group.device if kind == self.group.device.type else torch.device(kind)
         count = sum(math.prod(shape) for _, shape, *_ in entries)
         return torch.zeros(count, dtype=getattr(torch, dtype), device=device)
 
@@ -230,7 +230,7 @@ class DistributedUpdates:
             found = distances_of(point, [update.mean for update in mine.values()])
             return [[place, distance] for place, distance in zip(mine, found, strict=True)]
 
-        told = self.pool.processes.everyone(measure)
+        told = self.pool.group.all_gather(measure)
         return [distance for _, distance in sorted(pair for pairs in told for pair in pairs)]
 
 

@@ -16,43 +16,43 @@ T = TypeVar("T")
 Seconds = Callable[[str], float]  # client -> seconds of audio it has
 
 
-class Team(Protocol):
+class ProcessGroup(Protocol):
     """One process, or several that take the same steps."""
 
     @property
-    def is_first(self) -> bool: ...
+    def is_rank_zero(self) -> bool: ...
     @property
     def size(self) -> int: ...
-    def first(self, action: Callable[[], T], like: T | None = None) -> T:
+    def on_rank_zero(self, action: Callable[[], T], like: T | None = None) -> T:
         """Done by the first process alone; all get what it returned, or what it raised.
 
         Files are read and written in this way. What is returned can be put into a checkpoint; its
         dataclasses are built like those of `like`.
         """
 
-    def meanwhile(self, action: Callable[[], None]) -> None:
+    def on_rank_zero_async(self, action: Callable[[], None]) -> None:
         """Done by the first process while the others go on; its error is everyone's when they next agree."""
 
-    def everyone(self, action: Callable[[], Any]) -> list[Any]:
+    def all_gather(self, action: Callable[[], Any]) -> list[Any]:
         """Done by every process; all get what each returned (as JSON), or all raise if one did."""
 
     def pool(self, worker: Worker, seconds: Seconds) -> Pool:
         """Shares clients out to the processes' workers."""
 
 
-class Alone:
+class SingleProcess:
     """A team of one process."""
 
-    is_first = True
+    is_rank_zero = True
     size = 1
 
-    def first(self, action: Callable[[], T], like: T | None = None) -> T:
+    def on_rank_zero(self, action: Callable[[], T], like: T | None = None) -> T:
         return action()
 
-    def meanwhile(self, action: Callable[[], None]) -> None:
+    def on_rank_zero_async(self, action: Callable[[], None]) -> None:
         action()
 
-    def everyone(self, action: Callable[[], Any]) -> list[Any]:
+    def all_gather(self, action: Callable[[], Any]) -> list[Any]:
         return [action()]
 
     def pool(self, worker: Worker, seconds: Seconds) -> Pool:

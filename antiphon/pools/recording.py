@@ -27,7 +27,7 @@ from antiphon.core import (
     Weigh,
     lives_with_server,
 )
-from antiphon.pools.process_group import Alone, Team
+from antiphon.pools.process_group import ProcessGroup, SingleProcess
 
 KEPT_STATS = ("loss", "norm", "num_utterances", "seconds", "num_labelled", "num_filtered", "confidence")
 Faults = Callable[[Task, str], str]  # a task and a client -> why the client does not answer; "": it does
@@ -70,12 +70,12 @@ class RecordingPool:
         min_clients: int,
         replied: Callable[[str], None],
         interrupted: threading.Event,
-        team: Team | None = None,
+        group: ProcessGroup | None = None,
         round: int = 0,
         faults: Faults = no_faults,
     ) -> None:
         self.pool, self.cohort, self.min_clients = pool, list(cohort), min_clients
-        self.replied, self.interrupted, self.team = replied, interrupted, team or Alone()
+        self.replied, self.interrupted, self.group = replied, interrupted, group or SingleProcess()
         self.round, self.faults = round, faults
         self.rows: list[Row] = []
         self.seconds: dict[str, float] = {}  # kind of task -> time that clients took for it
@@ -100,7 +100,7 @@ class RecordingPool:
     def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
         def send(task: Task, clients: Sequence[str]) -> Collected:
             collected = self.pool.collect(task, clients)
-            self.team.everyone(self._stop_if_asked)
+            self.group.all_gather(self._stop_if_asked)
             for report in collected.reports:
                 self._announce(report.client)
             return collected

@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from antiphon.pools.torch_group import Ranks
+from antiphon.pools.torch_group import TorchGroup
 
 ARRIVAL = timedelta(minutes=10)  # for all processes to be started
 # The first process may compute features for hours while the others wait. One that dies is noticed by its
@@ -43,7 +43,7 @@ LAUNCHERS = (TORCHRUN, OPEN_MPI, MPICH, SLURM)
 
 
 @dataclass(frozen=True)
-class Place:
+class Rank:
     """Which process this is, of how many, and on its machine."""
 
     launcher: Launcher
@@ -52,29 +52,29 @@ class Place:
     local_rank: int
 
 
-def find_place(environment: Mapping[str, str]) -> Place | None:
+def find_rank(environment: Mapping[str, str]) -> Rank | None:
     """This process's place among those that were started together; None if it was started alone.
 
-    >>> find_place({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}).rank
+    >>> find_rank({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}).rank
     2
     """
     for launcher in LAUNCHERS:
         names = (launcher.rank, launcher.size, launcher.local_rank)
         if all(name in environment for name in names):
             rank, size, local_rank = (int(environment[name]) for name in names)
-            return Place(launcher, rank, size, local_rank) if size > 1 else None
+            return Rank(launcher, rank, size, local_rank) if size > 1 else None
     return None
 
 
-def choose_gpu(place: Place, device: str) -> str:
+def choose_gpu(process: Rank, device: str) -> str:
     """The device by name, with a GPU of its own for each process of a machine while they last."""
     if device in ("auto", "cuda") and torch.cuda.is_available():
-        return f"cuda:{place.local_rank % torch.cuda.device_count()}"
+        return f"cuda:{process.local_rank % torch.cuda.device_count()}"
     return device
 
 
 @contextmanager
-def join(place: Place, device: str, ordered: bool = False) -> Iterator[Ranks]:
+def join(process: Rank, device: str, ordered: bool = False) -> Iterator[TorchGroup]:
     """Meets the other processes; leaves together with them, and with their errors.
 
     If that is not possible (some were killed, or Ctrl-C came twice), `is_left_behind` afterwards.
@@ -85,21 +85,21 @@ def join(place: Place, device: str, ordered: bool = False) -> Iterator[Ranks]:
     if at.type == "cuda":
         torch.cuda.set_device(at)
     try:
-        store = fresh_store(open_store(place, os.environ), place.rank, place.size)
-        own_gpus = have_own_gpus(store, place, at)
+        store = fresh_store(open_store(process, os.environ), process.rank, process.size)
+        own_gpus = have_own_gpus(store, process, at)
     except dist.DistError as error:
         raise ValueError(
-            f"process {place.rank} of {place.size} did not meet the others within "
+            f"process {process.rank} of {process.size} did not meet the others within "
             f"{ARRIVAL.seconds // 60} minutes: were all of them started? ({error})"
         ) from error
-    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=PATIENCE)
+    dist.init_process_group("gloo", store=store, rank=process.rank, world_size=process.size, timeout=PATIENCE)
     gpus = dist.new_group(backend="nccl", timeout=ARRIVAL) if own_gpus else None
-    ranks = Ranks(at, ordered, gpus)
+    group = TorchGroup(at, ordered, gpus)
     try:
-        with ranks:
-            yield ranks
+        with group:
+            yield group
     finally:
-        if not ranks.is_broken:
+        if not group.is_broken:
             dist.destroy_process_group()
 
 
@@ -111,18 +111,18 @@ def is_left_behind() -> bool:
 # --- The store where they meet --------------------------------------------------------------------
 
 
-def open_store(place: Place, environment: Mapping[str, str]) -> dist.Store:
+def open_store(process: Rank, environment: Mapping[str, str]) -> dist.Store:
     """A TCPStore at the first process, or at torchrun's agent."""
     if "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
         address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-    elif place.launcher is SLURM:
+    elif process.launcher is SLURM:
         address = first_host(environment["SLURM_STEP_NODELIST"])
         port = 20000 + (int(environment["SLURM_JOB_ID"]) * 7 + int(environment["SLURM_STEP_ID"])) % 12000
-    elif place.launcher is TORCHRUN:
+    elif process.launcher is TORCHRUN:
         raise ValueError("RANK and WORLD_SIZE are set, but MASTER_ADDR or MASTER_PORT is not")
     else:
-        return _store_by_mpi(place)
-    is_host = place.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        return _store_by_mpi(process)
+    is_host = process.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     return _tcp_store(address, port, is_host)
 
 
@@ -130,7 +130,7 @@ def _tcp_store(address: str, port: int, is_host: bool) -> dist.TCPStore:
     return dist.TCPStore(address, port, is_master=is_host, timeout=ARRIVAL, wait_for_workers=False)
 
 
-def _store_by_mpi(place: Place) -> dist.Store:
+def _store_by_mpi(process: Rank) -> dist.Store:
     """The first process opens a store wherever there is a port, and MPI tells the others where."""
     try:
         from mpi4py import MPI
@@ -140,10 +140,10 @@ def _store_by_mpi(place: Place) -> dist.Store:
             "process) and MASTER_PORT (a free port there)"
         ) from error
     world = MPI.COMM_WORLD
-    is_one_machine = world.Split_type(MPI.COMM_TYPE_SHARED).size == place.size
+    is_one_machine = world.Split_type(MPI.COMM_TYPE_SHARED).size == process.size
     note = bytearray(256)
     store = None
-    if place.rank == 0:
+    if process.rank == 0:
         address = LOOPBACK if is_one_machine else socket.getfqdn()
         store = _tcp_store(address, 0, is_host=True)
         told = f"{address} {store.port} ".encode()
@@ -193,8 +193,8 @@ def fresh_store(store: dist.Store, rank: int, size: int) -> dist.Store:
     return dist.PrefixStore(start, store)
 
 
-def have_own_gpus(store: dist.Store, place: Place, device: torch.device) -> bool:
+def have_own_gpus(store: dist.Store, process: Rank, device: torch.device) -> bool:
     """Has every process a GPU of its own? NCCL asks for that."""
-    store.set(f"device/{place.rank}", f"{socket.gethostname()} {device}")
-    devices = [store.get(f"device/{rank}").decode() for rank in range(place.size)]
-    return all(" cuda" in name for name in devices) and len(set(devices)) == place.size
+    store.set(f"device/{process.rank}", f"{socket.gethostname()} {device}")
+    devices = [store.get(f"device/{rank}").decode() for rank in range(process.size)]
+    return all(" cuda" in name for name in devices) and len(set(devices)) == process.size

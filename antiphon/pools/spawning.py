@@ -17,23 +17,23 @@ from typing import IO
 import torch.distributed as dist
 
 from antiphon.pools.rendezvous import LOOPBACK
-from antiphon.pools.torch_group import Lost
+from antiphon.pools.torch_group import PeerLost
 
 LIFELINE = "ANTIPHON_LIFELINE"  # standard input is a pipe from the parent: when it closes, the parent is gone
 GRACE = 20.0  # seconds that the others have to end when one has failed
 
 
-def run_workers(num_workers: int) -> int:
-    """Run this process's command in `num_workers` others; return the exit code of the first.
+def run_processes(num_processes: int) -> int:
+    """Run this process's command in `num_processes` others; return the exit code of the first.
 
-    Each gets a signal once. Raises `Lost` if the first process was killed.
+    Each gets a signal once. Raises `PeerLost` if the first process was killed.
     """
     store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=1))
-    workers = [_start(rank, num_workers, store.port) for rank in range(num_workers)]
-    with passing_signals_on(workers):
-        codes = _wait(workers)
+    processes = [_start(rank, num_processes, store.port) for rank in range(num_processes)]
+    with passing_signals_on(processes):
+        codes = _wait(processes)
     if codes[0] < 0:
-        raise Lost("the first process of this run is gone: killed, or out of memory?")
+        raise PeerLost("the first process of this run is gone: killed, or out of memory?")
     return codes[0]
 
 
@@ -68,28 +68,28 @@ def started_again(variables: Mapping[str, str], output: IO[bytes] | None = None)
     )
 
 
-def _wait(workers: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
     """Wait for all exit codes; when one has failed, kill the others after some time."""
     deadline = float("inf")
-    while any(worker.poll() is None for worker in workers):
-        if any(worker.poll() for worker in workers):
+    while any(process.poll() is None for process in processes):
+        if any(process.poll() for process in processes):
             deadline = min(deadline, time.monotonic() + GRACE)
         if time.monotonic() > deadline:
-            for worker in workers:
-                worker.kill()
+            for process in processes:
+                process.kill()
         time.sleep(0.1)  # not more often: every look takes a core from a worker
-    return [worker.wait() for worker in workers]
+    return [process.wait() for process in processes]
 
 
 @contextmanager
-def passing_signals_on(workers: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
+def passing_signals_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
     """Pass Ctrl-C and SIGTERM on to these processes, also to those added later. Yields signals received."""
     received: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        for worker in workers:
-            worker.send_signal(number)
+        for process in processes:
+            process.send_signal(number)
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, pass_on) for number in numbers]

@@ -30,15 +30,15 @@ LENGTH = 8  # bytes in which a message's length is written
 SIGNS_OF_LOSS = ("onnection", "peer", "imed out", "socket", "NCCL")
 
 
-class Lost(Exception):
+class PeerLost(Exception):
     """Another process of the run ended without a word."""
 
 
-class Elsewhere(ValueError):
+class PeerError(ValueError):
     """What another process of the run could not do."""
 
 
-class Ranks:
+class TorchGroup:
     """One of the processes of a run, seen from inside; torch.distributed has been initialised.
 
     `ordered` pools fold updates in cohort order: the bits of one process, for more traffic and memory.
@@ -55,16 +55,16 @@ class Ranks:
         self.is_broken = False  # the others may be waiting for what this process will never send
 
     @property
-    def is_first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         return self.rank == 0
 
     def pool(self, worker: Worker, seconds: Callable[[str], float]) -> Pool:
         return DistributedPool(worker, self, seconds, self.ordered)
 
-    def first(self, action: Callable[[], T], like: T | None = None) -> T:
-        if self.is_first:
+    def on_rank_zero(self, action: Callable[[], T], like: T | None = None) -> T:
+        if self.is_rank_zero:
             return self._do_first(action)
-        message = self.everyone(lambda: None)[0]
+        message = self.all_gather(lambda: None)[0]
         tensors = {}
         if message["num_bytes"]:
             buffer = torch.empty(message["num_bytes"], dtype=torch.uint8)
@@ -85,20 +85,20 @@ class Ranks:
             buffer.extend(safetensors.torch.save(unshared(tensors)) if tensors else b"")
             return {"tree": tree, "num_bytes": len(buffer)}
 
-        self.everyone(act)
+        self.all_gather(act)
         if buffer:
             self.broadcast(torch.frombuffer(buffer, dtype=torch.uint8), 0)
         return done[0]
 
-    def meanwhile(self, action: Callable[[], None]) -> None:
-        if not self.is_first:
+    def on_rank_zero_async(self, action: Callable[[], None]) -> None:
+        if not self.is_rank_zero:
             return
         try:
             action()
         except Exception as error:
             self._late = error
 
-    def everyone(self, action: Callable[[], Any]) -> list[Any]:
+    def all_gather(self, action: Callable[[], Any]) -> list[Any]:
         failure: Exception | None = None
         try:
             if self._late is not None:
@@ -122,9 +122,9 @@ class Ranks:
             raise own
         if answers[rank]["is_stop"]:
             raise Stopped(answers[rank]["error"])
-        raise Elsewhere(f"in process {rank} of {self.size}: {answers[rank]['error']}")
+        raise PeerError(f"in process {rank} of {self.size}: {answers[rank]['error']}")
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> TorchGroup:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -141,7 +141,7 @@ class Ranks:
     def _say_goodbye(self, error: Exception) -> None:
         try:
             self._exchange({**_described(error), "is_last": True}, GOODBYE)
-        except Lost:  # they are gone, or busy for long: nobody else will say it
+        except PeerLost:  # they are gone, or busy for long: nobody else will say it
             self.is_broken = True
             if not isinstance(error, Stopped):
                 print(f"process {self.rank} of {self.size}: {error}", file=sys.stderr)
@@ -170,7 +170,7 @@ class Ranks:
         mine = _padded(len(text).to_bytes(LENGTH, "big") + text, head)
         heads = torch.zeros(self.size, head, dtype=torch.uint8)
         with self._peers():
-            _wait(dist.gather(mine, list(heads) if self.is_first else None, async_op=True), patience)
+            _wait(dist.gather(mine, list(heads) if self.is_rank_zero else None, async_op=True), patience)
             _wait(dist.broadcast(heads, 0, async_op=True), patience)
         texts = [row.numpy().tobytes() for row in heads]
         lengths = [int.from_bytes(text[:LENGTH], "big") for text in texts]
@@ -189,7 +189,7 @@ class Ranks:
         except RuntimeError as error:
             if not any(sign in str(error) for sign in SIGNS_OF_LOSS):
                 raise
-            raise Lost("another process of this run is gone: killed, or out of memory?") from error
+            raise PeerLost("another process of this run is gone: killed, or out of memory?") from error
 
 
 def _described(error: BaseException) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _described(error: BaseException) -> dict[str, Any]:
 
 def _is_sudden(error: Exception) -> bool:
     """The others are gone, or Ctrl-C came twice: no time for messages."""
-    return isinstance(error, Lost) or isinstance(error.__context__, KeyboardInterrupt)
+    return isinstance(error, PeerLost) or isinstance(error.__context__, KeyboardInterrupt)
 
 
 def _padded(data: bytes, num_bytes: int) -> Tensor:

@@ -132,7 +132,7 @@ def make_corpus(
     texts: Texts,
     rehearse: Corpus,
     speaking: Speaking,
-    num_workers: int = 1,
+    num_processes: int = 1,
     progress: Progress = lambda done, total: None,
 ) -> tuple[SpokenCorpus, RealSpeech]:
     """A corpus of all the text, spoken, with real speech to rehearse on, to choose a round by, to test on."""
@@ -145,7 +145,7 @@ def make_corpus(
         *plan_sayings(SESSIONS, texts.used, voices, speaking.takes, speaking.seed),
     ]
     real = choose_real(rehearse, [text.name for text in texts.sessions], speaking)
-    spoken = speak_corpus(destination, sayings, voices, engines, real, num_workers, progress)
+    spoken = speak_corpus(destination, sayings, voices, engines, real, num_processes, progress)
     if not any(utterance.split == SESSIONS for utterance in spoken.corpus.utterances()):
         raise ValueError(f"no voice can say anything of the sessions: {spoken.unsaid[0].reason}")
     return spoken, real
@@ -187,11 +187,11 @@ def _of_split(corpus: Corpus, split: str) -> list[Utterance]:
 
 
 def compute_features(
-    seed: Seed, spoken: SpokenCorpus, real: RealSpeech, num_workers: int, progress: Progress | None
+    seed: Seed, spoken: SpokenCorpus, real: RealSpeech, num_processes: int, progress: Progress | None
 ) -> FeatureStore:
     """Of the new corpus: computed for synthetic speech, copied for real speech whose features there are."""
     ids = frozenset(utterance.id for utterance, _ in real.chosen)
-    return borrow_features(spoken.corpus, real.corpus, ids, seed.blueprint.frontend, num_workers, progress)
+    return borrow_features(spoken.corpus, real.corpus, ids, seed.blueprint.frontend, num_processes, progress)
 
 
 def parts(names: Sequence[str]) -> dict[str, tuple[str, ...]]:

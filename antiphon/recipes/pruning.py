@@ -34,7 +34,7 @@ def pruning_librispeech() -> Experiment:
     """Federated Pruning (2022), Tables 2 to 4, Figure 4: scores, layers, refinement, patterns, sparsities."""
     server = Adam(lr=5e-3, epsilon=1e-5)
     inner = replace(hierarchical(ENCODER_LOCAL, server), server_schedule=Cosine(ROUNDS, final=0.02, warmup=3))
-    usual = FederatedPruning(inner, every=EVERY, fine_tune_from=FINE_TUNE_FROM)
+    usual = FederatedPruning(inner, mask_every=EVERY, fine_tune_from=FINE_TUNE_FROM)
     ways = {
         "weight": usual,
         "momentum": replace(usual, score=ByMomentum()),

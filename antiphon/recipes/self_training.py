@@ -65,13 +65,13 @@ def self_training() -> Experiment:
     best = replace(rehearsed, inner=softmax)
     # The same steps on the same speech as rehearsal takes, and nothing else.
     alone = replace(fedavg(REHEARSAL), client_schedule=REHEARSAL_SCHEDULE)
-    soft = Labelling(num=4, width=8)
+    soft = Labelling(num_hypotheses=4, width=8)
     # This keeps nine in ten held-out utterances.
-    confident = replace(soft, confidence=TokenProbability(least=0.86))
+    confident = replace(soft, confidence=TokenProbability(threshold=0.86))
     # What a language model likes better is less likely as sound: the same utterances have less of it.
-    unsure = TokenProbability(least=0.6)
-    own = Labelling(num=4, width=16, confidence=unsure, lm=Ngram(weight=1.25, word_bonus=3.0))
-    likely = SentenceProbability(least=0.14)
+    unsure = TokenProbability(threshold=0.6)
+    own = Labelling(num_hypotheses=4, width=16, confidence=unsure, lm=Ngram(weight=1.25, word_bonus=3.0))
+    likely = SentenceProbability(threshold=0.14)
     books = replace(own, confidence=likely, lm=Ngram(weight=1.0, word_bonus=3.75, order=5))
 
     def run(algorithm: SelfTrained) -> Run:
@@ -81,7 +81,7 @@ def self_training() -> Experiment:
         "self-training",
         {
             "seed": central("seed", rounds=40),
-            "hard": run(SelfTrained(plain, Labelling(num=1, width=8), FrozenSeed())),
+            "hard": run(SelfTrained(plain, Labelling(num_hypotheses=1, width=8), FrozenSeed())),
             "soft": run(SelfTrained(plain, soft)),
             "confident": run(SelfTrained(plain, confident)),
             "rehearsed": run(SelfTrained(rehearsed, confident)),
@@ -89,9 +89,9 @@ def self_training() -> Experiment:
             "dga": run(SelfTrained(best, confident)),
             "lm": run(SelfTrained(best, own)),
             "books": run(SelfTrained(best, books)),
-            "current": run(SelfTrained(best, confident, CurrentModel(every=30))),
-            "average": run(SelfTrained(best, confident, MovingAverage(decay=0.5, every=30))),
-            "books-current": run(SelfTrained(best, books, CurrentModel(every=30))),
+            "current": run(SelfTrained(best, confident, CurrentModel(update_every=30))),
+            "average": run(SelfTrained(best, confident, MovingAverage(decay=0.5, update_every=30))),
+            "books-current": run(SelfTrained(best, books, CurrentModel(update_every=30))),
             "labelled": Run(best, rounds=ROUNDS_OF_TEN),
             "student-seed": replace(central("seed", rounds=40), model=STUDENT),
             "student": replace(

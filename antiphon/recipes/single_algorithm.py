@@ -86,7 +86,7 @@ def dga_reinforced() -> Experiment:
 
 def federated_pruning() -> Experiment:
     """Federated Pruning (2022): clients train a model of half the size, which is the result."""
-    pruning = FederatedPruning(hierarchical(LOCAL, SERVER), every=5, fine_tune_from=20)
+    pruning = FederatedPruning(hierarchical(LOCAL, SERVER), mask_every=5, fine_tune_from=20)
     return _after_seed("pruning", Run(pruning, rounds=Rounds(total=40)))
 
 

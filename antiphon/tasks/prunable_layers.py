@@ -16,11 +16,11 @@ from antiphon.core import Tensors
 from antiphon.tasks.submodel import (
     NUM_GATES,
     Block,
-    Kept,
-    KeptEmbedding,
-    KeptLayer,
-    KeptLinear,
-    KeptRecurrent,
+    Submodel,
+    SubmodelEmbedding,
+    SubmodelLayer,
+    SubmodelLinear,
+    SubmodelRecurrent,
     write_units,
 )
 
@@ -82,7 +82,7 @@ class Left:
     regions: Mapping[str, Sequence[Region]]
     units: Mapping[str, Tensor]
 
-    def kept(self, structure: Sequence[Layer]) -> Kept:
+    def submodel(self, structure: Sequence[Layer]) -> Submodel:
         """The same, with the units that layers have in common gone from all of them."""
         linear = {layer.name: layer for layer in structure if isinstance(layer, LinearLayer)}
         alive = {
@@ -91,16 +91,16 @@ class Left:
             if first.feeds and not {first.name, first.feeds}.isdisjoint(self.regions)
         }
         before = {first.feeds: alive[first.name] for first in linear.values() if first.name in alive}
-        kept: dict[str, KeptLayer] = {}
+        kept: dict[str, SubmodelLayer] = {}
         for layer in structure:
             if isinstance(layer, LinearLayer):
                 kept[layer.name] = self._linear(layer, alive.get(layer.name), before.get(layer.name))
             elif isinstance(layer, RecurrentLayer):
                 kept[layer.name] = self._recurrent(layer, structure)
             elif layer.name in self.units:
-                kept[layer.name] = KeptEmbedding(write_units(self.units[layer.name]))
-        whole: tuple[KeptLayer, ...] = (KeptLinear(), KeptRecurrent(), KeptEmbedding())
-        return Kept({name: layer for name, layer in kept.items() if layer not in whole})
+                kept[layer.name] = SubmodelEmbedding(write_units(self.units[layer.name]))
+        whole: tuple[SubmodelLayer, ...] = (SubmodelLinear(), SubmodelRecurrent(), SubmodelEmbedding())
+        return Submodel({name: layer for name, layer in kept.items() if layer not in whole})
 
     def _regions(self, layer: LinearLayer) -> Sequence[Region]:
         everything = torch.ones(layer.num_outputs).bool(), torch.ones(layer.num_inputs).bool()
@@ -112,7 +112,7 @@ class Left:
         go = torch.stack([inputs for _, inputs in self._regions(second)]).any(dim=0)
         return refuse_none(come & go, first.name)
 
-    def _linear(self, layer: LinearLayer, outputs: Tensor | None, inputs: Tensor | None) -> KeptLinear:
+    def _linear(self, layer: LinearLayer, outputs: Tensor | None, inputs: Tensor | None) -> SubmodelLinear:
         outputs = torch.ones(layer.num_outputs).bool() if outputs is None else outputs
         inputs = torch.ones(layer.num_inputs).bool() if inputs is None else inputs
         by_inputs: dict[str, Tensor] = {}  # regions with the same inputs are one product
@@ -123,13 +123,13 @@ class Left:
         blocks = tuple(Block(key, write_units(own)) for key, own in by_inputs.items())
         if not blocks:
             raise ValueError(f"{layer.name} would lose every unit: choose a lower sparsity")
-        return KeptLinear(blocks, write_units(inputs), write_units(outputs))
+        return SubmodelLinear(blocks, write_units(inputs), write_units(outputs))
 
-    def _recurrent(self, layer: RecurrentLayer, structure: Sequence[Layer]) -> KeptRecurrent:
+    def _recurrent(self, layer: RecurrentLayer, structure: Sequence[Layer]) -> SubmodelRecurrent:
         sizes = {other.name: other.num_units for other in structure if isinstance(other, RecurrentLayer)}
         heard = [self.units.get(name, torch.ones(sizes[name]).bool()) for name in layer.hears]
         units = self.units.get(layer.name, torch.ones(layer.num_units).bool())
-        return KeptRecurrent(write_units(units), write_units(torch.cat(heard)) if heard else "")
+        return SubmodelRecurrent(write_units(units), write_units(torch.cat(heard)) if heard else "")
 
 
 def check_structure(structure: Sequence[Layer], params: Tensors) -> None:

@@ -41,7 +41,7 @@ class Confidence(Protocol):
     """How far an utterance is trusted, from 0 to 1; below `least` it is left out."""
 
     @property
-    def least(self) -> float: ...
+    def threshold(self) -> float: ...
     def __call__(self, evidence: Evidence) -> float: ...
 
 
@@ -53,10 +53,10 @@ class TopPosterior:
     0.75
     """
 
-    least: float = 0.0
+    threshold: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_least(self.least)
+        _check_threshold(self.threshold)
 
     def __call__(self, evidence: Evidence) -> float:
         return max(evidence.posteriors)
@@ -70,10 +70,10 @@ class LowEntropy:
     (0.0, 1.0)
     """
 
-    least: float = 0.1
+    threshold: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_least(self.least)
+        _check_threshold(self.threshold)
 
     def __call__(self, evidence: Evidence) -> float:
         posteriors = evidence.posteriors
@@ -94,10 +94,10 @@ class TokenProbability:
     0.25
     """
 
-    least: float = 0.8
+    threshold: float = 0.8
 
     def __post_init__(self) -> None:
-        _check_least(self.least)
+        _check_threshold(self.threshold)
 
     def __call__(self, evidence: Evidence) -> float:
         return math.exp(evidence.log_prob / max(1, evidence.num_tokens))
@@ -113,16 +113,16 @@ class SentenceProbability:
     0.25
     """
 
-    least: float = 0.2
+    threshold: float = 0.2
 
     def __post_init__(self) -> None:
-        _check_least(self.least)
+        _check_threshold(self.threshold)
 
     def __call__(self, evidence: Evidence) -> float:
         return math.exp((evidence.log_prob + evidence.log_lm) / max(1, evidence.num_tokens))
 
 
-def _check_least(least: float) -> None:
+def _check_threshold(least: float) -> None:
     if not 0 <= least <= 1:
         raise ValueError(f"a confidence is between 0 and 1: least cannot be {least}")
 
@@ -157,7 +157,7 @@ class SecondPass:
 class Labelling:
     """N-best lists as soft labels; num=1 gives hard ones."""
 
-    num: int = 4  # hypotheses an utterance is trained on, at most
+    num_hypotheses: int = 4  # hypotheses an utterance is trained on, at most
     width: int = 8  # of the beam; posteriors are over all it finds
     temperature: float = 1.0
     confidence: TopPosterior | LowEntropy | TokenProbability | SentenceProbability = TopPosterior()
@@ -166,9 +166,9 @@ class Labelling:
     batch_seconds: float = 120.0  # of audio recognised at once
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num <= self.width:
+        if not 1 <= self.num_hypotheses <= self.width:
             raise ValueError(
-                f"labels: num must be between 1 and the width of the beam, not {self.num} and {self.width}"
+                f"labels: num must be between 1 and the width of the beam, not {self.num_hypotheses} and {self.width}"
             )
         if not self.temperature > 0:
             raise ValueError(f"labels: temperature must be above 0, not {self.temperature}")
@@ -187,7 +187,7 @@ class Labelling:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TeacherInstruction:
     """Who labels, and how. `model` is a teacher's folder; empty: a model built as the one that is trained.
 
     Of that one, `teacher` holds the parameters that differ from those the run began with.
@@ -197,7 +197,7 @@ class Lesson:
     model: str = ""
     teacher: Tensors = field(default_factory=dict)
 
-    def with_instruction(self, task: Task) -> Task:
+    def add_to(self, task: Task) -> Task:
         """The task, done through the view that labels speech."""
         # Only what is trained can differ from what a client has already.
         teacher = {name: tensor for name, tensor in self.teacher.items() if name in task.tensors}
@@ -205,11 +205,11 @@ class Lesson:
         task = replace(task, tensors={**task.tensors, **as_part(teacher, TEACHER)})
         return through_named(task, VIEW, values)
 
-    def has_words_of(self, other: Lesson) -> bool:
+    def has_words_of(self, other: TeacherInstruction) -> bool:
         """Whether settings and folder are the same."""
         return (self.labelling, self.model) == (other.labelling, other.model)
 
-    def has_teacher_of(self, other: Lesson) -> bool:
+    def has_teacher_of(self, other: TeacherInstruction) -> bool:
         """Whether the teachers' parameters are the same to the last bit."""
         mine, others = self.teacher, other.teacher
         return mine.keys() == others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
@@ -218,21 +218,21 @@ class Lesson:
 class TeachingPool:
     """A pool whose clients label their speech; those that live with the server, and evaluations, do not."""
 
-    def __init__(self, pool: Pool, lesson: Lesson) -> None:
-        self.pool, self.lesson = pool, lesson
+    def __init__(self, pool: Pool, instruction: TeacherInstruction) -> None:
+        self.pool, self.instruction = pool, instruction
         self.reports: dict[str, Report] = {}  # the last one of each client
 
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
         if not self._is_taught(task, cohort):
             return self.pool.reduce(task, cohort, weigh)
-        update = self.pool.reduce(self.lesson.with_instruction(task), cohort, weigh)
+        update = self.pool.reduce(self.instruction.add_to(task), cohort, weigh)
         self._note(update.reports)
         return update
 
     def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
         if not self._is_taught(task, cohort):
             return self.pool.collect(task, cohort)
-        collected = self.pool.collect(self.lesson.with_instruction(task), cohort)
+        collected = self.pool.collect(self.instruction.add_to(task), cohort)
         self._note(collected.reports)
         return collected
 

@@ -1,6 +1,6 @@
 """What is kept of a model: small tensors out of large ones (`shrink`), and back (`expand`).
 
-A `Kept` names layers and, for each, the units that are left. It is data only: it travels in a task, it is
+A `Submodel` names layers and, for each, the units that are left. It is data only: it travels in a task, it is
 saved in a checkpoint, and it is the part of a small model's configuration that says how small it is
 (`models.reduced` builds a model of it). Weights are [outputs, inputs], as torch stores them.
 
@@ -88,7 +88,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class KeptLinear:
+class SubmodelLinear:
     """A linear layer whose weight is the sum of blocks; a bias is left whole.
 
     `inputs` and `outputs` are those that still exist between it and the layer before or after: a hidden unit
@@ -111,7 +111,7 @@ class KeptLinear:
 
 
 @dataclass(frozen=True)
-class KeptRecurrent:
+class SubmodelRecurrent:
     """An LSTM: a unit that is gone has no gate, no bias and no way back into the layer."""
 
     units: str = ""
@@ -132,7 +132,7 @@ class KeptRecurrent:
 
 
 @dataclass(frozen=True)
-class KeptEmbedding:
+class SubmodelEmbedding:
     """An embedding of fewer values; those that are gone are 0."""
 
     outputs: str = ""
@@ -141,21 +141,21 @@ class KeptEmbedding:
         yield Piece(f"{layer}.{parameter}", None, indices(self.outputs, full.shape[1], layer))
 
 
-KeptLayer = KeptLinear | KeptRecurrent | KeptEmbedding
+SubmodelLayer = SubmodelLinear | SubmodelRecurrent | SubmodelEmbedding
 
 
 @dataclass(frozen=True)
-class Kept:
+class Submodel:
     """Layers by their names; those that are not named are whole."""
 
-    layers: dict[str, KeptLinear | KeptRecurrent | KeptEmbedding] = field(default_factory=dict)
+    layers: dict[str, SubmodelLinear | SubmodelRecurrent | SubmodelEmbedding] = field(default_factory=dict)
 
     def write(self) -> str:
         """As text that travels in a task; "" where everything is kept."""
         return json.dumps(config.to_dict(self), separators=(",", ":")) if self.layers else ""
 
     @classmethod
-    def read(cls, text: str) -> Kept:
+    def read(cls, text: str) -> Submodel:
         return config.from_dict(cls, json.loads(text)) if text else cls()
 
     def pieces(self, params: Tensors) -> dict[str, list[Piece]]:
@@ -175,17 +175,17 @@ class Kept:
             raise ValueError(f"{unknown[0]}: the mask is for a layer that the model does not have")
 
 
-def shrink(params: Tensors, kept: Kept) -> Tensors:
+def shrink(params: Tensors, submodel: Submodel) -> Tensors:
     """The small tensors; a parameter that is whole is the same tensor, not a copy."""
-    pieces, small = kept.pieces(params), {}
+    pieces, small = submodel.pieces(params), {}
     for name, full in params.items():
         small.update({p.name: p.of(full) for p in pieces[name]} if name in pieces else {name: full})
     return small
 
 
-def expand(small: Tensors, kept: Kept, onto: Tensors) -> Tensors:
+def expand(small: Tensors, submodel: Submodel, onto: Tensors) -> Tensors:
     """The large tensors `onto`, with the small ones in their places; nothing that was given changes."""
-    pieces, large = kept.pieces(onto), {}
+    pieces, large = submodel.pieces(onto), {}
     for name, full in onto.items():
         found = [piece for piece in pieces.get(name, [Piece(name, None)]) if piece.name in small]
         if name not in pieces and found:
@@ -197,14 +197,14 @@ def expand(small: Tensors, kept: Kept, onto: Tensors) -> Tensors:
     return large
 
 
-def small_names(params: Tensors, kept: Kept, small: Mapping[str, Tensor]) -> list[str]:
+def small_names(params: Tensors, submodel: Submodel, small: Mapping[str, Tensor]) -> list[str]:
     """The large tensors of which there is anything among the small ones."""
-    pieces = kept.pieces(params)
+    pieces = submodel.pieces(params)
     return [n for n in params if any(p.name in small for p in pieces.get(n, [Piece(n, None)]))]
 
 
 def expand_parts(
-    small: Mapping[str, Tensor], kept: Kept, model: Tensors, before: Mapping[str, Tensor]
+    small: Mapping[str, Tensor], submodel: Submodel, model: Tensors, before: Mapping[str, Tensor]
 ) -> Tensors:
     """The large tensors of small ones that are shaped like a model's parameters ("name" or "part/name").
 
@@ -216,17 +216,19 @@ def expand_parts(
     for part in dict.fromkeys(name.rpartition("/")[0] for name in small):
         prefix = f"{part}/" if part else ""
         full = {f"{prefix}{name}": parameter for name, parameter in model.items()}
-        pieces = kept.pieces(full)
-        for name in small_names(full, kept, small):
+        pieces = submodel.pieces(full)
+        for name in small_names(full, submodel, small):
             onto[name] = before.get(name, torch.zeros_like(full[name]))
             taken |= {piece.name for piece in pieces.get(name, [Piece(name, None)])}
     others = {name: tensor for name, tensor in small.items() if name not in taken}
-    return {**expand(dict(small), kept, onto), **others}
+    return {**expand(dict(small), submodel, onto), **others}
 
 
-def masked(params: Tensors, kept: Kept) -> Tensors:
+def masked(params: Tensors, submodel: Submodel) -> Tensors:
     """The model as large as ever, with zeros where the small one has nothing."""
-    return expand(shrink(params, kept), kept, {name: torch.zeros_like(p) for name, p in params.items()})
+    return expand(
+        shrink(params, submodel), submodel, {name: torch.zeros_like(p) for name, p in params.items()}
+    )
 
 
 # --- What is handed to clients --------------------------------------------------------------------
@@ -237,7 +239,7 @@ def masked(params: Tensors, kept: Kept) -> Tensors:
 class SubmodelView(View):
     """The client works on a smaller model. What it keeps for later rounds is kept in full size."""
 
-    submodel: str  # as `Kept.write` writes it
+    submodel: str  # as `Submodel.write` writes it
     effect: ClassVar[str] = "reshapes"
 
     def before(self, task: Task, client: Any) -> tuple[Task, Any]:
@@ -245,7 +247,7 @@ class SubmodelView(View):
 
     def after(self, task: Task, client: Any, answer: Answer) -> Answer:
         update, changes = answer
-        return update, expand_parts(changes, Kept.read(self.submodel), client.base, client.state)
+        return update, expand_parts(changes, Submodel.read(self.submodel), client.base, client.state)
 
 
 class SubmodelPool:

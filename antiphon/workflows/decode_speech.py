@@ -20,7 +20,7 @@ from antiphon.recognizer import Recognizer
 from antiphon.workflows.list_scores import ListScores, oracles, score_choices
 from antiphon.workflows.progress import Notify, Progress, no_messages, no_progress
 from antiphon.workflows.run_corpus import open_store
-from antiphon.workflows.run_decoder import Hearer
+from antiphon.workflows.run_decoder import RunDecoder
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def nbest(
     coverage: float = 0.0,
     tune: str = "",
     device: str = "auto",
-    workers: int = 1,
+    num_processes: int = 1,
     feature_processes: int = 1,
     progress: Progress = no_progress,
     notify: Notify = no_messages,
@@ -90,9 +90,9 @@ def nbest(
     def report_trial(tried: Ranking, errors: int) -> None:
         notify(describe_weights(f"{errors:,} errors", tried.weights))
 
-    with decoder.in_processes(workers, fusion) as decoders:
+    with decoder.in_processes(num_processes, fusion) as decoders:
         if tune:
-            ranking = decoders.tuned(ranking, store.where(split=tune), told=report_trial)
+            ranking = decoders.tuned(ranking, store.where(split=tune), report=report_trial)
             notify(describe_weights(f"weights, found on {tune}", ranking.weights))
         started = time.perf_counter()
         entries = list(decoders.nbest(indices, beam, ranking, partial(progress, "search")))
@@ -110,12 +110,12 @@ def open_decoder(
     device: str,
     feature_processes: int,
     progress: Progress = no_progress,
-) -> Hearer:
+) -> RunDecoder:
     """Open a run's model with the features of its own corpus, or of `data`."""
     chosen, run, data = choose_device(device), Path(run), Path(data) if data is not None else None
     recognizer = Recognizer.load(run, str(chosen))
     store = open_store(recognizer, run, data, partial(progress, "features"), feature_processes)
-    return Hearer(recognizer, store, chosen)
+    return RunDecoder(recognizer, store, chosen)
 
 
 def describe_weights(title: str, weights: Mapping[str, float]) -> str:

@@ -91,13 +91,13 @@ def plan(model: str, sparsity: float, settings: Sequence[str] = ()) -> Plan:
     if pruning.allocation != Unified() and model in PRESETS:
         raise ValueError("adaptive sparsity goes by the weights: give the folder of a trained model")
     pruning.init(params)
-    kept = pruning.keep(params, sparsity)
-    pieces = kept.pieces(params)
+    submodel = pruning.keep(params, sparsity)
+    pieces = submodel.pieces(params)
     weights = []
     for name, full in moving(params, pruning.slices).items():
         shapes = [tuple(piece.of(full).shape) for piece in pieces[name]] if name in pieces else []
         weights.append(PlannedWeight(name, tuple(full.shape), tuple(shapes or [tuple(full.shape)])))
-    return Plan(tuple(weights), size_in_bytes(params), size_in_bytes(shrink(params, kept)))
+    return Plan(tuple(weights), size_in_bytes(params), size_in_bytes(shrink(params, submodel)))
 
 
 def pruned_experiment(
@@ -113,7 +113,7 @@ def pruned_experiment(
         raise config.unknown(run.name, experiment.runs, "", "run")
     before = experiment.runs[run.name]
     inner = prunable_algorithm(before.algorithm) or hierarchical(LOCAL, SERVER)
-    pruning = FederatedPruning(inner, fine_tune_from=max(1, rounds // 2), every=max(1, rounds // 8))
+    pruning = FederatedPruning(inner, fine_tune_from=max(1, rounds // 2), mask_every=max(1, rounds // 8))
     pruning = config.override(pruning, [f"sparsity={sparsity}", *settings])
     is_central = prunable_algorithm(before.algorithm) is None and before.clients == Iid(1)
     after = Run(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from antiphon.decoding.minimum_risk import Apart
+from antiphon.decoding.minimum_risk import MinimumRisk
 from antiphon.decoding.nbest import WORDS, NBest, read_nbest, write_nbest
 from antiphon.decoding.rescoring import (
     SCORE,
@@ -109,15 +109,15 @@ def _rank(lists: Lists, scored: Lists, columns: Sequence[Column], tune: str) -> 
     if tune:
         tuned = lists_of_splits(lists, [tune])
         weights = tune_weights(tuned, columns)
-        sharpness = Apart.measure(tuned).tune(weights)
-        expected = Apart.measure(scored).best(weights, sharpness)
+        sharpness = MinimumRisk.measure(tuned).tune(weights)
+        expected = MinimumRisk.measure(scored).best(weights, sharpness)
         scores = _scores(scored, {RESCORED: scored.best(weights), EXPECTED: expected})
         return Rescoring(scores, weights, tune, sharpness=sharpness)
     if all(column.step == 0 for column in columns):
         weights = {column.name: column.weight for column in columns}
         return Rescoring(_scores(scored, {RESCORED: scored.best(weights)}), weights)
     by_session = tune_leaving_out(scored, columns)
-    expected = Apart.measure(scored).best_leaving_out(by_session)
+    expected = MinimumRisk.measure(scored).best_leaving_out(by_session)
     scores = _scores(scored, {RESCORED: best_leaving_out(scored, by_session), EXPECTED: expected})
     return Rescoring(scores, tune_weights(scored, columns), leave_one_out=True)
 

@@ -40,7 +40,7 @@ class Trials:
 
 
 @dataclass(frozen=True)
-class Hearer:
+class RunDecoder:
     """A run's model, and the speech it is to hear; in this process, or in those that are given."""
 
     recognizer: Recognizer
@@ -49,21 +49,21 @@ class Hearer:
     processes: Executor | None = None
 
     @classmethod
-    def open(cls, run: Path, data: Path | None, device: str, progress: Progress | None = None) -> Hearer:
+    def open(cls, run: Path, data: Path | None, device: str, progress: Progress | None = None) -> RunDecoder:
         """With the corpus of the run, or another; `progress` is of its features, where they are missing."""
         chosen = choose_device(device)
         recognizer = Recognizer.load(run, str(chosen))
         return cls(recognizer, open_store(recognizer, run, data, progress), chosen)
 
     @contextmanager
-    def in_processes(self, num_processes: int, fusion: Fusion | None = None) -> Iterator[Hearer]:
+    def in_processes(self, num_processes: int, fusion: Fusion | None = None) -> Iterator[RunDecoder]:
         """One that shares its searches among processes of one thread each; the n-grams go to them once."""
         if num_processes == 1:
             yield self
             return
         # Not forked from here: see `data.extraction`.
         context, ngram = get_context("forkserver"), fusion.model if fusion else None
-        with ProcessPoolExecutor(num_processes, context, _start_worker, (self, ngram)) as executor:
+        with ProcessPoolExecutor(num_processes, context, _start_process, (self, ngram)) as executor:
             yield replace(self, processes=executor)
 
     def nbest(
@@ -118,7 +118,7 @@ class Hearer:
         ranking: Ranking,
         indices: np.ndarray,
         trials: Trials = Trials(),
-        told: Callable[[Ranking, int], None] = lambda tried, errors: None,
+        report: Callable[[Ranking, int], None] = lambda tried, errors: None,
     ) -> Ranking:
         """The weights with the fewest errors in some of these utterances; each trial is `told`."""
         every = max(1, round(float(self.store.seconds[indices].sum()) / trials.seconds))
@@ -126,24 +126,24 @@ class Hearer:
         def count_errors(tried: Ranking) -> int:
             lists = tabulate(self.nbest(indices[::every], trials.width, tried), {})
             errors = lists.count(lists.first()).total
-            told(tried, errors)
+            report(tried, errors)
             return errors
 
         return RankingSearch().run(self.recognizer.model, ranking, count_errors)
 
 
-_worker: list[tuple[Hearer, NgramModel | None]] = []  # of a process: what `in_processes` sent
+_worker: list[tuple[RunDecoder, NgramModel | None]] = []  # of a process: what `in_processes` sent
 
 
-def _start_worker(hearer: Hearer, ngram: NgramModel | None) -> None:
+def _start_process(decoder: RunDecoder, ngram: NgramModel | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops us
     torch.set_num_threads(1)
-    _worker[:] = [(hearer, ngram)]
+    _worker[:] = [(decoder, ngram)]
 
 
 def _search(
     indices: np.ndarray, width: int, penalties: Penalties, weights: tuple[float, float] | None
 ) -> list[NBest]:
-    hearer, ngram = _worker[0]
+    decoder, ngram = _worker[0]
     fusion = Fusion(ngram, *weights) if ngram is not None and weights else None
-    return list(hearer.nbest(indices, width, Ranking(fusion, penalties)))
+    return list(decoder.nbest(indices, width, Ranking(fusion, penalties)))

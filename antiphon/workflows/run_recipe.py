@@ -14,9 +14,9 @@ from antiphon.experiment.jobs import own_job
 from antiphon.experiment.preparation import choose_device
 from antiphon.experiment.runner import Scores, run_experiment, run_job, run_side_by_side
 from antiphon.experiment.settings import Experiment
-from antiphon.pools.process_group import Alone, Team
-from antiphon.pools.rendezvous import Place, choose_gpu, find_place, join
-from antiphon.pools.spawning import end_with_starter, run_workers
+from antiphon.pools.process_group import ProcessGroup, SingleProcess
+from antiphon.pools.rendezvous import Rank, choose_gpu, find_rank, join
+from antiphon.pools.spawning import end_with_starter, run_processes
 from antiphon.recipes import RECIPES
 from antiphon.recipes import recipe as load_recipe
 from antiphon.workflows.progress import Progress, no_progress, screen_for
@@ -32,7 +32,7 @@ def run(
     resume: bool = False,
     skip_corrupt: bool = False,
     device: str = "auto",
-    workers: int = 1,
+    num_processes: int = 1,
     ordered: bool = False,
     jobs: int = 1,
     feature_processes: int = 1,
@@ -74,19 +74,19 @@ def run(
     """
     data, out, screen = Path(data), Path(out), screen_for(progress)
     experiment = _experiment(recipe, settings)
-    place = find_place(os.environ)
-    _check_processes(place, workers, jobs)
+    process = find_rank(os.environ)
+    _check_processes(process, num_processes, jobs)
     if jobs > 1:
         if name := own_job():
             end_with_starter()
             run_job(experiment, data, out, name, skip_corrupt, device)
             sys.exit(0)  # this process was started for one run; the rest of the program is not for it
         return run_side_by_side(experiment, data, out, jobs, resume, device, feature_processes, screen, only)
-    if place is None and workers > 1:
-        sys.exit(run_workers(workers))
-    with _team(place, device, ordered) as (team, chosen):
+    if process is None and num_processes > 1:
+        sys.exit(run_processes(num_processes))
+    with _group(process, device, ordered) as (group, chosen):
         return run_experiment(
-            experiment, data, out, resume, skip_corrupt, chosen, feature_processes, screen, only, team
+            experiment, data, out, resume, skip_corrupt, chosen, feature_processes, screen, only, group
         )
 
 
@@ -142,21 +142,23 @@ def _experiment(recipe: str | Path | Experiment, settings: Sequence[str]) -> Exp
     return config.override(experiment, settings) if settings else experiment
 
 
-def _check_processes(place: Place | None, workers: int, jobs: int) -> None:
+def _check_processes(process: Rank | None, num_processes: int, jobs: int) -> None:
     """Refuse two ways of using several processes at once."""
-    if jobs > 1 and (place is not None or workers > 1):
+    if jobs > 1 and (process is not None or num_processes > 1):
         raise ValueError("--jobs is for runs of one process each: leave out --jobs or the other processes")
-    if jobs == 1 and place is not None and workers not in (1, place.size):
-        raise ValueError(f"{place.size} processes are started already: leave out --workers {workers}")
+    if jobs == 1 and process is not None and num_processes not in (1, process.size):
+        raise ValueError(f"{process.size} processes are started already: leave out --workers {num_processes}")
 
 
 @contextmanager
-def _team(place: Place | None, device: str, ordered: bool) -> Iterator[tuple[Team, str]]:
+def _group(process: Rank | None, device: str, ordered: bool) -> Iterator[tuple[ProcessGroup, str]]:
     """Join the processes that were started with this one; yield them, and the device of this process."""
-    if place is None:
-        yield Alone(), device
+    if process is None:
+        yield SingleProcess(), device
         return
     end_with_starter()
-    chosen = str(choose_device(choose_gpu(place, device)))  # refused before the others wait for this process
-    with join(place, chosen, ordered) as team:
-        yield team, chosen
+    chosen = str(
+        choose_device(choose_gpu(process, device))
+    )  # refused before the others wait for this process
+    with join(process, chosen, ordered) as group:
+        yield group, chosen

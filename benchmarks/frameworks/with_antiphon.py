@@ -18,9 +18,9 @@ from antiphon import __version__
 from antiphon.algorithms.fedavg import fedavg
 from antiphon.core import Report, Task, Tensors, Update, Worker
 from antiphon.engine import Engine, Rounds, Silent
-from antiphon.pools.process_group import Alone, Team
-from antiphon.pools.rendezvous import find_place, join
-from antiphon.pools.spawning import run_workers
+from antiphon.pools.process_group import ProcessGroup, SingleProcess
+from antiphon.pools.rendezvous import find_rank, join
+from antiphon.pools.spawning import run_processes
 from antiphon.tasks.local_training import LocalTraining
 
 
@@ -78,29 +78,29 @@ def update_of(client: str, delta: Tensors, loss: float, workload: Workload) -> U
 class Turns(Silent):
     """After every turn the first process waits at the gate, and the others for it."""
 
-    def __init__(self, gate: Gate | None, team: Team, turn: int) -> None:
-        self.gate, self.team, self.turn = gate, team, turn
+    def __init__(self, gate: Gate | None, group: ProcessGroup, turn: int) -> None:
+        self.gate, self.group, self.turn = gate, group, turn
 
     def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
         if entry["round"] % self.turn == 0:
-            self.team.first(lambda: self.gate.wait() if self.gate else None)
+            self.group.on_rank_zero(lambda: self.gate.wait() if self.gate else None)
 
 
-def train(arguments: argparse.Namespace, team: Team) -> None:
+def train(arguments: argparse.Namespace, group: ProcessGroup) -> None:
     """In every process of the team."""
     workload: Workload = load(arguments.folder)
     worker: Worker = (StackedSgdWorker if arguments.stacked else SgdWorker)(workload)
     total, cohort = len(workload.cohorts), len(workload.cohorts[0])
-    gate = Gate(workload, arguments.out) if team.is_first else None
+    gate = Gate(workload, arguments.out) if group.is_rank_zero else None
     engine = Engine(
         fedavg(LocalTraining(lr=workload.lr)),
-        team.pool(worker, lambda client: 1.0),
+        group.pool(worker, lambda client: 1.0),
         client_names(workload.num_clients),
         Rounds(total, cohort, valid_every=0, save_every=arguments.save_every or total),
         arguments.out / "run",
         SEED,
-        listener=Turns(gate, team, workload.turn),
-        team=team,
+        listener=Turns(gate, group, workload.turn),
+        group=group,
     )
     outcome = engine.run(workload.params)
     if gate:
@@ -115,11 +115,11 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--stacked", action="store_true", help="train all clients of a process at once")
     arguments = parser.parse_args()
-    place = find_place(os.environ)
-    if arguments.workers > 1 and place is None:
-        return run_workers(arguments.workers)
-    with join(place, "cpu") if place else nullcontext(Alone()) as team:
-        train(arguments, team)
+    process = find_rank(os.environ)
+    if arguments.workers > 1 and process is None:
+        return run_processes(arguments.workers)
+    with join(process, "cpu") if process else nullcontext(SingleProcess()) as group:
+        train(arguments, group)
     return 0
 
 

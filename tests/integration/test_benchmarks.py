@@ -97,7 +97,7 @@ def test_antiphon_ends_where_the_bare_loop_does_in_one_process_in_two_and_stacke
 
 def test_decoding_gives_every_way_its_error_rate(tmp_path: Path, world: World) -> None:
     run, lm = tmp_path / "out" / "run", tmp_path / "books"
-    recognizer = Recognizer(Blueprint(FRONTEND, MODELS["ctc"]), world.tokens, world.bench("ctc").model)
+    recognizer = Recognizer(Blueprint(FRONTEND, MODELS["ctc"]), world.tokens, world.runtime("ctc").model)
     recognizer.save(run / "model")
     save_ngram(estimate(["ab cd", "abc d", "de a"] * 3, order=2), lm)
     options = [str(run), "--lm", str(lm), "--neural", str(lm), "--data", str(world.corpus), "--width", "4"]
@@ -122,7 +122,7 @@ def test_labels_are_counted_beside_the_transcripts_their_teacher_does_not_get(
 ) -> None:
     local, out = LocalTraining(lr=3e-3, steps=30, batch_seconds=1.5), tmp_path / "out"
     seed = Run(Central(local), "seed", Iid(1), "", Rounds(total=1, cohort=1))
-    labels = Labelling(num=1, width=4, lm=Ngram(order=2))
+    labels = Labelling(num_hypotheses=1, width=4, lm=Ngram(order=2))
     taught = Run(SelfTrained(labels=labels), rounds=Rounds(total=1, cohort=2), labelled=0.0)
     chosen = Experiment("tiny", frontend=FRONTEND, model=MODELS["ctc"], runs={"seed": seed, "taught": taught})  # type: ignore[arg-type]
     run_experiment(chosen, world.corpus, out, device="cpu", only=["seed"])
@@ -145,7 +145,7 @@ def test_labels_are_counted_beside_the_transcripts_their_teacher_does_not_get(
 
 def test_symbols_a_frame_are_counted_for_greedy_search_and_beams(tmp_path: Path, world: World) -> None:
     recognizer = Recognizer(
-        Blueprint(FRONTEND, MODELS["transducer"]), world.tokens, world.bench("transducer").model
+        Blueprint(FRONTEND, MODELS["transducer"]), world.tokens, world.runtime("transducer").model
     )
     recognizer.save(tmp_path / "out" / "run" / "model")
     options = [str(tmp_path / "out" / "run"), "--data", str(world.corpus), "--width", "1", "--quick"]

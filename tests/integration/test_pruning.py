@@ -27,7 +27,7 @@ def experiment() -> Experiment:
     tiny = config.override(recipe("fedavg"), [*SETTINGS, "runs.seed.rounds.total=1"])
     averaged = tiny.runs["fedavg"]
     short = Rounds(total=3, cohort=3)
-    pruned = Run(FederatedPruning(averaged.algorithm, every=1, fine_tune_from=2), rounds=short)  # type: ignore[arg-type]
+    pruned = Run(FederatedPruning(averaged.algorithm, mask_every=1, fine_tune_from=2), rounds=short)  # type: ignore[arg-type]
     further = replace(averaged, start="pruned", rounds=replace(short, total=1))
     return replace(tiny, runs={"seed": tiny.runs["seed"], "pruned": pruned, "further": further})
 

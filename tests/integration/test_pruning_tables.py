@@ -41,7 +41,7 @@ def folders(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> li
         central = "pretrained" in name
         settings += [f"runs.{name}.algorithm.local.steps=1"] if central else [f"runs.{name}.rounds.cohort=2"]
         if name.startswith(("weight", "adaptive")):
-            settings += [f"runs.{name}.algorithm.fine_tune_from=1", f"runs.{name}.algorithm.every=1"]
+            settings += [f"runs.{name}.algorithm.fine_tune_from=1", f"runs.{name}.algorithm.mask_every=1"]
     found = []
     for seed in (0, 1):
         experiment = config.override(tiny, [*settings, f"seed={seed}"])

@@ -87,7 +87,7 @@ def test_run_takes_an_experiment_and_resumes(world: World, finished: Path, tmp_p
 
 def test_run_refuses_two_ways_of_using_processes(world: World, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--jobs is for runs of one process each"):
-        library.run("fedavg", world.corpus, tmp_path / "out", jobs=2, workers=2)
+        library.run("fedavg", world.corpus, tmp_path / "out", jobs=2, num_processes=2)
 
 
 def test_the_demo_is_its_recipe_on_a_corpus_that_it_makes(

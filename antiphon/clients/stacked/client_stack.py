@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from antiphon.clients.client import Bench
+from antiphon.clients.client import ClientRuntime
 from antiphon.clients.stacked.layout import Layout
 from antiphon.core import Tensors
 from antiphon.data.batches import Batch
-from antiphon.models.noise import drawing
+from antiphon.models.noise import noise_from
 from antiphon.tasks.local_training import LocalSteps, LocalTraining
 
 CAPTURED_AFTER = 2  # steps of a shape before its graph is captured: capturing costs about as much as three
@@ -62,10 +62,10 @@ class Stack:
     `start`, `anchor` and `correction` have a row for each client, or one row for all of them.
     """
 
-    def __init__(self, bench: Bench, start: Tensors, size: int, graphs: bool = True) -> None:
-        self.bench, self.model, self.size = bench, bench.model, size
-        self.graphs = graphs and bench.device.type == "cuda"
-        self.shared = {name: base for name, base in bench.base.items() if name not in start}
+    def __init__(self, runtime: ClientRuntime, start: Tensors, size: int, graphs: bool = True) -> None:
+        self.runtime, self.model, self.size = runtime, runtime.model, size
+        self.graphs = graphs and runtime.device.type == "cuda"
+        self.shared = {name: base for name, base in runtime.base.items() if name not in start}
         self.layout = Layout.of(start)
         self.start = self.anchor = self._row(start)
         self.correction: Tensor | None = None
@@ -169,7 +169,7 @@ class Stack:
         """The model's outputs, [n, B, ...] or [n, B · N, ...] each."""
 
         def alone(parameters: Tensors, keys: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-            with drawing(keys):
+            with noise_from(keys):
                 outputs: tuple[Tensor, ...] = functional_call(
                     self.model,
                     {**self.shared, **parameters},
@@ -177,7 +177,7 @@ class Stack:
                 )
                 return outputs
 
-        with self.bench.precision(), sdpa_kernel(SDPBackend.MATH):  # fused kernels have no rule for vmap
+        with self.runtime.precision(), sdpa_kernel(SDPBackend.MATH):  # fused kernels have no rule for vmap
             outputs: tuple[Tensor, ...] = vmap(alone)(trained, *given.per_client())
         return outputs
 
@@ -241,15 +241,15 @@ class Captured:
     def __init__(self, stack: Stack, given: StackedBatch, local: LocalTraining) -> None:
         self.stack = stack
         *tensors, keys, share, members = (tensor.clone() for tensor in given.tensors)
-        self.given = StackedBatch(Batch.of(tensors), keys, share, members)
+        self.inputs = StackedBatch(Batch.of(tensors), keys, share, members)
         self.rate = torch.zeros((), dtype=given.share.dtype, device=given.share.device)  # nobody moves yet
         rows = stack.taken(members)
         trained = stack.leaves(rows)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            outputs = stack.forward(trained, self.given)
-            _, self.upstream = stack.score(outputs, self.given)
+            outputs = stack.forward(trained, self.inputs)
+            _, self.upstream = stack.score(outputs, self.inputs)
             stack.descend(rows, trained, outputs, self.upstream, self.rate, local, members)
             del outputs
         torch.cuda.current_stream().wait_stream(side)
@@ -257,18 +257,18 @@ class Captured:
         with torch.cuda.graph(self.forward):
             rows = stack.taken(members)
             trained = stack.leaves(rows)
-            outputs = stack.forward(trained, self.given)
+            outputs = stack.forward(trained, self.inputs)
         with torch.cuda.graph(self.backward, pool=self.forward.pool()):
             stack.descend(rows, trained, outputs, self.upstream, self.rate, local, members)
             stack.put_back(rows, members)
         self.outputs = [tensor.detach() for tensor in outputs]
 
     def replay(self, given: StackedBatch, rate: Tensor) -> Tensor:
-        for mine, new in zip(self.given.tensors, given.tensors, strict=True):
+        for mine, new in zip(self.inputs.tensors, given.tensors, strict=True):
             mine.copy_(new)
         self.rate.copy_(rate)
         self.forward.replay()
-        losses, upstream = self.stack.score(self.outputs, self.given)
+        losses, upstream = self.stack.score(self.outputs, self.inputs)
         for mine, new in zip(self.upstream, upstream, strict=True):
             mine.copy_(new)
         self.backward.replay()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from antiphon.clients.client import Bench
+from antiphon.clients.client import ClientRuntime
 from antiphon.clients.stacked.client_stack import Stack, StackedBatch
 from antiphon.core import Tensors, size_in_bytes
 from antiphon.data.batches import Batch
@@ -44,25 +44,25 @@ class Footprint:
         fits: np.ndarray = num_clients * (COPIES * self.update + largest) <= (1 - HELD) * self.room
         return fits
 
-    def held(self, most: int) -> int:
+    def held(self, max_clients: int) -> int:
         """How many clients may be under way at once, `most` at most and one at least."""
-        return int(max(1, min(most, HELD * self.room / (WAITING * self.update))))
+        return int(max(1, min(max_clients, HELD * self.room / (WAITING * self.update))))
 
 
-def measure_footprint(bench: Bench, tensors: Tensors) -> Footprint:
+def measure_footprint(runtime: ClientRuntime, tensors: Tensors) -> Footprint:
     """Takes trial steps with stacked parameters; raises what a model that cannot be stacked raises.
 
     Without a GPU memory is not measured: launches are then bounded by their number of clients alone.
     """
-    frames = longest_trial(bench)
-    if bench.device.type != "cuda":
-        _trial(bench, tensors, frames)
+    frames = longest_trial(runtime)
+    if runtime.device.type != "cuda":
+        _trial(runtime, tensors, frames)
         return Footprint()
-    short, long = (_trial(bench, tensors, length) / length for length in (frames // 4, frames))
+    short, long = (_trial(runtime, tensors, length) / length for length in (frames // 4, frames))
     quadratic = max(long - short, 0.0) / (frames - frames // 4)
     linear = max(short - quadratic * (frames // 4), 0.0)
     update = size_in_bytes(tensors)
-    return Footprint(_room_on(bench.device), update, linear, quadratic)
+    return Footprint(_room_on(runtime.device), update, linear, quadratic)
 
 
 def room(allowed: float, free: float) -> float:
@@ -88,29 +88,29 @@ def _room_on(device: torch.device) -> float:
     return room(total * torch.cuda.get_per_process_memory_fraction(index), free + reusable)
 
 
-def longest_trial(bench: Bench) -> int:
+def longest_trial(runtime: ClientRuntime) -> int:
     """LONG, or half of that and so on until the model takes it: the window of some is limited."""
     frames = LONG
-    while frames > 2 * FRAMES_PER_TOKEN and not bench.model.fits(frames, [1]):
+    while frames > 2 * FRAMES_PER_TOKEN and not runtime.model.fits(frames, [1]):
         frames //= 2
     return frames
 
 
-def _trial(bench: Bench, tensors: Tensors, num_frames: int) -> float:
+def _trial(runtime: ClientRuntime, tensors: Tensors, num_frames: int) -> float:
     """Bytes of activations of one utterance of so many frames."""
-    bench.model.train()
+    runtime.model.train()
     dtype = next(iter(tensors.values())).dtype
-    features = torch.zeros(2, num_frames, bench.store.dim, dtype=dtype, device=bench.device)
-    lengths = torch.full((2,), num_frames, device=bench.device)
-    tokens = torch.ones(2, -(-num_frames // FRAMES_PER_TOKEN), dtype=torch.int64, device=bench.device)
+    features = torch.zeros(2, num_frames, runtime.store.dim, dtype=dtype, device=runtime.device)
+    lengths = torch.full((2,), num_frames, device=runtime.device)
+    tokens = torch.ones(2, -(-num_frames // FRAMES_PER_TOKEN), dtype=torch.int64, device=runtime.device)
     batch = Batch(features, lengths, tokens, torch.full_like(lengths, tokens.shape[1]), (0, 0))
-    keys = torch.zeros(2, dtype=torch.int32, device=bench.device)
-    share = torch.ones(2, 1, dtype=dtype, device=bench.device)
-    members = torch.arange(2, device=bench.device)
-    stack = Stack(bench, tensors, 2)
-    cuda = bench.device.type == "cuda"
+    keys = torch.zeros(2, dtype=torch.int32, device=runtime.device)
+    share = torch.ones(2, 1, dtype=dtype, device=runtime.device)
+    members = torch.arange(2, device=runtime.device)
+    stack = Stack(runtime, tensors, 2)
+    cuda = runtime.device.type == "cuda"
     if cuda:
-        torch.cuda.reset_peak_memory_stats(bench.device)
-    before = torch.cuda.memory_allocated(bench.device) if cuda else 0
+        torch.cuda.reset_peak_memory_stats(runtime.device)
+    before = torch.cuda.memory_allocated(runtime.device) if cuda else 0
     stack.step(StackedBatch(batch, keys, share, members), LocalTraining())
-    return (torch.cuda.max_memory_allocated(bench.device) - before) / 2 if cuda else 0.0
+    return (torch.cuda.max_memory_allocated(runtime.device) - before) / 2 if cuda else 0.0

@@ -28,7 +28,7 @@ class Plan:
     @cached_property
     def shapes(self) -> np.ndarray:
         """Rows and frames of each step's batch [steps, 2]; a text counts as much as an utterance."""
-        num_frames, texts = self.client.bench.store.num_frames, self.client.labels.texts
+        num_frames, texts = self.client.runtime.store.num_frames, self.client.labels.texts
         found = []
         for step in self.steps:
             num_texts = max(len(texts.get(index, (None,))) for index in step.indices.tolist())
@@ -44,7 +44,7 @@ class Launch:
     members: np.ndarray
 
 
-def launches(plans: Sequence[Plan], footprint: Footprint, most: int) -> Iterator[Launch]:
+def launches(plans: Sequence[Plan], footprint: Footprint, max_clients: int) -> Iterator[Launch]:
     """All steps of all clients, first steps first; a launch fits the memory and has at most `most` clients.
 
     Who shares a launch is found anew at every step: those whose batches are alike then.
@@ -52,11 +52,11 @@ def launches(plans: Sequence[Plan], footprint: Footprint, most: int) -> Iterator
     for number in range(max((len(plan.steps) for plan in plans), default=0)):
         at_work = np.array([place for place, plan in enumerate(plans) if number < len(plan.steps)])
         shapes = np.stack([plans[place].shapes[number] for place in at_work])
-        for members in cut(shapes, footprint, most):
+        for members in cut(shapes, footprint, max_clients):
             yield Launch(number, np.sort(at_work[members]))
 
 
-def cut(shapes: np.ndarray, footprint: Footprint, most: int) -> list[np.ndarray]:
+def cut(shapes: np.ndarray, footprint: Footprint, max_clients: int) -> list[np.ndarray]:
     """Which of these batches (rows and frames [n, 2]) to compute together; the same for the same shapes.
 
     A launch of n batches costs LAUNCH, and n · rows · frames of the largest, padding included. Few large ones
@@ -67,7 +67,7 @@ def cut(shapes: np.ndarray, footprint: Footprint, most: int) -> list[np.ndarray]
     least = np.full(len(order) + 1, np.inf)  # of the first n batches
     least[0], last_start = 0.0, np.zeros(len(order) + 1, dtype=np.int64)
     for start in range(len(order)):
-        costs = least[start] + _costs(shapes[order[start : start + most]], footprint)
+        costs = least[start] + _costs(shapes[order[start : start + max_clients]], footprint)
         ends = start + 1 + np.flatnonzero(costs < least[start + 1 : start + 1 + len(costs)])
         least[ends], last_start[ends] = costs[ends - start - 1], start
     found, end = [], len(order)

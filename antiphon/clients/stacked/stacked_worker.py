@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from antiphon.clients.client import Bench
+from antiphon.clients.client import ClientRuntime
 from antiphon.clients.sgd import delta_stats, report
 from antiphon.clients.stacked.client_stack import Stack, StackedBatch
 from antiphon.clients.stacked.footprint import Footprint, measure_footprint
@@ -34,11 +34,11 @@ log = logging.getLogger("antiphon")
 class StackedWorker:
     """Trains as `SpeechWorker` does, many clients at once; everything else it leaves to that one."""
 
-    bench: Bench
+    runtime: ClientRuntime
     clients: Mapping[str, np.ndarray]  # client -> its utterances in the store
     states: ClientStates | None = None
     held_out: Mapping[str, np.ndarray] = field(default_factory=dict)
-    most: int = 256  # clients under way at once, however much memory there is
+    max_clients: int = 256  # clients under way at once, however much memory there is
     graphs: bool = True  # CUDA graphs where shapes repeat
     _trainer: StackedTrainer | None = field(default=None, init=False)
 
@@ -58,13 +58,13 @@ class StackedWorker:
     @cached_property
     def alone(self) -> SpeechWorker:
         """Takes one client after another."""
-        return SpeechWorker(self.bench, self.clients, self.states, self.held_out)
+        return SpeechWorker(self.runtime, self.clients, self.states, self.held_out)
 
-    def trainer(self, bench: Bench) -> StackedTrainer:
+    def trainer(self, runtime: ClientRuntime) -> StackedTrainer:
         """Return the trainer for a bench. A smaller model has its own, and only the last one is kept."""
-        if self._trainer is None or self._trainer.bench is not bench:
+        if self._trainer is None or self._trainer.runtime is not runtime:
             self._trainer = None  # its memory first
-            self._trainer = StackedTrainer(bench, self.most, self.graphs)
+            self._trainer = StackedTrainer(runtime, self.max_clients, self.graphs)
         return self._trainer
 
 
@@ -96,11 +96,11 @@ class Window:
     @property
     def is_full(self) -> bool:
         footprint = self.footprint
-        return footprint is not None and len(self.names) >= footprint.held(self.worker.most)
+        return footprint is not None and len(self.names) >= footprint.held(self.worker.max_clients)
 
     @cached_property
     def trainer(self) -> StackedTrainer:
-        return self.worker.trainer(next(iter(self.plans.values())).client.bench)
+        return self.worker.trainer(next(iter(self.plans.values())).client.runtime)
 
     @property
     def footprint(self) -> Footprint | None:
@@ -139,8 +139,8 @@ class Window:
 class StackedTrainer:
     """Trains the clients of one bench at once; it has memory and graphs for its model."""
 
-    bench: Bench
-    most: int
+    runtime: ClientRuntime
+    max_clients: int
     graphs: bool
     _stack: Stack | None = field(default=None, init=False)
     _footprint: Footprint | None = field(default=None, init=False)
@@ -153,7 +153,7 @@ class StackedTrainer:
         """
         if self._footprint is None and not self._why_not:
             try:
-                self._footprint = measure_footprint(self.bench, start)
+                self._footprint = measure_footprint(self.runtime, start)
             except Exception as error:  # any model may come: what vmap cannot do, it says in many ways
                 self._why_not = f"{type(error).__name__}: {error}"
                 log.warning("clients are trained one after another, not stacked: %s", self._why_not)
@@ -161,7 +161,7 @@ class StackedTrainer:
 
     def train(self, plans: Sequence[Plan], footprint: Footprint) -> list[Trained]:
         """What came of the plans' steps; fewer clients at once where memory is short, [] where it fails."""
-        most = self.most
+        most = self.max_clients
         while most > 0:
             together = list(launches(plans, footprint, most))
             try:
@@ -180,10 +180,10 @@ class StackedTrainer:
         start, local = plans[0].wanted.start, plans[0].wanted.local
         if self._stack is None or not self._stack.serves(start, len(plans)):
             self._stack = None  # its memory first
-            self._stack = Stack(self.bench, start, len(plans), self.graphs)
+            self._stack = Stack(self.runtime, start, len(plans), self.graphs)
         stack = self._stack
         stack.restart([plan.wanted for plan in plans])
-        self.bench.model.train()
+        self.runtime.model.train()
         totals = self._totals(stack, plans, together, local)
         rows = stack.deltas()
         deltas = stack.layout.parted(rows)
@@ -201,8 +201,8 @@ class StackedTrainer:
         self, stack: Stack, plans: Sequence[Plan], together: Sequence[Launch], local: LocalTraining
     ) -> list[float]:
         """Take all steps; the sum of the losses of each client's utterances."""
-        totals = torch.zeros(len(plans), device=self.bench.device, dtype=torch.float64)
-        for batch in stacked_batches(self.bench, plans, together):
+        totals = torch.zeros(len(plans), device=self.runtime.device, dtype=torch.float64)
+        for batch in stacked_batches(self.runtime, plans, together):
             losses = stack.step(batch, local).masked_fill(batch.share == 0, 0.0)
             totals[batch.members] += losses.sum(dim=1)
         sums: list[float] = totals.tolist()
@@ -210,7 +210,7 @@ class StackedTrainer:
 
 
 def stacked_batches(
-    bench: Bench, plans: Sequence[Plan], together: Sequence[Launch]
+    runtime: ClientRuntime, plans: Sequence[Plan], together: Sequence[Launch]
 ) -> Iterator[StackedBatch]:
     """One launch after another: the batches of its clients, padded to one shape."""
     tables = []
@@ -220,12 +220,12 @@ def stacked_batches(
         for row, step in zip(places, steps, strict=True):
             row[: len(step.indices)] = step.indices
         tables.append((places, [step.noise for step in steps], launch.members))
-    guesses = {index: found for plan in plans for index, found in plan.client.labels.texts.items()}
-    batches = bench.feed.one_by_one(places.reshape(-1) for places, _, _ in tables)
+    transcripts = {index: found for plan in plans for index, found in plan.client.labels.texts.items()}
+    batches = runtime.feed.one_by_one(places.reshape(-1) for places, _, _ in tables)
     for (places, noise, members), fed in zip(tables, batches, strict=True):
-        batch = bench.worded(fed, guesses)
-        keys = bench.keys(noise, places).flatten()
-        real = bench.sent(torch.from_numpy(places >= 0))
+        batch = runtime.with_labels(fed, transcripts)
+        keys = runtime.keys(noise, places).flatten()
+        real = runtime.to_device(torch.from_numpy(places >= 0))
         share = (real / real.sum(dim=1, keepdim=True)).to(batch.features.dtype)
-        here = bench.sent(torch.from_numpy(members))
-        yield StackedBatch(bench.augmented(batch, keys), keys, share, here)
+        here = runtime.to_device(torch.from_numpy(members))
+        yield StackedBatch(runtime.augmented(batch, keys), keys, share, here)

@@ -80,7 +80,7 @@ class Corruption:
     audio: Distortion = Distortion()
     transcripts: Shuffled | OfOthers | None = None
     keep: float = 1.0
-    most: int = 0
+    max_utterances: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction <= 1:
@@ -91,10 +91,10 @@ class Corruption:
             raise ValueError(f"a client is named twice in {', '.join(self.names)}")
         if not 0 < self.keep <= 1:
             raise ValueError(f"keep is a share of utterances above 0 and up to 1, not {self.keep:g}")
-        if self.most < 0:
-            raise ValueError(f"most is a number of utterances, 0 for all of them, not {self.most}")
+        if self.max_utterances < 0:
+            raise ValueError(f"most is a number of utterances, 0 for all of them, not {self.max_utterances}")
         changes_data = self.audio != Distortion() or self.transcripts is not None
-        takes_data = self.keep < 1 or self.most > 0
+        takes_data = self.keep < 1 or self.max_utterances > 0
         if (self.fraction or self.names) and not (changes_data or takes_data):
             raise ValueError(
                 "clients are chosen but nothing is done to them: set audio.speed, audio.room.t60, "
@@ -130,7 +130,7 @@ class Corruption:
 
     def _kept(self, name: str, indices: np.ndarray) -> np.ndarray:
         """Indices that a client keeps, increasing: at least one, and more for a larger share."""
-        count = min(math.ceil(self.keep * len(indices)), self.most or len(indices))
+        count = min(math.ceil(self.keep * len(indices)), self.max_utterances or len(indices))
         order = np.random.default_rng(derive(self.seed, "keep", name)).permutation(len(indices))
         return np.sort(indices[order[:count]])
 
@@ -179,7 +179,7 @@ def corrupted_features(
     corruption: Corruption,
     chosen: Chosen,
     pool: np.ndarray,
-    num_workers: int = 1,
+    num_processes: int = 1,
     progress: Progress | None = None,
 ) -> FeatureStore:
     """The clean store with the data of the chosen clients corrupted: opened if it exists, else computed.
@@ -197,7 +197,7 @@ def corrupted_features(
         def extract() -> Extracted:
             voices = _draw_voices(clean, audio.num_voices, chosen.utterances, pool, seed)
             speech = Distorted(corpus, audio, seed, _orders(corpus, chosen, voices))
-            return extract_in_order(speech, frontend, num_workers, known)
+            return extract_in_order(speech, frontend, num_processes, known)
 
         key = f"{frontend.key()}-corrupted-{digest[:16]}"
         store = stored(corpus, frontend, key, fingerprint, extract, progress)

@@ -47,7 +47,7 @@ class ImportOptions:
     client_key: str = "speaker"
     session_key: str = "session"
     audio_root: Path | None = None
-    num_workers: int | None = None
+    num_threads: int | None = None
     overwrite: bool = False
 
     def __post_init__(self) -> None:
@@ -63,8 +63,8 @@ class ImportOptions:
             raise ValueError(f"speeds are between 0.5 and 2, and 1 is there already: got {bad[0]:g}")
         if len(set(self.speeds)) < len(self.speeds):
             raise ValueError(f"a speed is given twice: {', '.join(f'{speed:g}' for speed in self.speeds)}")
-        if self.num_workers is not None and self.num_workers < 1:
-            raise ValueError(f"num_workers must be at least 1, got {self.num_workers}")
+        if self.num_threads is not None and self.num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, got {self.num_threads}")
 
 
 @dataclass(frozen=True)

@@ -165,10 +165,10 @@ class _Writer:
         return self.num_samples / SAMPLE_RATE
 
     def add_all(self, candidates: list[Candidate], options: ImportOptions, progress: Progress) -> None:
-        num_workers = options.num_workers or os.cpu_count() or 1
-        threads = ThreadPoolExecutor(num_workers)
+        num_threads = options.num_threads or os.cpu_count() or 1
+        threads = ThreadPoolExecutor(num_threads)
         # Only a little ahead, so that little audio is in memory at once.
-        prepared = map_ahead(threads, partial(_prepare, options=options), candidates, 4 * num_workers)
+        prepared = map_ahead(threads, partial(_prepare, options=options), candidates, 4 * num_threads)
         progress(0, len(candidates))
         with (
             open(self.folder / "audio.pack", "xb") as pack,

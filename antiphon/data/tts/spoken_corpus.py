@@ -100,11 +100,11 @@ def say_in_order(
     sayings: Sequence[Saying],
     voices: Sequence[Voice],
     engines: Mapping[str, Synthesiser],
-    num_workers: int,
+    num_processes: int,
 ) -> Said:
     """Every saying with its speech, or with the reason why no voice could say it."""
     return map_in_processes(
-        sayings, num_workers, CHUNK, "synthesising", _Speaker, tuple(voices), dict(engines)
+        sayings, num_processes, CHUNK, "synthesising", _Speaker, tuple(voices), dict(engines)
     )
 
 
@@ -131,7 +131,7 @@ def speak_corpus(
     voices: Sequence[Voice],
     engines: Mapping[str, Synthesiser],
     real: RealSpeech | None = None,
-    num_workers: int = 1,
+    num_processes: int = 1,
     progress: Progress = lambda done, total: None,
 ) -> SpokenCorpus:
     """The corpus of these sayings and this real speech: made, or opened if it is there already."""
@@ -143,7 +143,7 @@ def speak_corpus(
         if real is not None:
             _write_real(source, real)
         began = time.perf_counter()
-        with closing(say_in_order(sayings, voices, engines, num_workers)) as said:
+        with closing(say_in_order(sayings, voices, engines, num_processes)) as said:
             unsaid, seconds = _write_spoken(source, said, len(sayings), progress)
         wall_seconds = time.perf_counter() - began
         alphabet = real.corpus.alphabet if real else None

@@ -33,7 +33,7 @@ class Spelled:
     unpaid: what they add before it pays for its end, if it has ended.
     """
 
-    place: int
+    prefix: int
     bonus: float
     unpaid: float
     has_ended: bool
@@ -76,9 +76,9 @@ class Sentences:
         kept = self._best(given, [[one.bonus for one in own] for own in spelled])
         noted = self._best(given, [[one.unpaid for one in own] for own in spelled])
         chosen = kept.tolist()
-        self.places = [[own[k].place for k in mine] for own, mine in zip(spelled, chosen, strict=True)]
+        self.places = [[own[k].prefix for k in mine] for own, mine in zip(spelled, chosen, strict=True)]
         ended = [
-            (row, int(offers.indices[row, k]), spelled[row][k].place)
+            (row, int(offers.indices[row, k]), spelled[row][k].prefix)
             for row, (first, second) in enumerate(zip(chosen, noted.tolist(), strict=True))
             for k in dict.fromkeys(first + second)
             if spelled[row][k].has_ended

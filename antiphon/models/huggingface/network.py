@@ -163,7 +163,7 @@ def open_network(kind: Any, folder: str, config: Any, fresh: str | None = None) 
     return kind.from_config(config, attn_implementation=ATTENTION, dtype=torch.float32)
 
 
-def tame(network: nn.Module, folder: str) -> None:
+def make_batch_invariant(network: nn.Module, folder: str) -> None:
     """Makes a network keep the promises at the top of this file."""
     for name, module in list(network.named_modules()):
         if getattr(module, "running_mean", None) is not None:

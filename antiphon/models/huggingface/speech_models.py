@@ -24,7 +24,13 @@ from antiphon.data.huggingface_folder import architecture, boundary_of, copy_des
 from antiphon.models.ctc import Framewise
 from antiphon.models.huggingface.inputs import Inputs, LogMel, Waveform
 from antiphon.models.huggingface.lora import LoraAdapter
-from antiphon.models.huggingface.network import Lengths, open_network, padded, tame, train_dropout
+from antiphon.models.huggingface.network import (
+    Lengths,
+    make_batch_invariant,
+    open_network,
+    padded,
+    train_dropout,
+)
 from antiphon.models.layers import at_least_float32, next_token_losses, next_tokens, spell_greedily
 from antiphon.models.losses.ctc_loss import ctc_fits
 from antiphon.models.model import MODELS
@@ -97,7 +103,7 @@ class HuggingFaceConfig:
         return HuggingFaceSeq2Seq(network, inputs, self._prompt_ids(config), boundary_of(config))
 
     def _finish(self, network: nn.Module, fresh: str | None) -> None:
-        tame(network, self.folder)
+        make_batch_invariant(network, self.folder)
         if self.lora is None:
             return
         self.lora.inject(network)

@@ -15,9 +15,9 @@ EVERYTHING = LocalTraining(lr=1e-3, steps=2, batch_seconds=0.0, clip_norm=0.0)
 
 
 def test_two_rounds_of_two_steps_are_four_steps_of_adamw(world: World) -> None:
-    bench, indices = world.exact_bench(), world.store.where("pool")
+    runtime, indices = world.exact_runtime(), world.store.where("pool")
     params = world.params(dtype=torch.float64)
-    algorithm, pool = Central(EVERYTHING), LocalPool(world.worker({"part/0": indices}, bench))
+    algorithm, pool = Central(EVERYTHING), LocalPool(world.worker({"part/0": indices}, runtime))
     state = algorithm.init(params)
     for _ in range(2):
         state, _ = algorithm.round(state, ["part/0"], pool)
@@ -29,15 +29,15 @@ def test_two_rounds_of_two_steps_are_four_steps_of_adamw(world: World) -> None:
 
 
 def adamw(world: World, params: Tensors, indices: np.ndarray, steps: int) -> Tensors:
-    bench = world.exact_bench()
-    parameters = bench.load(params)
+    runtime = world.exact_runtime()
+    parameters = runtime.load(params)
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01, betas=(0.9, 0.98))
-    batch = collate(world.store, indices, bench.tokens.encode)
+    batch = collate(world.store, indices, runtime.tokens.encode)
     for _ in range(steps):
         optimizer.zero_grad()
-        (bench.model.losses(batch) / batch.token_lengths).mean().backward()
+        (runtime.model.losses(batch) / batch.token_lengths).mean().backward()
         optimizer.step()
-    return {name: p.detach() for name, p in bench.parameters.items()}
+    return {name: p.detach() for name, p in runtime.parameters.items()}
 
 
 def test_central_training_has_one_client(world: World) -> None:

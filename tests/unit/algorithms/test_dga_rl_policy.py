@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from antiphon.algorithms.dga_rl_policy import Duel, Policy, clients_of, empty_memory, remember, standardise
+from antiphon.algorithms.dga_rl_policy import (
+    Comparison,
+    Policy,
+    clients_of,
+    empty_memory,
+    remember,
+    standardise,
+)
 from antiphon.core import Tensors
 from antiphon.server.optimizers import Adam
 
@@ -25,14 +32,14 @@ def network(policy: Policy = SMALL, num_features: int = 4, seed: int = 1) -> Ten
     return {name: random(*tensor.shape, seed=place) for place, (name, tensor) in enumerate(fresh.items())}
 
 
-def duel(num_clients: int, reward: float, seed: int) -> Duel:
+def comparison(num_clients: int, reward: float, seed: int) -> Comparison:
     played, rival = (random(num_clients, seed=seed + shift) for shift in (1, 2))
-    return Duel.between(random(num_clients, 4, seed=seed), played, rival, reward)
+    return Comparison.between(random(num_clients, 4, seed=seed), played, rival, reward)
 
 
-def memory_of(*duels: Duel, capacity: int = 1000) -> Tensors:
+def memory_of(*comparisons: Comparison, capacity: int = 1000) -> Tensors:
     memory = empty_memory(4)
-    for one in duels:
+    for one in comparisons:
         memory = remember(memory, one, capacity)
     return memory
 
@@ -70,7 +77,7 @@ def test_a_fresh_policy_scores_everyone_zero() -> None:
 
 @pytest.mark.parametrize("num_clients", [1, 2, 7, 40])
 def test_scores_follow_the_clients_whatever_their_order_and_number(num_clients: int) -> None:
-    learnt = {"network": network(), "opt": None, "duels": memory_of(duel(3, 1.0, 5))}
+    learnt = {"network": network(), "opt": None, "duels": memory_of(comparison(3, 1.0, 5))}
     features, order = random(num_clients, 4), torch.randperm(num_clients)
     scores = SMALL.score(learnt, features)
     assert scores.shape == (num_clients,)
@@ -92,24 +99,24 @@ def test_features_are_standardised_and_those_that_do_not_vary_are_zero() -> None
 
 
 def test_the_oldest_duels_make_room() -> None:
-    duels = [duel(2, reward, seed) for seed, reward in enumerate([1.0, -1.0, 0.1, 1.0, -1.0])]
-    memory = memory_of(*duels, capacity=3)
+    comparisons = [comparison(2, reward, seed) for seed, reward in enumerate([1.0, -1.0, 0.1, 1.0, -1.0])]
+    memory = memory_of(*comparisons, capacity=3)
     assert memory["reward"].tolist() == [0.1, 1.0, -1.0]
-    assert torch.equal(memory["features"], torch.stack([one.features for one in duels[2:]]))
+    assert torch.equal(memory["features"], torch.stack([one.features for one in comparisons[2:]]))
 
 
 def test_cohorts_of_different_sizes_are_remembered_side_by_side() -> None:
-    duels = [duel(2, 1.0, 0), duel(5, -1.0, 1), duel(3, 0.1, 2)]
-    memory = memory_of(*duels)
+    comparisons = [comparison(2, 1.0, 0), comparison(5, -1.0, 1), comparison(3, 0.1, 2)]
+    memory = memory_of(*comparisons)
     assert memory["count"].tolist() == [2, 5, 3]
-    assert torch.equal(clients_of(memory), torch.cat([one.features for one in duels]))
+    assert torch.equal(clients_of(memory), torch.cat([one.features for one in comparisons]))
 
 
 def test_padding_changes_no_loss() -> None:
     policy, weights = Policy(hidden=5, bottleneck=3, shrinkage=0.0), network()
-    duels = [duel(2, 1.0, 0), duel(5, -1.0, 1), duel(3, 0.1, 2)]
-    apart = [float(policy.loss(weights, memory_of(one))) for one in duels]
-    assert float(policy.loss(weights, memory_of(*duels))) == pytest.approx(sum(apart) / 3, rel=1e-12)
+    comparisons = [comparison(2, 1.0, 0), comparison(5, -1.0, 1), comparison(3, 0.1, 2)]
+    apart = [float(policy.loss(weights, memory_of(one))) for one in comparisons]
+    assert float(policy.loss(weights, memory_of(*comparisons))) == pytest.approx(sum(apart) / 3, rel=1e-12)
 
 
 # --- Learning -------------------------------------------------------------------------------------
@@ -117,7 +124,7 @@ def test_padding_changes_no_loss() -> None:
 
 def test_a_duel_is_the_difference_of_two_softmaxes() -> None:
     played, rival = torch.tensor([0.0, math.log(3)]).double(), torch.tensor([7.0, 7.0]).double()
-    one = Duel.between(random(2, 4), played, rival, 0.1)
+    one = Comparison.between(random(2, 4), played, rival, 0.1)
     assert one.contrast.tolist() == pytest.approx([-0.25, 0.25])
     assert one.unevenness == pytest.approx(2 * ((1 + 9) / 16 - 1 / 2))
 
@@ -130,14 +137,14 @@ def test_losses_of_uneven_weights_are_put_down_to_the_price_and_not_to_clients()
     for round in range(60):
         features, rival = random(8, 6, seed=round), torch.zeros(8, dtype=torch.float64)
         played = policy.score(learnt, features) + 0.5 * random(8, seed=1000 + round)
-        learnt = policy.learn(learnt, Duel.between(features, played, rival, -1.0), round)
+        learnt = policy.learn(learnt, Comparison.between(features, played, rival, -1.0), round)
     assert float(learnt["network"]["price"]) > before + 0.1
     assert float(policy.score(learnt, random(100, 6, seed=99)).std()) < 0.6
 
 
 @pytest.mark.parametrize(("reward", "target"), [(1.0, 1.0), (-1.0, 0.0), (0.1, 0.55)])
 def test_the_loss_is_the_cross_entropy_of_the_reward(reward: float, target: float) -> None:
-    one, weights = duel(4, reward, 3), network()
+    one, weights = comparison(4, reward, 3), network()
     scores = SMALL.scores(weights, one.features).tolist()
     margin = sum(d * q for d, q in zip(one.contrast.tolist(), scores, strict=True))
     margin -= math.log1p(math.exp(float(weights["price"]))) * one.unevenness
@@ -149,7 +156,7 @@ def test_the_loss_is_the_cross_entropy_of_the_reward(reward: float, target: floa
 
 def test_the_gradient_is_reward_less_baseline_times_what_was_played_differently() -> None:
     """By q_k it is −(p − σ(m)) d_k: checked on the last layer, whose inputs are found by other means."""
-    policy, one = Policy(hidden=5, bottleneck=3, shrinkage=0.0, limit=1e6), duel(4, 1.0, 3)
+    policy, one = Policy(hidden=5, bottleneck=3, shrinkage=0.0, limit=1e6), comparison(4, 1.0, 3)
     weights = {name: tensor.requires_grad_() for name, tensor in network().items()}
     (gradient,) = torch.autograd.grad(policy.loss(weights, memory_of(one)), [weights["4.weight"]])
     with torch.no_grad():
@@ -175,16 +182,19 @@ def test_an_optimum_is_the_expected_reward() -> None:
     contrast = torch.tensor([0.3, -0.3], dtype=torch.float64)
     learnt = policy.begin(1, seed=0)
     for reward in (1.0, 1.0, -1.0):
-        learnt = {**learnt, "duels": remember(learnt["duels"], Duel(features, contrast, 0.0, reward), 10)}
-    learnt = policy.learn(learnt, Duel(features, contrast, 0.0, 1.0), seed=0)
+        learnt = {
+            **learnt,
+            "duels": remember(learnt["duels"], Comparison(features, contrast, 0.0, reward), 10),
+        }
+    learnt = policy.learn(learnt, Comparison(features, contrast, 0.0, 1.0), seed=0)
     margin = float(contrast @ policy.score(learnt, features))
     assert math.tanh(margin / 2) == pytest.approx(0.5, abs=1e-3)
 
 
 def test_learning_changes_nothing_it_was_given_and_is_the_same_twice() -> None:
-    before = {"network": network(), "opt": None, "duels": memory_of(duel(3, 1.0, 5))}
+    before = {"network": network(), "opt": None, "duels": memory_of(comparison(3, 1.0, 5))}
     kept = {name: tensor.clone() for name, tensor in before["network"].items()}
-    one, again = (SMALL.learn(before, duel(4, -1.0, 9), seed=2) for _ in range(2))
+    one, again = (SMALL.learn(before, comparison(4, -1.0, 9), seed=2) for _ in range(2))
     for name, tensor in before["network"].items():
         assert torch.equal(tensor, kept[name])
         assert torch.equal(one["network"][name], again["network"][name])

@@ -41,7 +41,7 @@ def params(world: World) -> Tensors:
 
 @pytest.fixture
 def pool(world: World) -> LocalPool:
-    return LocalPool(world.worker(world.clients(), world.exact_bench()))
+    return LocalPool(world.worker(world.clients(), world.exact_runtime()))
 
 
 def observed(pool: Pool, cohort: list[str]) -> RecordingPool:
@@ -50,15 +50,15 @@ def observed(pool: Pool, cohort: list[str]) -> RecordingPool:
 
 @pytest.mark.parametrize("model", ["ctc", "las"])
 def test_fedsgd_is_a_central_gradient_step_on_the_pooled_utterances(world: World, model: str) -> None:
-    bench, clients = world.exact_bench(model), world.clients()
+    runtime, clients = world.exact_runtime(model), world.clients()
     params = world.params(model, torch.float64)
     algorithm = fedsgd(Sgd(lr=0.3))
     state = algorithm.init(params)
-    after, _ = algorithm.round(state, COHORT, LocalPool(world.worker(clients, bench)))
+    after, _ = algorithm.round(state, COHORT, LocalPool(world.worker(clients, runtime)))
 
-    parameters = bench.load(params)
-    batch = collate(world.store, np.concatenate([clients[c] for c in COHORT]), bench.tokens.encode)
-    loss = (bench.model.losses(batch) / batch.token_lengths).mean()
+    parameters = runtime.load(params)
+    batch = collate(world.store, np.concatenate([clients[c] for c in COHORT]), runtime.tokens.encode)
+    loss = (runtime.model.losses(batch) / batch.token_lengths).mean()
     grads = dict(zip(params, torch.autograd.grad(loss, parameters), strict=True))
     step = {name: p - after.params[name] for name, p in params.items()}
     assert relative(flat(step), 0.3 * flat(grads)) <= 1e-10
@@ -67,7 +67,7 @@ def test_fedsgd_is_a_central_gradient_step_on_the_pooled_utterances(world: World
 def test_fedavg_of_one_client_is_that_client_s_model(world: World, pool: LocalPool, params: Tensors) -> None:
     state = start_of(fedavg(EXACT), params)
     after, _ = fedavg(EXACT).round(state, COHORT[:1], pool)
-    local = pool.worker.bench.parameters  # as the client left them
+    local = pool.worker.runtime.parameters  # as the client left them
     for name, p in after.params.items():
         torch.testing.assert_close(p, local[name].detach(), rtol=1e-15, atol=1e-15)
 

@@ -125,7 +125,7 @@ def test_the_score_on_utterances_that_clients_do_not_train_on(world: World, tmp_
     clients = ExactClients(world, tmp_path / "clients")
     names = clients.names[:2]
     held_out = {name: indices[:1] for name, indices in world.clients().items()}
-    worker = world.worker(world.clients(), world.exact_bench(), clients.states, held_out)
+    worker = world.worker(world.clients(), world.exact_runtime(), clients.states, held_out)
     heard = dict(zip(names, "ab", strict=True))
     for name, letter in heard.items():
         own = says(world.tokens.encode(letter)[0], clients.params)

@@ -24,7 +24,7 @@ from antiphon.server.optimizers import Adam, Sgd
 from antiphon.server.run_context import RunContext, prepare
 from antiphon.tasks.local_training import LocalTraining
 from antiphon.tasks.prunable_layers import LinearLayer
-from antiphon.tasks.submodel import Kept, SubmodelView, masked, shrink
+from antiphon.tasks.submodel import Submodel, SubmodelView, masked, shrink
 from antiphon.tasks.views import views_of
 
 STRUCTURE = (
@@ -100,8 +100,8 @@ def test_the_server_keeps_the_large_model_until_fine_tuning_and_then_has_the_sma
         (view,) = views_of(task)
         assert isinstance(view, SubmodelView)
         assert view.submodel
-    assert [views_of(task) for task in pool.tasks[6:]] == [[SubmodelView(states[6].kept)]] * 2
-    assert torch.equal(states[6].params[OTHER], shrink(states[6].params, Kept())[OTHER])
+    assert [views_of(task) for task in pool.tasks[6:]] == [[SubmodelView(states[6].submodel)]] * 2
+    assert torch.equal(states[6].params[OTHER], shrink(states[6].params, Submodel())[OTHER])
 
 
 def test_without_sparsity_it_is_the_inner_algorithm() -> None:
@@ -130,8 +130,8 @@ def test_removed_weights_and_their_slots_rest(server: Adam | Sgd) -> None:
     """A step schedule: everything has moments by the time something is removed."""
     algorithm = pruning(FedAvg(server=server), schedule=StepSparsity(1), fine_tune_from=20)
     states = play(algorithm, Toy(), 4)
-    kept = Kept.read(states[-1].kept)
-    mask = masked({name: torch.ones_like(p) for name, p in params().items()}, kept)
+    submodel = Submodel.read(states[-1].submodel)
+    mask = masked({name: torch.ones_like(p) for name, p in params().items()}, submodel)
     before, after = states[2], states[4]
     assert any(bool((m == 0).any()) for m in mask.values())
     groups = [(before.params, after.params)]
@@ -156,12 +156,12 @@ def test_a_removed_column_revives_when_those_in_use_become_smaller() -> None:
     algorithm = pruning(sparsity=0.5)
     states = play(algorithm, Toy(towards_zero), 5)
     first, second = (
-        Kept.read(state.kept).layers["encoder.layers.0.other"] for state in (states[1], states[3])
+        Submodel.read(state.submodel).layers["encoder.layers.0.other"] for state in (states[1], states[3])
     )
     assert first != second
     scores = params()[OTHER].abs().sum(dim=1)
     weak = scores.argsort()[:2].sort().values  # removed first: the other two come down to a hundredth
-    small = shrink(states[2].params, Kept.read(states[3].kept))[OTHER]
+    small = shrink(states[2].params, Submodel.read(states[3].submodel))[OTHER]
     assert torch.equal(small, params()[OTHER][weak])  # with the values they had when they were removed
     _, metrics = algorithm.round(states[2], ["a", "b"], Toy(towards_zero))
     assert metrics["revived_weights"] > 0
@@ -170,15 +170,17 @@ def test_a_removed_column_revives_when_those_in_use_become_smaller() -> None:
 
 def test_without_refinement_what_is_removed_is_gone() -> None:
     states = play(pruning(refine=False), Toy(towards_zero), 6)
-    assert len({state.kept for state in states[1:]}) == 1
-    mask = masked({name: torch.ones_like(p) for name, p in params().items()}, Kept.read(states[1].kept))
+    assert len({state.submodel for state in states[1:]}) == 1
+    mask = masked(
+        {name: torch.ones_like(p) for name, p in params().items()}, Submodel.read(states[1].submodel)
+    )
     assert bool((states[1].params[OTHER][mask[OTHER] == 0] == 0).all())
 
 
 def test_without_refinement_masks_only_lose_on_the_way_up() -> None:
-    states = play(pruning(refine=False, schedule=StepSparsity(2), every=1), Toy(towards_zero), 4)
+    states = play(pruning(refine=False, schedule=StepSparsity(2), mask_every=1), Toy(towards_zero), 4)
     ones = {name: torch.ones_like(p) for name, p in params().items()}
-    masks = [masked(ones, Kept.read(state.kept))[OTHER] for state in states[1:]]
+    masks = [masked(ones, Submodel.read(state.submodel))[OTHER] for state in states[1:]]
     for before, after in pairwise(masks):
         assert bool((after <= before).all())
     assert masks[-1].sum() < masks[1].sum() < masks[0].sum()
@@ -195,10 +197,10 @@ def test_the_momentum_is_a_moving_average_of_delta_and_rests_where_weights_do() 
         return rows.expand(4, 4).clone() if tensor.shape == (4, 4) else torch.full_like(tensor, 0.1)
 
     states = play(algorithm, Toy(change), 3)
-    assert states[1].kept == ""  # there is no momentum to go by yet
+    assert states[1].submodel == ""  # there is no momentum to go by yet
     torch.testing.assert_close(states[1].momentum[OTHER], 0.5 * rows.expand(4, 4))
     torch.testing.assert_close(states[2].momentum[OTHER], 0.75 * rows.expand(4, 4))
-    kept = shrink({OTHER: rows.expand(4, 4)}, Kept.read(states[3].kept))[OTHER]
+    kept = shrink({OTHER: rows.expand(4, 4)}, Submodel.read(states[3].submodel))[OTHER]
     assert kept[:, 0].tolist() == [3.0, 4.0]  # the two that clients want to change most
     gone = states[3].momentum[OTHER][[1, 2]]
     assert torch.equal(gone, states[2].momentum[OTHER][[1, 2]])
@@ -223,7 +225,7 @@ def everything(structure: tuple[object, ...]) -> FederatedPruning:
         score=ByProduct(),
         allocation=Adaptive(),
         schedule=StepSparsity(2),
-        every=1,
+        mask_every=1,
         fine_tune_from=4,
         structure=structure,  # type: ignore[arg-type]
     )
@@ -235,14 +237,14 @@ def test_resuming_in_any_phase_is_exact(model: str, world: World, tmp_path: Path
     case = Case(everything(structure_of(built)))
     clients = world.clients()
     state, straight = start(case, world.params(model)), []
-    pool = LocalPool(world.worker(clients, world.bench(model)))
+    pool = LocalPool(world.worker(clients, world.runtime(model)))
     for _ in range(5):
         state = run_rounds(case, state, list(clients), pool, 1)
         straight.append(state)
     for round in (2, 4):  # while the sparsity climbs; just after the model was made small
         checkpoint.save(tmp_path / str(round), straight[round - 1], {})
         restored, _ = checkpoint.load(tmp_path / str(round), start(case, world.params(model)))
-        again = LocalPool(world.worker(clients, world.bench(model)))
+        again = LocalPool(world.worker(clients, world.runtime(model)))
         assert_same(run_rounds(case, restored, list(clients), again, 5 - round), straight[-1])
     assert straight[-1].is_small
     assert set(straight[-1].inner.opt["first"]) == set(straight[-1].params)
@@ -275,11 +277,11 @@ def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="multiple must be at least 1, not 0"):
         FederatedPruning(multiple=0)
     with pytest.raises(ValueError, match="every must be at least 1"):
-        FederatedPruning(every=0)
+        FederatedPruning(mask_every=0)
     with pytest.raises(ValueError, match=r"'decoder\.\*' matches no layer that can be pruned"):
         pruning(layers=("decoder.*",)).init(params())
     with pytest.raises(ValueError, match="are all spared: there is nothing to prune"):
-        pruning(spared=("*",)).init(params())
+        pruning(exclude=("*",)).init(params())
     with pytest.raises(ValueError, match="at least 1 step"):
         StepSparsity(0)
     with pytest.raises(
@@ -299,5 +301,8 @@ def test_the_layers_of_the_model_are_known_once_a_run_is_prepared() -> None:
 
 
 def test_layers_that_are_spared_stay_whole() -> None:
-    states = play(pruning(layers=("encoder.*",), spared=("*.other",), pattern=HalfRow()), Toy(), 1)
-    assert set(Kept.read(states[1].kept).layers) == {"encoder.layers.0.first", "encoder.layers.0.second"}
+    states = play(pruning(layers=("encoder.*",), exclude=("*.other",), pattern=HalfRow()), Toy(), 1)
+    assert set(Submodel.read(states[1].submodel).layers) == {
+        "encoder.layers.0.first",
+        "encoder.layers.0.second",
+    }

@@ -17,7 +17,7 @@ COHORT = ["speaker/s00", "speaker/s01"]
 def test_a_rehearsed_round_is_the_round_and_then_the_server_s_own_steps(world: World) -> None:
     """DGA eq. 5: the rehearsal starts from the aggregate, on the server's data alone."""
     inner, rehearsal = fedavg(LocalTraining(batch_seconds=1.0)), LocalTraining(lr=0.02, steps=2)
-    pool = LocalPool(world.worker(world.clients(), world.exact_bench()))
+    pool = LocalPool(world.worker(world.clients(), world.exact_runtime()))
     state = replace(inner.init(world.params(dtype=torch.float64)), seed=SEED)
     after, metrics = Rehearsed(inner, rehearsal).round(state, COHORT, pool)
 

@@ -129,7 +129,7 @@ def run_of(world, tmp_path):
     """The folder of a run, as far as a search needs it."""
 
     def make(name):
-        recognizer = Recognizer(Blueprint(FRONTEND, MODELS[name]), world.tokens, world.bench(name).model)
+        recognizer = Recognizer(Blueprint(FRONTEND, MODELS[name]), world.tokens, world.runtime(name).model)
         recognizer.save(tmp_path / name / "model")
         return tmp_path / name
 

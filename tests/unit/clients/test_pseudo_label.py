@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benches import HEARD, talkative
+from runtimes import HEARD, talkative
 from world import FRONTEND, World
 
-from antiphon.clients.client import Bench, Client, Guess, Labels
+from antiphon.clients.client import Client, ClientRuntime, PseudoLabels, WeightedTranscript
 from antiphon.clients.pseudo_label import Labeller, open_teacher
 from antiphon.decoding.nbest import ACOUSTIC, LM, Hypothesis
 from antiphon.lm.arpa import save_ngram
@@ -21,11 +21,11 @@ from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.recognizer import Blueprint, Recognizer
 from antiphon.tasks.pseudo_labels import (
-    Lesson,
     LowEntropy,
     Ngram,
     SecondPass,
     SentenceProbability,
+    TeacherInstruction,
     TokenProbability,
     TopPosterior,
 )
@@ -42,20 +42,22 @@ def hypotheses(*pairs: tuple[str, float]) -> list[Hypothesis]:
 def test_the_best_hypotheses_are_weighted_by_their_posteriors(world: World) -> None:
     labeller = Labeller(talkative(world))
     found = hypotheses(("ab", -1.0), ("a", -2.0), ("b", -3.0), ("c", -4.0))
-    guesses, confidence = labeller.guesses(found, 60, replace(HEARD, num=2, temperature=2.0))
+    transcripts, confidence = labeller.transcripts(
+        found, 60, replace(HEARD, num_hypotheses=2, temperature=2.0)
+    )
     powers = [math.exp(-score / 2) for score in (1, 2, 3, 4)]
     assert confidence == pytest.approx(powers[0] / sum(powers))
     encode = world.tokens.encode
-    assert [guess.tokens for guess in guesses] == [tuple(encode("ab")), tuple(encode("a"))]
+    assert [transcript.tokens for transcript in transcripts] == [tuple(encode("ab")), tuple(encode("a"))]
     weights = [powers[0] / (powers[0] + powers[1]), powers[1] / (powers[0] + powers[1])]
-    assert [guess.weight for guess in guesses] == pytest.approx(weights)
+    assert [transcript.weight for transcript in transcripts] == pytest.approx(weights)
 
 
 def test_one_hypothesis_is_a_hard_label(world: World) -> None:
-    guesses, _ = Labeller(talkative(world)).guesses(
-        hypotheses(("ab", -1.0), ("a", -1.0)), 60, replace(HEARD, num=1)
+    transcripts, _ = Labeller(talkative(world)).transcripts(
+        hypotheses(("ab", -1.0), ("a", -1.0)), 60, replace(HEARD, num_hypotheses=1)
     )
-    assert guesses == (Guess(tuple(world.tokens.encode("ab")), 1.0),)
+    assert transcripts == (WeightedTranscript(tuple(world.tokens.encode("ab")), 1.0),)
 
 
 @pytest.mark.parametrize("confidence", [TopPosterior(0.6), LowEntropy(0.2), TokenProbability(0.7)])
@@ -63,8 +65,8 @@ def test_an_utterance_below_the_least_confidence_is_left_out(
     world: World, confidence: TopPosterior | LowEntropy | TokenProbability
 ) -> None:
     labeller, settings = Labeller(talkative(world)), replace(HEARD, confidence=confidence)
-    unsure, _ = labeller.guesses(hypotheses(("ab", -1.0), ("b", -1.0)), 60, settings)
-    sure, _ = labeller.guesses(hypotheses(("ab", -0.5), ("b", -4.0)), 60, settings)
+    unsure, _ = labeller.transcripts(hypotheses(("ab", -1.0), ("b", -1.0)), 60, settings)
+    sure, _ = labeller.transcripts(hypotheses(("ab", -0.5), ("b", -4.0)), 60, settings)
     assert (len(unsure), len(sure)) == (0, 2)
 
 
@@ -75,72 +77,72 @@ def test_what_the_language_model_finds_unlikely_may_be_left_out(world: World) ->
         for log_lm in (-2.0, -3.0)
     )
     labeller = Labeller(talkative(world))  # exp((−1 − 2) / 2) = 0.22, exp((−1 − 3) / 2) = 0.14
-    assert [len(labeller.guesses(own, 60, settings)[0]) for own in (said, unsaid)] == [1, 0]
+    assert [len(labeller.transcripts(own, 60, settings)[0]) for own in (said, unsaid)] == [1, 0]
 
 
 def test_what_cannot_be_trained_on_is_dropped_and_where_it_is_the_best_nothing_is_known(world: World) -> None:
     labeller = Labeller(talkative(world))  # two frames become one
     long = "abcdeabcde"
-    kept, _ = labeller.guesses(hypotheses(("ab", -1.0), (long, -1.0), ("", -2.0)), 8, HEARD)
-    assert kept == (Guess(tuple(world.tokens.encode("ab")), 1.0),)
+    kept, _ = labeller.transcripts(hypotheses(("ab", -1.0), (long, -1.0), ("", -2.0)), 8, HEARD)
+    assert kept == (WeightedTranscript(tuple(world.tokens.encode("ab")), 1.0),)
     for best in (long, ""):
-        assert labeller.guesses(hypotheses((best, -1.0), ("ab", -1.5)), 8, HEARD)[0] == ()
-    assert labeller.guesses([], 8, HEARD) == ((), 0.0)
+        assert labeller.transcripts(hypotheses((best, -1.0), ("ab", -1.5)), 8, HEARD)[0] == ()
+    assert labeller.transcripts([], 8, HEARD) == ((), 0.0)
 
 
 def test_a_client_labels_what_has_no_text_and_keeps_the_rest(unheard: World) -> None:
-    bench, everyone = talkative(unheard), unheard.clients()
+    runtime, everyone = talkative(unheard), unheard.clients()
     written, unwritten = everyone["speaker/s00"], everyone["speaker/s01"]
-    mixed = Client("mixed", np.concatenate([written[:2], unwritten[:3]]), bench)
-    labelled = Labeller(bench).labelled(mixed, Lesson(HEARD))
+    mixed = Client("mixed", np.concatenate([written[:2], unwritten[:3]]), runtime)
+    labelled = Labeller(runtime).labelled(mixed, TeacherInstruction(HEARD))
     assert labelled.labels.texts.keys() == set(unwritten[:3].tolist())
     assert labelled.labels.stats["num_labelled"] == 3
     assert len(labelled.usable) == 5
-    batch = bench.worded(bench.feed(labelled.usable), labelled.labels.texts)
+    batch = runtime.with_labels(runtime.feed(labelled.usable), labelled.labels.texts)
     assert batch.weights is not None
     rows = batch.weights.view(5, -1).tolist()
     by_place = dict(zip(batch.indices, rows, strict=True))
     assert by_place[int(written[0])] == [1.0, 0.0, 0.0]
     assert all(sum(row) == pytest.approx(1.0) for row in rows)
-    alone = Client("written", written, bench)
-    assert Labeller(bench).labelled(alone, Lesson(HEARD)) is alone
+    alone = Client("written", written, runtime)
+    assert Labeller(runtime).labelled(alone, TeacherInstruction(HEARD)) is alone
 
 
 # --- Nothing else decides them --------------------------------------------------------------------
 
 
 def test_labels_depend_on_the_teacher_alone_whoever_was_before(unheard: World) -> None:
-    bench = talkative(unheard)
+    runtime = talkative(unheard)
     clients = unheard.clients()
-    other = {name: p + 0.3 * torch.randn_like(p) for name, p in bench.base.items()}
-    mine = Client("speaker/s02", clients["speaker/s02"], bench)
+    other = {name: p + 0.3 * torch.randn_like(p) for name, p in runtime.base.items()}
+    mine = Client("speaker/s02", clients["speaker/s02"], runtime)
 
-    def labels(labeller: Labeller, lesson: Lesson) -> Labels:
-        return labeller.labelled(mine, lesson).labels
+    def labels(labeller: Labeller, instruction: TeacherInstruction) -> PseudoLabels:
+        return labeller.labelled(mine, instruction).labels
 
-    fresh = labels(Labeller(bench), Lesson(HEARD))
-    busy = Labeller(bench)
-    elsewhere = labels(busy, Lesson(HEARD, teacher=other))
-    busy.labelled(Client("speaker/s03", clients["speaker/s03"], bench), Lesson(HEARD))
-    bench.load(other)  # training left the model as it likes
-    again, kept = labels(busy, Lesson(HEARD)), labels(busy, Lesson(HEARD))
+    fresh = labels(Labeller(runtime), TeacherInstruction(HEARD))
+    busy = Labeller(runtime)
+    elsewhere = labels(busy, TeacherInstruction(HEARD, teacher=other))
+    busy.labelled(Client("speaker/s03", clients["speaker/s03"], runtime), TeacherInstruction(HEARD))
+    runtime.load(other)  # training left the model as it likes
+    again, kept = labels(busy, TeacherInstruction(HEARD)), labels(busy, TeacherInstruction(HEARD))
     assert fresh.texts == again.texts == kept.texts
     assert fresh.texts != elsewhere.texts
     assert "label_seconds" not in kept.stats  # they were not made again
-    assert labels(busy, Lesson(HEARD, teacher=dict(bench.base))).texts == fresh.texts
+    assert labels(busy, TeacherInstruction(HEARD, teacher=dict(runtime.base))).texts == fresh.texts
 
 
 def test_only_the_latest_labels_are_kept_and_the_others_are_made_again_the_same(unheard: World) -> None:
-    bench = talkative(unheard)
-    clients = {name: Client(name, own, bench) for name, own in unheard.clients().items()}
+    runtime = talkative(unheard)
+    clients = {name: Client(name, own, runtime) for name, own in unheard.clients().items()}
     first, second, third = sorted(clients)[:3]
-    labeller = Labeller(bench)
+    labeller = Labeller(runtime)
 
-    def labels(name: str) -> Labels:
-        return labeller.labelled(clients[name], Lesson(HEARD)).labels
+    def labels(name: str) -> PseudoLabels:
+        return labeller.labelled(clients[name], TeacherInstruction(HEARD)).labels
 
     before = {name: labels(name) for name in (first, second)}
-    labeller.most = sum(1 + len(own.texts) for own in before.values())
+    labeller.max_utterances = sum(1 + len(own.texts) for own in before.values())
     assert "label_seconds" not in labels(first).stats  # both are there; the second was not asked for longer
     labels(third)
     assert "label_seconds" not in labels(third).stats
@@ -150,13 +152,13 @@ def test_only_the_latest_labels_are_kept_and_the_others_are_made_again_the_same(
 
 
 def test_another_setting_gives_other_labels(unheard: World) -> None:
-    bench = talkative(unheard)
-    labeller, mine = Labeller(bench), Client("speaker/s02", unheard.clients()["speaker/s02"], bench)
-    soft = labeller.labelled(mine, Lesson(HEARD)).labels.texts
-    hard = labeller.labelled(mine, Lesson(replace(HEARD, num=1))).labels.texts
-    assert {len(guesses) for guesses in hard.values()} == {1}
-    assert {index: guesses[0].tokens for index, guesses in soft.items()} == {
-        index: guesses[0].tokens for index, guesses in hard.items()
+    runtime = talkative(unheard)
+    labeller, mine = Labeller(runtime), Client("speaker/s02", unheard.clients()["speaker/s02"], runtime)
+    soft = labeller.labelled(mine, TeacherInstruction(HEARD)).labels.texts
+    hard = labeller.labelled(mine, TeacherInstruction(replace(HEARD, num_hypotheses=1))).labels.texts
+    assert {len(transcripts) for transcripts in hard.values()} == {1}
+    assert {index: transcripts[0].tokens for index, transcripts in soft.items()} == {
+        index: transcripts[0].tokens for index, transcripts in hard.items()
     }
 
 
@@ -165,29 +167,31 @@ def test_a_larger_model_in_a_folder_can_teach(unheard: World, tmp_path: Path) ->
     large = CtcConfig(ConformerConfig(dim=32, num_layers=2, num_heads=2, kernel_size=3, stack=2))
     model = large.build(unheard.store.dim, unheard.tokens.size)
     Recognizer(Blueprint(FRONTEND, large), unheard.tokens, model).save(tmp_path / "large")
-    bench = talkative(unheard, dtype=torch.float32)
-    mine = Client("speaker/s02", unheard.clients()["speaker/s02"], bench)
-    found = Labeller(bench).labelled(mine, Lesson(HEARD, str(tmp_path / "large"))).labels.texts
-    teacher = Bench(unheard.store, unheard.tokens, model, dict(model.named_parameters()))
-    own = Labeller(teacher).labelled(replace(mine, bench=teacher), Lesson(HEARD)).labels.texts
+    runtime = talkative(unheard, dtype=torch.float32)
+    mine = Client("speaker/s02", unheard.clients()["speaker/s02"], runtime)
+    found = Labeller(runtime).labelled(mine, TeacherInstruction(HEARD, str(tmp_path / "large"))).labels.texts
+    teacher = ClientRuntime(unheard.store, unheard.tokens, model, dict(model.named_parameters()))
+    own = Labeller(teacher).labelled(replace(mine, runtime=teacher), TeacherInstruction(HEARD)).labels.texts
     assert found == own
-    assert found != Labeller(bench).labelled(mine, Lesson(HEARD)).labels.texts
+    assert found != Labeller(runtime).labelled(mine, TeacherInstruction(HEARD)).labels.texts
 
 
 def test_a_language_model_changes_what_the_teacher_hears(unheard: World, tmp_path: Path) -> None:
     save_ngram(estimate(["aa", "aa aa"], order=2), tmp_path / "lm.arpa")
-    bench = talkative(unheard)
-    mine = Client("speaker/s02", unheard.clients()["speaker/s02"], bench)
+    runtime = talkative(unheard)
+    mine = Client("speaker/s02", unheard.clients()["speaker/s02"], runtime)
     fused = replace(HEARD, lm=Ngram(str(tmp_path / "lm.arpa"), weight=3.0))
-    plain = Labeller(bench).labelled(mine, Lesson(HEARD)).labels.texts
-    assert Labeller(bench).labelled(mine, Lesson(fused)).labels.texts != plain
+    plain = Labeller(runtime).labelled(mine, TeacherInstruction(HEARD)).labels.texts
+    assert Labeller(runtime).labelled(mine, TeacherInstruction(fused)).labels.texts != plain
 
 
 def test_a_second_pass_ranks_by_the_sum_of_both_scores(world: World, tmp_path: Path) -> None:
     ngrams = estimate(["ab", "ab ab", "b"], order=2)
     save_ngram(ngrams, tmp_path / "lm.arpa")
-    lesson = Lesson(replace(HEARD, second_pass=SecondPass(str(tmp_path / "lm.arpa"), weight=2.0)))
-    teacher = open_teacher(lesson, talkative(world))
+    instruction = TeacherInstruction(
+        replace(HEARD, second_pass=SecondPass(str(tmp_path / "lm.arpa"), weight=2.0))
+    )
+    teacher = open_teacher(instruction, talkative(world))
     first = hypotheses(("b a", -1.0), ("ab", -1.5), ("b", -9.0))
     totals = [
         h.score + 2 * log_prob

@@ -444,8 +444,8 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def worker(states: ClientStates | None, *clients: str) -> SpeechWorker:
-    bench: Any = SimpleNamespace(device="cpu")
-    return SpeechWorker(bench, {client: np.arange(1) for client in clients}, states)
+    runtime: Any = SimpleNamespace(device="cpu")
+    return SpeechWorker(runtime, {client: np.arange(1) for client in clients}, states)
 
 
 def ask(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from world import SEED, World
 
-from antiphon.clients.client import Bench, Client
+from antiphon.clients.client import Client, ClientRuntime
 from antiphon.clients.sgd import clip, global_norm, measure_delta
 from antiphon.clients.train import train
 from antiphon.core import Task, Tensors, Update
@@ -27,22 +27,22 @@ def task_of(params: Tensors, local: LocalTraining, seed: int = SEED) -> Task:
     return Task("train", params, config)
 
 
-def mean_loss(bench: Bench, params: Tensors, indices: np.ndarray) -> Tensor:
+def mean_loss(runtime: ClientRuntime, params: Tensors, indices: np.ndarray) -> Tensor:
     """The objective as the docstring of `LocalTraining` has it: a mean over utterances of loss per token."""
-    bench.load(params)
-    bench.model.train()
-    batch = collate(bench.store, indices, bench.tokens.encode)
-    return (bench.model.losses(batch) / batch.token_lengths).mean()
+    runtime.load(params)
+    runtime.model.train()
+    batch = collate(runtime.store, indices, runtime.tokens.encode)
+    return (runtime.model.losses(batch) / batch.token_lengths).mean()
 
 
-def gradient(bench: Bench, params: Tensors, indices: np.ndarray) -> Tensors:
-    loss = mean_loss(bench, params, indices)
-    grads = torch.autograd.grad(loss, [bench.parameters[name] for name in params])
+def gradient(runtime: ClientRuntime, params: Tensors, indices: np.ndarray) -> Tensors:
+    loss = mean_loss(runtime, params, indices)
+    grads = torch.autograd.grad(loss, [runtime.parameters[name] for name in params])
     return dict(zip(params, grads, strict=True))
 
 
 def loss_at(client: Client, params: Tensors) -> float:
-    return mean_loss(client.bench, params, client.indices).item()
+    return mean_loss(client.runtime, params, client.indices).item()
 
 
 def norm(tensors: Tensors) -> float:
@@ -50,13 +50,13 @@ def norm(tensors: Tensors) -> float:
 
 
 @pytest.fixture
-def bench(world: World) -> Bench:
-    return world.exact_bench()
+def runtime(world: World) -> ClientRuntime:
+    return world.exact_runtime()
 
 
 @pytest.fixture
-def client(world: World, bench: Bench) -> Client:
-    return Client("speaker/s00", world.clients()["speaker/s00"], bench)
+def client(world: World, runtime: ClientRuntime) -> Client:
+    return Client("speaker/s00", world.clients()["speaker/s00"], runtime)
 
 
 @pytest.fixture
@@ -76,10 +76,10 @@ def assert_near(left: Tensors, right: Tensors, rtol: float = 1e-10) -> None:
 
 @pytest.mark.parametrize("model", ["ctc", "las"])
 def test_one_step_on_everything_is_the_learning_rate_times_the_gradient(world: World, model: str) -> None:
-    bench, params = world.exact_bench(model), world.params(model, torch.float64)
-    client = Client("speaker/s00", world.clients()["speaker/s00"], bench)
+    runtime, params = world.exact_runtime(model), world.params(model, torch.float64)
+    client = Client("speaker/s00", world.clients()["speaker/s00"], runtime)
     update = train(task_of(params, ONE_STEP), client)
-    grads = gradient(bench, params, client.indices)
+    grads = gradient(runtime, params, client.indices)
     assert_near(update.mean, {name: 0.1 * grad for name, grad in grads.items()})
 
 
@@ -98,9 +98,9 @@ def test_the_gradient_is_that_of_the_reported_loss(client: Client, params: Tenso
 
 def test_two_steps_of_sgd_are_two_gradients(client: Client, params: Tensors) -> None:
     update = train(task_of(params, replace(ONE_STEP, steps=2)), client)
-    first = gradient(client.bench, params, client.indices)
+    first = gradient(client.runtime, params, client.indices)
     middle = {name: p - 0.1 * first[name] for name, p in params.items()}
-    second = gradient(client.bench, middle, client.indices)
+    second = gradient(client.runtime, middle, client.indices)
     assert_near(update.mean, {name: 0.1 * (first[name] + second[name]) for name in params})
 
 
@@ -108,7 +108,7 @@ def test_the_reported_loss_is_the_mean_over_the_utterances_of_all_steps(
     client: Client, params: Tensors
 ) -> None:
     update = train(task_of(params, replace(ONE_STEP, steps=2)), client)
-    first = gradient(client.bench, params, client.indices)
+    first = gradient(client.runtime, params, client.indices)
     middle = {name: p - 0.1 * first[name] for name, p in params.items()}
     losses = [loss_at(client, at) for at in (params, middle)]
     assert update.reports[0].stats["loss"] == pytest.approx(sum(losses) / 2, rel=1e-10)
@@ -118,9 +118,9 @@ def test_fedprox_adds_its_pull_towards_the_server_to_the_second_step(client: Cli
     """Li et al. 2020, h(w) = F(w) + μ/2 ‖w − w_t‖²: the pull μ(w − w_t) is zero in the first step."""
     mu = 0.7
     update = train(task_of(params, replace(ONE_STEP, steps=2, proximal=mu)), client)
-    first = gradient(client.bench, params, client.indices)
+    first = gradient(client.runtime, params, client.indices)
     middle = {name: p - 0.1 * first[name] for name, p in params.items()}
-    second = gradient(client.bench, middle, client.indices)
+    second = gradient(client.runtime, middle, client.indices)
     pull = {name: mu * (middle[name] - params[name]) for name in params}
     assert_near(update.mean, {name: 0.1 * (first[name] + second[name] + pull[name]) for name in params})
 
@@ -207,21 +207,21 @@ def test_batches_hold_no_more_audio_than_asked_for(client: Client, world: World)
 
 
 def test_clients_of_a_round_go_through_long_and_short_in_the_same_order(world: World) -> None:
-    bench, frames = world.bench(), world.store.num_frames
+    runtime, frames = world.runtime(), world.store.num_frames
     local = LocalTraining(batch_seconds=0.01)  # every utterance a batch of its own
     ranks = set()
     for name, own in world.clients().items():
-        steps = Client(name, own[:4], bench).steps(local, round_seed=5)
+        steps = Client(name, own[:4], runtime).steps(local, round_seed=5)
         ranks.add(tuple(np.argsort([frames[step.indices].max() + 0.001 * n for n, step in enumerate(steps)])))
     assert len(ranks) < len(world.clients()) / 2  # jitter may swap neighbours of nearly equal length
 
 
 def test_every_step_of_every_client_has_noise_of_its_own(world: World) -> None:
-    bench = world.bench()
+    runtime = world.runtime()
     noise = [
         step.noise
         for name, own in world.clients().items()
-        for step in Client(name, own, bench).steps(LocalTraining(batch_seconds=1.0, epochs=2), round_seed=5)
+        for step in Client(name, own, runtime).steps(LocalTraining(batch_seconds=1.0, epochs=2), round_seed=5)
     ]
     assert len(set(noise)) == len(noise)
 
@@ -230,7 +230,7 @@ def test_every_step_of_every_client_has_noise_of_its_own(world: World) -> None:
 
 
 def test_same_seed_same_delta_another_seed_another_delta(world: World) -> None:
-    client = Client("speaker/s00", world.clients()["speaker/s00"], world.bench())
+    client = Client("speaker/s00", world.clients()["speaker/s00"], world.runtime())
     local, params = LocalTraining(batch_seconds=1.0), world.params()
 
     def delta(seed: int, at: Client = client) -> Tensor:
@@ -239,7 +239,7 @@ def test_same_seed_same_delta_another_seed_another_delta(world: World) -> None:
 
     assert torch.equal(delta(1), delta(1))
     assert not torch.equal(delta(1), delta(2))
-    same_data_other_name = Client("speaker/other", client.indices, client.bench)
+    same_data_other_name = Client("speaker/other", client.indices, client.runtime)
     assert not torch.equal(delta(1), delta(1, same_data_other_name))
 
 
@@ -261,7 +261,7 @@ def test_a_client_s_delta_depends_neither_on_the_others_nor_on_the_order(world: 
 
 
 def test_training_leaves_the_process_s_own_randomness_alone(world: World) -> None:
-    client = Client("speaker/s00", world.clients()["speaker/s00"], world.bench())
+    client = Client("speaker/s00", world.clients()["speaker/s00"], world.runtime())
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
@@ -275,11 +275,11 @@ def test_a_task_with_a_parameter_the_model_lacks_is_refused_by_name(client: Clie
 
 
 def test_parameters_that_do_not_travel_are_those_the_run_began_with(world: World) -> None:
-    bench = world.bench()
+    runtime = world.runtime()
     everything = {name: p + 1 for name, p in world.params().items()}
-    bench.load(everything)
-    bench.load({"output.bias": everything["output.bias"]})
-    held: dict[str, Any] = dict(bench.model.named_parameters())
+    runtime.load(everything)
+    runtime.load({"output.bias": everything["output.bias"]})
+    held: dict[str, Any] = dict(runtime.model.named_parameters())
     for name, p in world.params().items():
         assert torch.equal(held[name], everything[name] if name == "output.bias" else p)
         assert held[name].requires_grad == (name == "output.bias")

@@ -98,7 +98,7 @@ def test_a_diverging_client_is_left_out(world: World) -> None:
 
 def test_a_client_without_usable_speech_says_so(world: World) -> None:
     everything = world.store.where("pool")
-    worker = SpeechWorker(world.bench(), {"speaker/none": everything[:0], "speaker/some": everything[:2]})
+    worker = SpeechWorker(world.runtime(), {"speaker/none": everything[:0], "speaker/some": everything[:2]})
     given = answers(worker, task_of(world), ["speaker/none", "speaker/some"])
     assert reason(given["speaker/none"]) == "no usable utterance among 0"
     assert not given["speaker/some"].is_empty

@@ -27,7 +27,7 @@ def corpus(world: World, tmp_path: Path) -> Corpus:
 
 
 def corrupt(
-    corpus: Corpus, corruption: Corruption, num_workers: int = 1, speakers: list[str] | None = None, **more
+    corpus: Corpus, corruption: Corruption, num_processes: int = 1, speakers: list[str] | None = None, **more
 ) -> tuple[FeatureStore, FeatureStore, Chosen]:
     """The clean store, the corrupted one, and who was chosen among the last six speakers of the pool."""
     clean = compute_features(corpus, FRONTEND)
@@ -36,7 +36,7 @@ def corrupt(
     pool = clean.where("pool", speakers)
     return (
         clean,
-        corrupted_features(corpus, FRONTEND, clean, corruption, found, pool, num_workers, **more),
+        corrupted_features(corpus, FRONTEND, clean, corruption, found, pool, num_processes, **more),
         found,
     )
 
@@ -98,7 +98,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(
     twin = Corpus.open(shutil.copytree(world.corpus, tmp_path / "twin"))
     corruption = Corruption(0.5, audio=EVERYTHING)
     _, one, _ = corrupt(corpus, corruption)
-    _, two, _ = corrupt(twin, corruption, num_workers=2)
+    _, two, _ = corrupt(twin, corruption, num_processes=2)
     assert one.folder.name == two.folder.name
     for name in FILES:
         assert (one.folder / name).read_bytes() == (two.folder / name).read_bytes(), name

@@ -172,7 +172,7 @@ def test_a_failing_utterance_is_named_with_its_speaker_and_nothing_is_left(tmp_p
 def test_a_failing_utterance_in_another_process_is_named_too(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus", short=3)
     with pytest.raises(ValueError, match=r"utterance b-3é \(speaker b\).*too short: 160 samples"):
-        compute_features(corpus, Filterbank(), num_workers=2)
+        compute_features(corpus, Filterbank(), num_processes=2)
 
 
 def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_float16_holds_its_largest_number_and_refuses_nan() -> None:
 
 
 def test_no_workers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="num_workers must be at least 1"):
-        compute_features(write_corpus(tmp_path / "corpus"), Means(), num_workers=0)
+    with pytest.raises(ValueError, match="num_processes must be at least 1"):
+        compute_features(write_corpus(tmp_path / "corpus"), Means(), num_processes=0)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -17,7 +17,7 @@ TEXTS = ["ab c", "ab d", "ab cc", "a", "", "b" * 5, "cab cab"] + [f"abcde {lette
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_text_scores_as_by_its_loss_alone(world: World, name: str) -> None:
-    model, index = world.bench(name).model.eval(), world.store.where("test")[0]
+    model, index = world.runtime(name).model.eval(), world.store.where("test")[0]
     unlabelled = collate(world.store, [index], lambda text: [])
     found = likelihoods(model, unlabelled, [world.tokens.encode(text) for text in TEXTS])
     assert found.shape == (len(TEXTS),)
@@ -33,6 +33,6 @@ def test_every_text_scores_as_by_its_loss_alone(world: World, name: str) -> None
 def test_a_text_without_an_alignment_is_impossible_but_finite(world: World) -> None:
     batch = collate(world.store, [world.store.where("test")[0]], lambda text: [])
     batch = replace(batch, features=batch.features[:, :4], feature_lengths=torch.tensor([4]))
-    short, long = likelihoods(world.bench("ctc").model.eval(), batch, [[3], [3, 4, 5]])
+    short, long = likelihoods(world.runtime("ctc").model.eval(), batch, [[3], [3, 4, 5]])
     assert IMPOSSIBLE < short < 0
     assert long == IMPOSSIBLE

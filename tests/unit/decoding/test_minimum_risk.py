@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.decoding.minimum_risk import SHARPNESSES, Apart
+from antiphon.decoding.minimum_risk import SHARPNESSES, MinimumRisk
 from antiphon.decoding.nbest import Hypothesis, NBest
 from antiphon.decoding.rescoring import SCORE, tabulate
 from antiphon.scoring.error_rate import word_distances
@@ -28,7 +28,7 @@ def entry(scored: list[tuple[str, float]], reference: str = "a b c", number: int
 def test_one_in_the_middle_of_many_beats_the_likeliest() -> None:
     """Three texts agree in all but a word each; the likeliest has nothing in common with any of them."""
     scored = [("x y z", 0.3), ("a b c", 0.25), ("a b d", 0.25), ("a e c", 0.2)]
-    apart = Apart.measure(tabulate([entry([(text, math.log(p)) for text, p in scored])], {}))
+    apart = MinimumRisk.measure(tabulate([entry([(text, math.log(p)) for text, p in scored])], {}))
     assert apart.best(WEIGHTS, np.inf).tolist() == [0]
     # 0.7 · 3 words; 0.3 · 3 + 0.45 · 1; 0.3 · 3 + 0.25 · 1 + 0.2 · 2; 0.3 · 3 + 0.25 · 1 + 0.25 · 2.
     assert apart.best(WEIGHTS, 1.0).tolist() == [1]
@@ -38,7 +38,7 @@ def test_one_in_the_middle_of_many_beats_the_likeliest() -> None:
 @settings(deadline=None, max_examples=60)
 @given(lists_of, st.sampled_from([0.25, 1.0, 2.0]))
 def test_nothing_in_the_list_has_fewer_expected_errors(scored: list[tuple[str, float]], sharp: float) -> None:
-    apart = Apart.measure(tabulate([entry(scored)], {}))
+    apart = MinimumRisk.measure(tabulate([entry(scored)], {}))
     (chosen,) = apart.best(WEIGHTS, sharp)
     odds = [math.exp(sharp * score) for _, score in scored]
 
@@ -58,7 +58,7 @@ def test_tuning_never_leaves_more_errors_than_the_likeliest_texts(
     drawn: list[list[tuple[str, float]]],
 ) -> None:
     lists = tabulate([entry(scored, number=number) for number, scored in enumerate(drawn)], {})
-    apart = Apart.measure(lists)
+    apart = MinimumRisk.measure(lists)
     sharpness = apart.tune(WEIGHTS)
     errors = {value: lists.count(apart.best(WEIGHTS, value)).total for value in SHARPNESSES}
     assert errors[sharpness] == min(errors.values()) <= lists.count(lists.best(WEIGHTS)).total
@@ -73,7 +73,7 @@ def test_a_session_s_sharpness_is_found_on_the_others() -> None:
         ("a e c", math.log(0.2)),
     ]
     drawn = [entry(middle, "a b c", 0), entry(middle, "a b c", 1), entry(middle, "x y z", 2)]
-    apart = Apart.measure(tabulate(drawn, {}))
+    apart = MinimumRisk.measure(tabulate(drawn, {}))
     weights = {one.session: WEIGHTS for one in drawn}
     # Left out 0 or 1: three errors less here and three more there, so the sharpest; left out 2: the middle.
     errors_of = [apart.of([1, 2]), apart.of([0, 2]), apart.of([0, 1])]

@@ -12,7 +12,7 @@ from antiphon.decoding.search import beam_for, search
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_beam_of_one_hears_what_greedy_decoding_hears(world: World, name: str) -> None:
-    model = world.bench(name).model
+    model = world.runtime(name).model
     indices = world.store.where("test")
     lists = list(search(model, world.tokens, world.store, indices, beam_for(model, 1)))
     heard = recognise(model, world.tokens, world.store, indices)
@@ -22,7 +22,7 @@ def test_a_beam_of_one_hears_what_greedy_decoding_hears(world: World, name: str)
 
 
 def test_lists_know_whose_they_are_and_what_was_said(world: World, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    model, indices = world.bench().model, world.store.where("heldout")
+    model, indices = world.runtime().model, world.store.where("heldout")
     seen = []
     lists = list(
         search(
@@ -45,10 +45,10 @@ def test_lists_know_whose_they_are_and_what_was_said(world: World, tmp_path) -> 
 
 def test_penalties_are_for_attention_models(world: World) -> None:
     penalties = Penalties(bonus=0.5)
-    assert beam_for(world.bench("las").model, 4, None, penalties) == AttentionBeam(4, penalties)
+    assert beam_for(world.runtime("las").model, 4, None, penalties) == AttentionBeam(4, penalties)
     for name in ("ctc", "transducer"):
         with pytest.raises(ValueError, match="has no use for them"):
-            beam_for(world.bench(name).model, 4, None, penalties)
+            beam_for(world.runtime(name).model, 4, None, penalties)
 
 
 def test_a_model_without_a_beam_is_refused_by_name() -> None:

@@ -17,7 +17,7 @@ from antiphon.recognizer import Blueprint, Recognizer
 
 def talkative(world: World) -> Las:
     """A new model that goes on until it is cut off."""
-    model = world.bench("las").model
+    model = world.runtime("las").model
     assert isinstance(model, Las)
     with torch.no_grad():
         model.output.bias[0] = -9.0
@@ -68,6 +68,6 @@ def test_a_model_that_says_nothing_leaves_no_attention(world: World, tmp_path: P
 
 
 def test_a_model_without_attention_leaves_none(world: World, tmp_path: Path) -> None:
-    recognizer = Recognizer(Blueprint(FRONTEND, MODELS["ctc"]), world.tokens, world.bench("ctc").model)
+    recognizer = Recognizer(Blueprint(FRONTEND, MODELS["ctc"]), world.tokens, world.runtime("ctc").model)
     score(recognizer, world.store, world.store.where("test"), tmp_path, {})
     assert {path.name for path in tmp_path.iterdir()} == {"scores.json", "ref.trn", "hyp.trn"}

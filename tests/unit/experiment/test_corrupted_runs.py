@@ -33,7 +33,7 @@ from antiphon.tasks.local_training import LocalTraining
 LOCAL = LocalTraining(lr=0.05, epochs=1, batch_seconds=1.5)
 BABBLE = Corruption(0.5, audio=Distortion(noise=Babble(0.0, 3)))
 SHUFFLED = Corruption(0.5, transcripts=Shuffled())
-FEWER = Corruption(0.5, most=2)
+FEWER = Corruption(0.5, max_utterances=2)
 KINDS = {"babble": BABBLE, "shuffled": SHUFFLED, "fewer": FEWER}
 every_kind = pytest.mark.parametrize("corruption", KINDS.values(), ids=list(KINDS))
 
@@ -109,9 +109,9 @@ def test_parts_of_a_run_are_the_same_with_and_without_fewer_utterances(corpus: P
 
 def updates(prepared: Prepared, world: World, kind: type) -> dict[str, Any]:
     """What every client answers to one task."""
-    bench = replace(world, store=prepared.store).exact_bench()
-    task = Task("train", bench.base, {**asdict(LOCAL), "round": 1, "seed": 3})
-    worker = kind(bench, prepared.clients["dga"])
+    runtime = replace(world, store=prepared.store).exact_runtime()
+    task = Task("train", runtime.base, {**asdict(LOCAL), "round": 1, "seed": 3})
+    worker = kind(runtime, prepared.clients["dga"])
     return {update.reports[0].client: update for update in worker.run(task, list(prepared.clients["dga"]))}
 
 

@@ -15,7 +15,7 @@ from antiphon.data.tokens import CharactersConfig, UnigramConfig, WordsConfig
 from antiphon.lm.neural_lm import NeuralLm
 from antiphon.lm.training import LmTraining, train_lm
 from antiphon.lm.transformer import TransformerLmConfig, text_batch
-from antiphon.models.noise import drawing
+from antiphon.models.noise import noise_from
 
 TINY = TransformerLmConfig(dim=16, num_layers=2, num_heads=2, feed_forward_dim=24, dropout=0.0)
 TEXTS = ["the cat sat", "the dog sat on the cat", "a dog", "on the mat the cat sat", "the end"]
@@ -113,7 +113,7 @@ def test_stacked_clients_get_what_each_would_get_alone():
     keys = torch.arange(12, dtype=torch.int32).view(3, 4)
 
     def alone(parameters, keys):
-        with drawing(keys):
+        with noise_from(keys):
             return functional_call(model, parameters, (batch,))[0]
 
     stacked = {name: torch.stack([client[name] for client in clients]) for name in clients[0]}

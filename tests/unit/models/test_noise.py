@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from antiphon.models.noise import Dropout, drawing, mixed, uniform, utterance_keys
+from antiphon.models.noise import Dropout, mixed, noise_from, uniform, utterance_keys
 
 
 def some_keys(count: int, noise: int = 1) -> Tensor:
@@ -19,7 +19,7 @@ def some_keys(count: int, noise: int = 1) -> Tensor:
 def dropped(values: Tensor, keys: Tensor, rate: float = 0.5, sites: int = 1) -> Tensor:
     """What is left after some layers of dropout."""
     layer = Dropout(rate)
-    with drawing(keys):
+    with noise_from(keys):
         for _ in range(sites):
             values = layer(values)
     return values
@@ -54,7 +54,7 @@ def test_channels_frames_and_sites_are_independent(rate: float) -> None:
     keys, (frames, channels) = some_keys(100), (200, 24)
     layers = [Dropout(rate), Dropout(rate)]
     ones = torch.ones(100, frames, channels, dtype=torch.float64)
-    with drawing(keys):
+    with noise_from(keys):
         first, second = (layer(ones).bool().double() for layer in layers)
     for left, right in (
         (first[..., :-1], first[..., 1:]),

@@ -23,10 +23,10 @@ from antiphon.models.ctc import Ctc, CtcConfig
 from antiphon.models.reduced import ReducedConfig, ReducedLinear, reduced, structure_of
 from antiphon.models.units import Units
 from antiphon.tasks.submodel import (
-    Kept,
-    KeptEmbedding,
-    KeptLinear,
-    KeptRecurrent,
+    Submodel,
+    SubmodelEmbedding,
+    SubmodelLinear,
+    SubmodelRecurrent,
     masked,
     shrink,
     write_units,
@@ -41,7 +41,7 @@ PATTERNS: dict[str, Pattern] = {
 }
 
 
-def kept_of(model: nn.Module, pattern: Pattern, sparsity: float = 0.5, adaptive: bool = False) -> Kept:
+def kept_of(model: nn.Module, pattern: Pattern, sparsity: float = 0.5, adaptive: bool = False) -> Submodel:
     """Half of everything that can be pruned, the decoder of LAS included."""
     structure = structure_of(model)
     asked = [name for name in ("cells.*", "combine", "attention.*") if hasattr(model, "cells")]
@@ -73,13 +73,13 @@ def test_losses_and_gradients_are_those_of_the_masked_model(
 ) -> None:
     batch = batch_of([9, 7], [[1, 2], [3, 1]])
     params = {name: p.detach().clone() for name, p in tiny.named_parameters()}
-    kept = kept_of(tiny, pattern)
-    small = reduced(tiny, kept)
-    set_to(tiny, masked(params, kept))
+    submodel = kept_of(tiny, pattern)
+    small = reduced(tiny, submodel)
+    set_to(tiny, masked(params, submodel))
     losses, expected = gradients(tiny, batch)
     mine, found = gradients(small, batch)
     torch.testing.assert_close(mine, losses, rtol=0, atol=1e-11)
-    expected = shrink(expected, kept)
+    expected = shrink(expected, submodel)
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-11)
@@ -91,9 +91,9 @@ def test_in_float32_they_agree_to_1e6(tiny: nn.Module, batch_of: BatchOf) -> Non
     batch = batch_of([9, 7], [[1, 2], [3, 1]])
     batch = Batch.of([t.float() if t.is_floating_point() else t for t in batch.tensors])
     tiny.float().eval()
-    kept = kept_of(tiny, WholeColumn())
-    small = reduced(tiny, kept)
-    set_to(tiny, masked({name: p.detach().clone() for name, p in tiny.named_parameters()}, kept))
+    submodel = kept_of(tiny, WholeColumn())
+    small = reduced(tiny, submodel)
+    set_to(tiny, masked({name: p.detach().clone() for name, p in tiny.named_parameters()}, submodel))
     with torch.no_grad():
         for mine, whole in zip(small(batch), tiny(batch), strict=True):
             torch.testing.assert_close(mine, whole, rtol=1e-6, atol=1e-6)
@@ -129,9 +129,9 @@ def test_units_are_taken_and_placed_as_a_mask_would(num: int) -> None:
     units = Units(mask)
     whole, some = (torch.randn(2, 3, n, dtype=torch.float64, requires_grad=True) for n in (16, num))
     assert torch.equal(units.take(whole), whole[..., mask])
-    assert torch.equal(units.place(some)[..., mask], some)
-    assert not units.place(some)[..., ~mask].any()
-    for way, values in ((units.take, whole), (units.place, some)):
+    assert torch.equal(units.scatter(some)[..., mask], some)
+    assert not units.scatter(some)[..., ~mask].any()
+    for way, values in ((units.take, whole), (units.scatter, some)):
         assert torch.autograd.gradcheck(way, (values,))
         assert torch.autograd.gradgradcheck(way, (values,))
 
@@ -171,7 +171,7 @@ def test_a_configuration_builds_the_small_model_and_survives_json() -> None:
     assert read == small
     torch.manual_seed(3)
     first, second = (dict(read.build(5, 7).named_parameters()) for _ in range(2))
-    expected = shrink({n: p.detach() for n, p in model.named_parameters()}, small.kept)
+    expected = shrink({n: p.detach() for n, p in model.named_parameters()}, small.submodel)
     assert {n: p.shape for n, p in first.items()} == {n: p.shape for n, p in expected.items()}
     assert all(bool(p.isfinite().all()) for p in first.values())
     weight = "encoder.layers.0.feed_forward_before.1.weights.0"
@@ -181,7 +181,7 @@ def test_a_configuration_builds_the_small_model_and_survives_json() -> None:
 
 def test_the_large_model_is_never_built(monkeypatch: pytest.MonkeyPatch) -> None:
     full = CtcConfig(ConformerConfig(dim=64, num_layers=1, num_heads=2, kernel_size=3))
-    kept = kept_of(full.build(5, 7), WholeColumn())
+    submodel = kept_of(full.build(5, 7), WholeColumn())
     sizes = []
     uniform = nn.init.kaiming_uniform_
 
@@ -190,7 +190,7 @@ def test_the_large_model_is_never_built(monkeypatch: pytest.MonkeyPatch) -> None
         return uniform(tensor, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(nn.init, "kaiming_uniform_", watched)
-    ReducedConfig(full, kept).build(5, 7)
+    ReducedConfig(full, submodel).build(5, 7)
     assert max(sizes) == 128 * 64  # half of a feed-forward module's 256 × 64
 
 
@@ -198,11 +198,11 @@ def test_a_mask_for_another_model_is_refused_by_the_layer_s_name() -> None:
     model = CtcConfig(ConformerConfig(dim=8, num_layers=1, num_heads=2, kernel_size=3)).build(5, 7)
     half = write_units(torch.tensor([True, False] * 8))
     with pytest.raises(ValueError, match=r"encoder.project: the mask is for 16 units, but the model has 8"):
-        reduced(model, Kept({"encoder.project": KeptLinear(outputs=half)}))
+        reduced(model, Submodel({"encoder.project": SubmodelLinear(outputs=half)}))
     with pytest.raises(ValueError, match=r"encoder.project: the mask is for another kind"):
-        reduced(model, Kept({"encoder.project": KeptEmbedding()}))
+        reduced(model, Submodel({"encoder.project": SubmodelEmbedding()}))
     with pytest.raises(ValueError, match=r"encoder.layers.9.lstm: the mask is for a layer"):
-        reduced(model, Kept({"encoder.layers.9.lstm": KeptRecurrent()}))
+        reduced(model, Submodel({"encoder.layers.9.lstm": SubmodelRecurrent()}))
 
 
 def test_layers_are_found_with_what_they_have_in_common() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from antiphon.data.batches import Batch
-from antiphon.models.noise import Dropout, drawing
+from antiphon.models.noise import Dropout, noise_from
 
 FRAMES = [23, 17]
 TEXTS = [[[1, 2], [3, 1, 4], [5]], [[6, 2, 6], [2], []]]  # the last is there to fill up
@@ -49,7 +49,7 @@ def test_so_is_its_gradient_with_dropout_too(tiny, batch_of, rate):
     keys = torch.tensor([11, 12], dtype=torch.int32)
 
     def gradient(batch: Batch, weights: torch.Tensor):
-        with drawing(keys):
+        with noise_from(keys):
             losses = batch.per_token(tiny.losses(batch))
         return torch.autograd.grad((losses * weights).sum(), list(tiny.parameters()))
 

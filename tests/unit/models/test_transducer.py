@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from world import MASKS, World
 
-from antiphon.clients.client import Bench
+from antiphon.clients.client import ClientRuntime
 from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task
@@ -190,8 +190,8 @@ def test_sizes_that_cannot_be_built_are_refused() -> None:
 class Doubled:
     """Feeds in float64, so that what differs is the algorithm and not the rounding."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.feed = bench.feed
+    def __init__(self, runtime: ClientRuntime) -> None:
+        self.feed = runtime.feed
 
     def __call__(self, places: np.ndarray) -> Batch:
         batch = self.feed(places)
@@ -209,17 +209,17 @@ def test_stacked_clients_get_what_each_gets_alone(world: World, name: str, patte
     torch.manual_seed(3)
     model = CONFIGS[name].build(world.store.dim, world.tokens.size).double()
     base = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    bench = Bench(world.store, world.tokens, model, base, MASKS)
-    bench.feed = Doubled(bench)
+    runtime = ClientRuntime(world.store, world.tokens, model, base, MASKS)
+    runtime.feed = Doubled(runtime)
     clients = {
         name: own[: 1 + number % 5] for number, (name, own) in enumerate(sorted(world.clients().items()))
     }
     config = {**vars(LocalTraining(lr=0.3, batch_seconds=1.0)), "round": 0, "seed": 11}
     task = Task("train", {n: tensor for n, tensor in base.items() if n.startswith(pattern)}, config)
-    worker = StackedWorker(bench, clients)
+    worker = StackedWorker(runtime, clients)
     stacked = list(worker.run(task, list(clients)))
-    assert not worker.trainer(bench)._why_not
-    for left, right in zip(stacked, SpeechWorker(bench, clients).run(task, list(clients)), strict=True):
+    assert not worker.trainer(runtime)._why_not
+    for left, right in zip(stacked, SpeechWorker(runtime, clients).run(task, list(clients)), strict=True):
         assert left.reports[0].stats == pytest.approx(right.reports[0].stats, rel=1e-10)
         for tensor, expected in zip(left.mean.values(), right.mean.values(), strict=True):
             torch.testing.assert_close(tensor, expected, rtol=1e-10, atol=1e-10)

@@ -59,7 +59,7 @@ def test_what_a_client_says_comes_up_in_its_lists() -> None:
 def test_words_that_few_hypotheses_have_count_less_with_agreement() -> None:
     personalizer = fresh(agreement=1.0)
     personalizer.observe(FOGGY)
-    assert personalizer.marginals.own.total == 1.5  # three words, each in one hypothesis of two
+    assert personalizer.marginals.client_words.total == 1.5  # three words, each in one hypothesis of two
 
 
 def test_so_does_what_everyone_says() -> None:
@@ -139,7 +139,7 @@ def test_what_was_learnt_survives_to_the_bit(tmp_path: Path, heard: bool) -> Non
     again.load(tmp_path / "mine")
     assert again.rescore(LIST) == personalizer.rescore(LIST)
     again.observe(LIST), personalizer.observe(LIST)
-    assert again.marginals.own.counts.tolist() == personalizer.marginals.own.counts.tolist()
+    assert again.marginals.client_words.counts.tolist() == personalizer.marginals.client_words.counts.tolist()
 
 
 def test_saving_again_replaces_what_was_there(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_saving_again_replaces_what_was_there(tmp_path: Path) -> None:
     personalizer.save(tmp_path / "mine")
     again = fresh()
     again.load(tmp_path / "mine")
-    assert again.marginals.own.total == 3.0
+    assert again.marginals.client_words.total == 3.0
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -176,7 +176,7 @@ def test_a_whole_federation_of_devices() -> None:
     state = Fmp().init(background_params(BACKGROUND.probabilities.tolist()))
     for _ in range(2):
         devices["foggy"].observe(FOGGY)
-        caches = {name: device.marginals.own for name, device in devices.items()}
+        caches = {name: device.marginals.client_words for name, device in devices.items()}
         state, _ = Fmp().round(state, list(devices), LocalPool(MarginalWorker(caches, BACKGROUND.size)))
         for device in devices.values():
             device.receive(state.params[MARGINAL])

@@ -96,23 +96,25 @@ def test_all_clients_count_with_the_federation_s_agreement() -> None:
     last = federation.history(0.0, Schedule(3))[3]
     # Of "a b" and "a c", a stands in both; "a" or "a e"; "b a" or "d a". w: "a b" or "a d".
     expected = {"a": 3.0, "b": 1.0}
-    assert {word: last.own.dense(BACKGROUND.size)[BACKGROUND.ids[word]] for word in expected} == expected
-    assert last.everyone is not None
-    assert last.everyone[BACKGROUND.ids["a"]] == pytest.approx(4 / 5.5)
+    assert {
+        word: last.client_words.dense(BACKGROUND.size)[BACKGROUND.ids[word]] for word in expected
+    } == expected
+    assert last.shared_words is not None
+    assert last.shared_words[BACKGROUND.ids["a"]] == pytest.approx(4 / 5.5)
 
 
 def test_a_client_with_one_list_is_never_personalised_by_itself() -> None:
     federation = Federation.of(ENTRIES, BACKGROUND, "session")
     for schedule in (Schedule(2), Schedule(2, every_utterance=True)):
         last = federation.history(1.0, schedule)[-1]
-        assert last.own.total == 0
-        assert last.everyone is None
+        assert last.client_words.total == 0
+        assert last.shared_words is None
 
 
 def test_a_cohort_reports_for_everyone() -> None:
     federation = Federation.of(ENTRIES, BACKGROUND, "meeting")
     history = federation.history(0.0, Schedule(1, cohort=1))
-    everyone = history[3].everyone
+    everyone = history[3].shared_words
     assert everyone is not None
     own = [Counter(word for e in ENTRIES[:2] for word in e.hypotheses[0].text.split()),
            Counter(["d", "d"]), Counter(["b"])]  # fmt: skip
@@ -162,12 +164,12 @@ def test_clients_who_were_there_before_are_known_from_the_first_list_on() -> Non
     before = [entry("w", 0, "d d d e"), entry("x", 9, "a")]  # another meeting may have the same name
     federation = Federation.of(ENTRIES, BACKGROUND, "meeting", before)
     history = federation.history(0.0, Schedule(1))
-    everyone = history[0].everyone
+    everyone = history[0].shared_words
     assert everyone is not None
     said = Counter(["d", "d", "d", "e", "a"])
     np.testing.assert_allclose(everyone, [said[word] / 5 for word in BACKGROUND.words])
-    assert history[0].own.total == 0
-    later = history[3].everyone  # with the first groups of x, y and z
+    assert history[0].client_words.total == 0
+    later = history[3].shared_words  # with the first groups of x, y and z
     assert later is not None
     said.update(["a", "b", "a", "d", "d", "b"])
     np.testing.assert_allclose(later, [said[word] / said.total() for word in BACKGROUND.words])

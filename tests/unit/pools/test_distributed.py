@@ -15,7 +15,7 @@ from twins import Twins, side_by_side
 from antiphon.core import Failure, Report, Stopped, Task, Tensors, Update
 from antiphon.pools.distributed import share_out
 from antiphon.pools.local import LocalPool
-from antiphon.pools.torch_group import Ranks
+from antiphon.pools.torch_group import TorchGroup
 from antiphon.server.weighting import NEGLIGIBLE, ByExamples, Uniform
 
 TASK = Task("count")
@@ -128,7 +128,7 @@ def test_a_weight_that_is_no_number_leaves_its_client_out() -> None:
 
 def test_weights_must_be_as_many_as_updates() -> None:
     with pytest.raises(ValueError, match="1 weights for 2 updates"):
-        side_by_side(lambda ranks: ranks.pool(Counts(), len).collect(TASK, ["c1", "c2"]).combine([0.0]))
+        side_by_side(lambda group: group.pool(Counts(), len).collect(TASK, ["c1", "c2"]).combine([0.0]))
 
 
 def test_an_error_in_one_process_ends_all_with_its_message() -> None:
@@ -152,8 +152,8 @@ def test_updates_with_other_tensors_in_another_process_are_refused() -> None:
 
 
 def test_processes_that_share_out_differently_are_refused() -> None:
-    def action(ranks: Ranks) -> Update:
-        pool = ranks.pool(Counts(), lambda client: float(client[1:]) * (1 - 2 * ranks.rank) + 9)
+    def action(group: TorchGroup) -> Update:
+        pool = group.pool(Counts(), lambda client: float(client[1:]) * (1 - 2 * group.rank) + 9)
         return pool.reduce(TASK, ["c1", "c2", "c3"], Uniform())
 
     with pytest.raises(ValueError, match="do all of them see the same corpus"):

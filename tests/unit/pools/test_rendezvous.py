@@ -11,9 +11,9 @@ from antiphon.pools.rendezvous import (
     OPEN_MPI,
     SLURM,
     TORCHRUN,
-    Place,
+    Rank,
     choose_gpu,
-    find_place,
+    find_rank,
     first_host,
     fresh_store,
     open_store,
@@ -42,13 +42,13 @@ BY_MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}
     ("environment", "place"),
     [
         ({}, None),
-        (BY_TORCHRUN, Place(TORCHRUN, 3, 4, 1)),
-        (SRUN, Place(SLURM, 5, 8, 1)),
-        (BY_OPEN_MPI, Place(OPEN_MPI, 2, 4, 0)),
-        (BY_MPICH, Place(MPICH, 1, 2, 1)),
-        ({**SRUN, **BY_TORCHRUN}, Place(TORCHRUN, 3, 4, 1)),  # srun starts torchrun, torchrun starts us
-        ({**SRUN, **BY_OPEN_MPI}, Place(OPEN_MPI, 2, 4, 0)),  # mpiexec starts its helpers with srun
-        ({**SRUN, "PMI_RANK": "5", "PMI_SIZE": "8"}, Place(SLURM, 5, 8, 1)),  # srun --mpi=pmi2
+        (BY_TORCHRUN, Rank(TORCHRUN, 3, 4, 1)),
+        (SRUN, Rank(SLURM, 5, 8, 1)),
+        (BY_OPEN_MPI, Rank(OPEN_MPI, 2, 4, 0)),
+        (BY_MPICH, Rank(MPICH, 1, 2, 1)),
+        ({**SRUN, **BY_TORCHRUN}, Rank(TORCHRUN, 3, 4, 1)),  # srun starts torchrun, torchrun starts us
+        ({**SRUN, **BY_OPEN_MPI}, Rank(OPEN_MPI, 2, 4, 0)),  # mpiexec starts its helpers with srun
+        ({**SRUN, "PMI_RANK": "5", "PMI_SIZE": "8"}, Rank(SLURM, 5, 8, 1)),  # srun --mpi=pmi2
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, None),
         (
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"},
@@ -57,9 +57,9 @@ BY_MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}
     ],
 )
 def test_a_process_finds_its_place_by_who_started_it(
-    environment: dict[str, str], place: Place | None
+    environment: dict[str, str], process: Rank | None
 ) -> None:
-    assert find_place(environment) == place
+    assert find_rank(environment) == process
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,11 @@ def test_the_first_machine_of_a_slurm_list_is_where_all_meet(nodes: str, first: 
 
 def test_ranks_without_an_address_are_refused() -> None:
     with pytest.raises(ValueError, match="MASTER_ADDR or MASTER_PORT is not"):
-        open_store(Place(TORCHRUN, 0, 2, 0), BY_TORCHRUN)
+        open_store(Rank(TORCHRUN, 0, 2, 0), BY_TORCHRUN)
 
 
 def test_without_a_gpu_the_device_stays_as_named() -> None:
-    assert choose_gpu(Place(TORCHRUN, 1, 2, 1), "cpu") == "cpu"
+    assert choose_gpu(Rank(TORCHRUN, 1, 2, 1), "cpu") == "cpu"
 
 
 def test_processes_meet_in_a_store_that_still_knows_the_dead() -> None:

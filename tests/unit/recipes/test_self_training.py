@@ -34,7 +34,7 @@ from antiphon.tasks.local_training import LocalTraining
 from antiphon.tasks.pseudo_labels import Labelling, Ngram
 
 LOCAL = LocalTraining(lr=0.05, epochs=1, batch_seconds=1.5)
-HEARD = Labelling(num=3, width=4)
+HEARD = Labelling(num_hypotheses=3, width=4)
 TEACHER = "runs.taught.algorithm.teacher"
 STUDENT = CtcConfig(ConformerConfig(dim=8, num_layers=1, num_heads=2, kernel_size=3, stack=2))
 SEED = Run(Central(LocalTraining(lr=3e-3, steps=15)), "seed", Iid(1), "", Rounds(total=1, cohort=1))
@@ -122,7 +122,7 @@ def test_a_transcript_that_is_there_does_matter(world: World, tmp_path: Path) ->
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(world: World, tmp_path: Path) -> None:
-    averaged = SelfTrained(dga(LOCAL), replace(HEARD, lm=Ngram(order=2)), MovingAverage(0.5, every=2))
+    averaged = SelfTrained(dga(LOCAL), replace(HEARD, lm=Ngram(order=2)), MovingAverage(0.5, update_every=2))
     # Folders with names of one length: the path of the language model is among the bytes that travel.
     straight = run(experiment(averaged, total=4), world.corpus, tmp_path / "straight")
     run(experiment(averaged, total=1), world.corpus, tmp_path / "resuming")
@@ -179,7 +179,7 @@ def test_every_row_of_the_recipe_adds_one_thing_to_the_row_before_it() -> None:
     hard, soft, confident, rehearsed, best, lm, books, current, student = (
         runs[name].algorithm for name in names
     )
-    assert soft == replace(hard, labels=replace(hard.labels, num=soft.labels.num))
+    assert soft == replace(hard, labels=replace(hard.labels, num_hypotheses=soft.labels.num_hypotheses))
     assert confident == replace(soft, labels=replace(soft.labels, confidence=confident.labels.confidence))
     assert rehearsed == replace(confident, inner=replace(rehearsed.inner, inner=confident.inner))
     weighting = replace(rehearsed.inner.inner, weighting=best.inner.inner.weighting)

@@ -7,24 +7,24 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lessons import read_lesson
+from instructions import read_instruction
 
 from antiphon import config
 from antiphon.core import Report, Task, Update
 from antiphon.tasks.pseudo_labels import (
     Evidence,
     Labelling,
-    Lesson,
     LowEntropy,
     Ngram,
     SentenceProbability,
+    TeacherInstruction,
     TeachingPool,
     TokenProbability,
     TopPosterior,
 )
 
-LESSON = Lesson(
-    Labelling(num=2, width=3, confidence=LowEntropy(0.25), lm=Ngram("lm.arpa", weight=0.3)),
+INSTRUCTION = TeacherInstruction(
+    Labelling(num_hypotheses=2, width=3, confidence=LowEntropy(0.25), lm=Ngram("lm.arpa", weight=0.3)),
     "",
     {"w": torch.tensor([1.0, 2.0]), "frozen": torch.tensor([5.0])},
 )
@@ -37,7 +37,7 @@ LESSON = Lesson(
 def test_posteriors_are_a_softmax_of_scores_over_the_temperature(temperature: float) -> None:
     scores = [-3.0, -4.5, -900.0]
     powers = [math.exp(score / temperature) for score in scores]
-    found = Labelling(num=1, temperature=temperature).posteriors(scores)
+    found = Labelling(num_hypotheses=1, temperature=temperature).posteriors(scores)
     assert found == pytest.approx([power / sum(powers) for power in powers], abs=1e-15)
     assert sum(found) == pytest.approx(1.0)
 
@@ -78,7 +78,7 @@ def test_a_confidence_by_sentence_counts_the_language_model_too() -> None:
         ("num=9", "num must be between 1 and the width"),
         ("temperature=0", "temperature must be above 0"),
         ("batch_seconds=0", "batch_seconds must be above 0"),
-        ("confidence.least=1.5", "between 0 and 1"),
+        ("confidence.threshold=1.5", "between 0 and 1"),
         ("lm.weight=-1", "must not be negative"),
     ],
 )
@@ -92,19 +92,19 @@ def test_settings_that_make_no_sense_are_refused(setting: str, message: str) -> 
 
 def test_a_lesson_is_read_as_it_was_told() -> None:
     task = Task("train", {"w": torch.tensor([0.0, 0.0])}, {"lr": 0.1})
-    told = LESSON.with_instruction(task)
+    told = INSTRUCTION.add_to(task)
     assert told.tensors.keys() == {"w", "teacher/w"}  # what is not trained is the same as ever
-    own, lesson = read_lesson(told)
-    assert lesson is not None
-    assert (lesson.labelling, lesson.model) == (LESSON.labelling, LESSON.model)
-    assert torch.equal(lesson.teacher["w"], torch.tensor([1.0, 2.0]))
+    own, instruction = read_instruction(told)
+    assert instruction is not None
+    assert (instruction.labelling, instruction.model) == (INSTRUCTION.labelling, INSTRUCTION.model)
+    assert torch.equal(instruction.teacher["w"], torch.tensor([1.0, 2.0]))
     assert own.tensors.keys() == {"w"}
     assert own.config["lr"] == 0.1
 
 
 def test_a_task_without_a_lesson_is_left_alone() -> None:
     task = Task("train", {"w": torch.zeros(1)}, {"lr": 0.1})
-    assert read_lesson(task) == (task, None)
+    assert read_instruction(task) == (task, None)
 
 
 class Recorded:
@@ -127,7 +127,7 @@ class Recorded:
 
 def test_the_server_s_own_client_is_not_taught_and_the_counts_of_the_others_are_added_up() -> None:
     pool, task = Recorded(), Task("train", {"w": torch.zeros(2)})
-    taught = TeachingPool(pool, LESSON)  # type: ignore[arg-type]
+    taught = TeachingPool(pool, INSTRUCTION)  # type: ignore[arg-type]
     assert taught.metrics == {"num_labelled": 0.0, "num_filtered": 0.0, "confidence": 0.0}
     taught.reduce(task, ["a", "b", "c"], lambda report: 0.0)
     taught.reduce(task, ["server/rehearsal"], lambda report: 0.0)
@@ -135,6 +135,6 @@ def test_the_server_s_own_client_is_not_taught_and_the_counts_of_the_others_are_
     assert taught.metrics == {"num_labelled": 6.0, "num_filtered": 6.0, "confidence": pytest.approx(expected)}
     taught.collect(task, ["a", "b", "c"])
     taught.collect(task, ["server/rehearsal"])
-    assert [read_lesson(carried)[1] is not None for carried in pool.tasks] == [True, False, True, False]
+    assert [read_instruction(carried)[1] is not None for carried in pool.tasks] == [True, False, True, False]
     expected = (2 * 0.25 + 8 * 0.8) / 10  # the last report of each client counts
     assert taught.metrics == {"num_labelled": 5.0, "num_filtered": 5.0, "confidence": pytest.approx(expected)}

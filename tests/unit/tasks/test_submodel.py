@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from antiphon.core import Task, Update
 from antiphon.tasks.submodel import (
     Block,
-    Kept,
-    KeptEmbedding,
-    KeptLinear,
-    KeptRecurrent,
+    Submodel,
+    SubmodelEmbedding,
+    SubmodelLinear,
     SubmodelPool,
+    SubmodelRecurrent,
     SubmodelView,
     expand,
     masked,
@@ -32,18 +32,18 @@ def units(*kept: int, of: int) -> str:
 
 
 # A linear layer in two blocks, one whose hidden units are gone, an LSTM of 3 units, an embedding, a bias.
-KEPT = Kept(
+KEPT = Submodel(
     {
-        "halves": KeptLinear(
+        "halves": SubmodelLinear(
             (Block(units(0, 1, of=4), units(0, 2, of=3)), Block(units(2, 3, of=4), units(1, of=3)))
         ),
-        "hidden": KeptLinear(
+        "hidden": SubmodelLinear(
             inputs=units(1, of=2),
             outputs=units(0, 3, of=4),
             blocks=(Block(units(1, of=2), units(0, 3, of=4)),),
         ),
-        "lstm": KeptRecurrent(units(0, 2, of=3), units(1, of=2)),
-        "words": KeptEmbedding(units(0, 2, of=3)),
+        "lstm": SubmodelRecurrent(units(0, 2, of=3), units(1, of=2)),
+        "words": SubmodelEmbedding(units(0, 2, of=3)),
     }
 )
 SHAPES = {
@@ -113,9 +113,9 @@ def test_only_some_tensors_can_be_expanded() -> None:
 
 
 def test_what_is_kept_travels_as_text() -> None:
-    assert Kept.read(KEPT.write()) == KEPT
-    assert Kept().write() == ""
-    assert Kept.read("") == Kept()
+    assert Submodel.read(KEPT.write()) == KEPT
+    assert Submodel().write() == ""
+    assert Submodel.read("") == Submodel()
     seen = []
 
     class Watching:
@@ -131,8 +131,8 @@ def test_what_is_kept_travels_as_text() -> None:
 def test_a_mask_that_does_not_fit_is_refused_by_the_layer_s_name() -> None:
     params = large()
     with pytest.raises(ValueError, match="hidden: the mask is for 5 units, but the model has 4 there"):
-        shrink(params, Kept({"hidden": KeptLinear(outputs=units(0, of=5))}))
+        shrink(params, Submodel({"hidden": SubmodelLinear(outputs=units(0, of=5))}))
     with pytest.raises(ValueError, match="elsewhere: the mask is for a layer that the model does not have"):
-        Kept({"elsewhere": KeptEmbedding()}).check({"hidden"})
+        Submodel({"elsewhere": SubmodelEmbedding()}).check({"hidden"})
     with pytest.raises(ValueError, match="lstm: the mask is for 4 units, but the model has 3"):
-        shrink(params, Kept({"lstm": KeptRecurrent(units(1, of=4))}))
+        shrink(params, Submodel({"lstm": SubmodelRecurrent(units(1, of=4))}))

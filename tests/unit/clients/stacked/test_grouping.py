@@ -47,7 +47,9 @@ shapes = st.tuples(st.integers(1, 6), st.integers(100, 5000))
 def test_launches_are_the_cheapest_of_all_ways_to_cut_the_batches_by_length(
     drawn: list[tuple[int, int]],
 ) -> None:
-    found = [[drawn[place] for place in members] for members in cut(np.array(drawn), Footprint(), most=256)]
+    found = [
+        [drawn[place] for place in members] for members in cut(np.array(drawn), Footprint(), max_clients=256)
+    ]
     flat = [batch for batches in found for batch in batches]
     assert flat == sorted(drawn, key=lambda shape: (shape[1], shape[0]))
     assert sum(map(cost, found)) == min(sum(map(cost, way)) for way in cuts(flat))
@@ -66,37 +68,41 @@ def test_every_step_of_every_client_is_launched_once_and_in_order(
 
 def test_equal_clients_are_one_launch_and_unlike_ones_are_apart() -> None:
     equal = [Planned([(4, 300)] * 4)] * 64
-    found = list(launches(equal, Footprint(), most=256))  # type: ignore[arg-type]
+    found = list(launches(equal, Footprint(), max_clients=256))  # type: ignore[arg-type]
     assert [launch.members.tolist() for launch in found] == [list(range(64))] * 4
     wide_then_long, long_then_wide = Planned([(100, 100), (1, 9999)]), Planned([(1, 9999), (100, 100)])
     mixed = [wide_then_long, long_then_wide] * 8
-    found = list(launches(mixed, Footprint(), most=256))  # type: ignore[arg-type]
+    found = list(launches(mixed, Footprint(), max_clients=256))  # type: ignore[arg-type]
     even, odd = list(range(0, 16, 2)), list(range(1, 16, 2))
     assert [launch.members.tolist() for launch in found] == [even, odd, odd, even]
 
 
 def test_no_launch_is_larger_than_allowed() -> None:
-    sizes = [len(members) for members in cut(np.array([(1, 10)] * 10), Footprint(), most=4)]
+    sizes = [len(members) for members in cut(np.array([(1, 10)] * 10), Footprint(), max_clients=4)]
     assert max(sizes) <= 4
     assert len(sizes) == 3
 
 
 def test_launches_fit_the_memory(world: World) -> None:
-    bench = world.bench("ctc")
+    runtime = world.runtime("ctc")
     clients = {name: own[: 1 + number % 5] for number, (name, own) in enumerate(world.clients().items())}
-    plans = [Plan(c := Client(n, own, bench), list(c.steps(LOCAL, 1)), WANTED) for n, own in clients.items()]
+    plans = [
+        Plan(c := Client(n, own, runtime), list(c.steps(LOCAL, 1)), WANTED) for n, own in clients.items()
+    ]
     footprint = Footprint(room=100.0 / (1 - HELD), update=25.0 / COPIES, linear=0.0)
-    first = [launch for launch in launches(plans, footprint, most=256) if launch.number == 0]
+    first = [launch for launch in launches(plans, footprint, max_clients=256) if launch.number == 0]
     assert [len(launch.members) for launch in first] == [4, 4]
 
 
 def test_a_batch_that_does_not_fit_is_launched_alone() -> None:
     batches = np.array([(1, 10), *[(1, 10**9)] * 3])
-    assert [len(members) for members in cut(batches, Footprint(room=1e6, linear=1.0), most=256)] == [1] * 4
+    assert [len(members) for members in cut(batches, Footprint(room=1e6, linear=1.0), max_clients=256)] == [
+        1
+    ] * 4
 
 
 def test_nobody_is_launched_when_nobody_came() -> None:
-    assert list(launches([], Footprint(), most=4)) == []
+    assert list(launches([], Footprint(), max_clients=4)) == []
 
 
 def test_a_footprint_grows_with_clients_rows_and_the_square_of_frames() -> None:
@@ -107,15 +113,15 @@ def test_a_footprint_grows_with_clients_rows_and_the_square_of_frames() -> None:
 
 def test_so_many_clients_are_under_way_as_their_parameters_and_updates_fit() -> None:
     footprint = Footprint(room=1000.0, update=10.0)
-    assert footprint.held(most=256) == int(HELD * 1000 / (WAITING * 10))
-    assert footprint.held(most=4) == 4
-    assert Footprint(room=1.0, update=10.0).held(most=4) == 1
+    assert footprint.held(max_clients=256) == int(HELD * 1000 / (WAITING * 10))
+    assert footprint.held(max_clients=4) == 4
+    assert Footprint(room=1.0, update=10.0).held(max_clients=4) == 1
 
 
 def test_shapes_are_rows_and_longest_frames_of_each_step(world: World) -> None:
-    bench = world.bench("ctc")
+    runtime = world.runtime("ctc")
     name, own = next(iter(world.clients().items()))
-    plan = Plan(client := Client(name, own, bench), list(client.steps(LOCAL, 1)), WANTED)
+    plan = Plan(client := Client(name, own, runtime), list(client.steps(LOCAL, 1)), WANTED)
     frames = [[int(world.store.num_frames[index]) for index in step.indices] for step in plan.steps]
     assert plan.shapes.tolist() == [[len(row), max(row)] for row in frames]
     assert sum(map(len, frames)) == 2 * len(client.usable)

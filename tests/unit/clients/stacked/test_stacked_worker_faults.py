@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from benches import assert_same, double_bench, tasks, unequal
+from runtimes import assert_same, double_runtime, tasks, unequal
 from torch import Tensor, nn
 from world import MODELS, World
 
-from antiphon.clients.client import Bench
+from antiphon.clients.client import ClientRuntime
 from antiphon.clients.stacked.client_stack import Stack, StackedBatch
 from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.worker import SpeechWorker
@@ -24,9 +24,9 @@ from antiphon.tasks.local_training import LocalTraining
 def test_where_many_do_not_fit_half_of_them_are_tried(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench, clients = double_bench(world, MODELS["ctc"]), unequal(world)
+    runtime, clients = double_runtime(world, MODELS["ctc"]), unequal(world)
     names = list(clients)
-    whole = list(StackedWorker(bench, clients).run(tasks(bench.base), names))
+    whole = list(StackedWorker(runtime, clients).run(tasks(runtime.base), names))
     step = Stack.step
 
     def cramped(stack: Stack, given: StackedBatch, local: LocalTraining) -> Tensor:
@@ -36,16 +36,16 @@ def test_where_many_do_not_fit_half_of_them_are_tried(
 
     monkeypatch.setattr(Stack, "step", cramped)
     with caplog.at_level(logging.WARNING, "antiphon"):
-        assert_same(StackedWorker(bench, clients).run(tasks(bench.base), names), whole, 1e-10)
+        assert_same(StackedWorker(runtime, clients).run(tasks(runtime.base), names), whole, 1e-10)
     assert f"{len(names)} clients at once do not fit the GPU's memory: half of them" in caplog.text
     assert "one after another" not in caplog.text
 
 
 def test_a_client_without_usable_speech_is_left_out_and_named(world: World) -> None:
-    bench, clients = double_bench(world, MODELS["ctc"]), dict(world.clients())
+    runtime, clients = double_runtime(world, MODELS["ctc"]), dict(world.clients())
     names = sorted(clients)[:3]
     clients[names[1]] = np.array([], dtype=np.int64)
-    updates = list(StackedWorker(bench, clients).run(tasks(bench.base), names))
+    updates = list(StackedWorker(runtime, clients).run(tasks(runtime.base), names))
     assert [update.is_empty for update in updates] == [False, True, False]
     assert updates[1].failures[0].client == names[1]
     assert "no usable utterance" in updates[1].failures[0].reason
@@ -54,9 +54,9 @@ def test_a_client_without_usable_speech_is_left_out_and_named(world: World) -> N
 def test_a_client_that_breaks_is_found_and_the_others_are_trained(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench, clients = double_bench(world, MODELS["ctc"]), world.clients()
+    runtime, clients = double_runtime(world, MODELS["ctc"]), world.clients()
     names = sorted(clients)[:3]
-    bad, feed = set(clients[names[1]].tolist()), bench.feed
+    bad, feed = set(clients[names[1]].tolist()), runtime.feed
 
     class Broken:
         def __call__(self, places: np.ndarray) -> Batch:
@@ -67,17 +67,17 @@ def test_a_client_that_breaks_is_found_and_the_others_are_trained(
         def one_by_one(self, plan: Iterable[np.ndarray]) -> Iterator[Batch]:
             return map(self, plan)
 
-    bench.feed = Broken()
+    runtime.feed = Broken()
     with caplog.at_level(logging.WARNING, "antiphon"):
-        updates = list(StackedWorker(bench, clients).run(tasks(bench.base), names))
+        updates = list(StackedWorker(runtime, clients).run(tasks(runtime.base), names))
     assert [update.is_empty for update in updates] == [False, True, False]
     assert updates[1].failures[0].reason == "OSError: cannot read frames.f16"
     assert "one after another" in caplog.text
 
 
 def test_a_diverged_client_is_refused_and_does_not_touch_the_others(world: World) -> None:
-    bench, clients = double_bench(world, MODELS["ctc"]), world.clients()
-    names, feed = sorted(clients)[:3], bench.feed
+    runtime, clients = double_runtime(world, MODELS["ctc"]), world.clients()
+    names, feed = sorted(clients)[:3], runtime.feed
     loud = torch.tensor(clients[names[0]])
 
     class Loud:
@@ -89,9 +89,9 @@ def test_a_diverged_client_is_refused_and_does_not_touch_the_others(world: World
         def one_by_one(self, plan: Iterable[np.ndarray]) -> Iterator[Batch]:
             return map(self, plan)
 
-    alone = list(SpeechWorker(bench, clients).run(tasks(bench.base), names[1:]))
-    bench.feed = Loud()
-    updates = list(StackedWorker(bench, clients).run(tasks(bench.base), names))
+    alone = list(SpeechWorker(runtime, clients).run(tasks(runtime.base), names[1:]))
+    runtime.feed = Loud()
+    updates = list(StackedWorker(runtime, clients).run(tasks(runtime.base), names))
     assert updates[0].failures[0].reason == "loss is nan"
     assert_same(updates[1:], alone, 1e-10)
 
@@ -123,11 +123,11 @@ def test_a_model_that_vmap_cannot_run_is_trained_one_after_another_and_the_log_s
     torch.manual_seed(0)
     model = Peeking()
     base = {name: p.detach().clone() for name, p in model.named_parameters()}
-    bench, clients = Bench(world.store, world.tokens, model, base), world.clients()  # type: ignore[arg-type]
+    runtime, clients = ClientRuntime(world.store, world.tokens, model, base), world.clients()  # type: ignore[arg-type]
     names = sorted(clients)[:2]
     with caplog.at_level(logging.WARNING, "antiphon"):
-        updates = list(StackedWorker(bench, clients).run(tasks(base), names))
-    alone = SpeechWorker(bench, clients).run(tasks(base), names)
+        updates = list(StackedWorker(runtime, clients).run(tasks(base), names))
+    alone = SpeechWorker(runtime, clients).run(tasks(base), names)
     assert_same(updates, alone, 0.0)
     assert "one after another, not stacked" in caplog.text
     assert "item()" in caplog.text

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from benches import CONFIGS, LOCAL, tasks, unequal
+from runtimes import CONFIGS, LOCAL, tasks, unequal
 from torch import Tensor
 from world import MASKS, World
 
-from antiphon.clients.client import Bench, Client
+from antiphon.clients.client import Client, ClientRuntime
 from antiphon.clients.stacked.client_stack import MOST_GRAPHS, Stack, StackedBatch
 from antiphon.clients.stacked.grouping import LAUNCH, Launch, Plan
 from antiphon.clients.stacked.stacked_worker import StackedWorker, stacked_batches
@@ -36,14 +36,16 @@ def test_shapes_that_take_turns_do_not_drive_out_each_other_s_graphs(
             return self.stack._step(given, rate, self.local)
 
     monkeypatch.setattr("antiphon.clients.stacked.client_stack.Captured", Recorded)
-    bench, clients = world.bench("ctc"), unequal(world)
+    runtime, clients = world.runtime("ctc"), unequal(world)
     local = replace(LOCAL, epochs=1, batch_seconds=0.0)
-    wanted = LocalSteps(bench.base, local, seed=1)
-    plans = [Plan(c := Client(n, own, bench), list(c.steps(local, 1)), wanted) for n, own in clients.items()]
-    stack = Stack(bench, bench.base, size=len(plans))
+    wanted = LocalSteps(runtime.base, local, seed=1)
+    plans = [
+        Plan(c := Client(n, own, runtime), list(c.steps(local, 1)), wanted) for n, own in clients.items()
+    ]
+    stack = Stack(runtime, runtime.base, size=len(plans))
     stack.graphs = True
     several = [Launch(0, np.arange(count)) for count in range(1, len(plans) + 1)]
-    batches = list(stacked_batches(bench, plans, several))
+    batches = list(stacked_batches(runtime, plans, several))
     assert len({batch.share.shape[0] for batch in batches}) > MOST_GRAPHS
     for _ in range(8):
         for batch in batches:
@@ -67,18 +69,18 @@ def test_on_a_gpu_in_float32_each_client_s_delta_is_what_it_gets_alone(
     torch.manual_seed(3)
     model = CONFIGS[name].build(world.store.dim, world.tokens.size)
     base = {name: p.detach().clone().cuda() for name, p in model.named_parameters()}
-    bench = Bench(world.store, world.tokens, model, base, MASKS, "cuda")
+    runtime = ClientRuntime(world.store, world.tokens, model, base, MASKS, "cuda")
     clients = unequal(world)
     names = sorted(clients)
-    worker = StackedWorker(bench, clients, graphs=graphs)
+    worker = StackedWorker(runtime, clients, graphs=graphs)
     for seed in range(4):  # shapes repeat, graphs are captured and replayed
         config = {**vars(LOCAL), "lr": 0.1 * (1 + seed), "round": 0, "seed": 11}
         task = Task("train", {name: tensor + 0.01 * seed for name, tensor in base.items()}, config)
-        alone = SpeechWorker(bench, clients).run(task, names)
+        alone = SpeechWorker(runtime, clients).run(task, names)
         for stacked, update in zip(worker.run(task, names), alone, strict=True):
             off = sum(float((stacked.mean[n] - t).square().sum()) for n, t in update.mean.items())
             assert off**0.5 <= 1e-4 * update.reports[0].stats["norm"]
-    stack = worker.trainer(bench)._stack
+    stack = worker.trainer(runtime)._stack
     assert stack is not None
     assert bool(stack._graphs) == graphs
 
@@ -89,8 +91,8 @@ def test_in_bfloat16_parameters_stay_float32_and_clients_get_about_the_same(worl
     torch.manual_seed(3)
     model = CONFIGS[name].build(world.store.dim, world.tokens.size)
     base = {name: p.detach().clone().cuda() for name, p in model.named_parameters()}
-    whole = Bench(world.store, world.tokens, model, base, MASKS, "cuda")
-    half = Bench(world.store, world.tokens, model, base, MASKS, "cuda", bfloat16=True)
+    whole = ClientRuntime(world.store, world.tokens, model, base, MASKS, "cuda")
+    half = ClientRuntime(world.store, world.tokens, model, base, MASKS, "cuda", bfloat16=True)
     clients = unequal(world)
     names, task = sorted(clients), tasks(base, replace(LOCAL, lr=0.01))
     exact = list(SpeechWorker(whole, clients).run(task, names))
@@ -103,4 +105,4 @@ def test_in_bfloat16_parameters_stay_float32_and_clients_get_about_the_same(worl
 
 def test_bfloat16_without_a_gpu_is_refused(world: World) -> None:
     with pytest.raises(ValueError, match="bfloat16 needs a GPU"):
-        Bench(world.store, world.tokens, world.bench().model, world.params(), bfloat16=True)
+        ClientRuntime(world.store, world.tokens, world.runtime().model, world.params(), bfloat16=True)

@@ -81,7 +81,7 @@ def test_clients_dealt_out_otherwise_are_corrupted_in_part(world: World) -> None
 
 @given(keep=st.floats(0.01, 1.0), most=st.integers(0, 6))
 def test_what_is_kept_and_what_is_dropped_make_the_whole(world: World, keep: float, most: int) -> None:
-    found = chosen(world, Corruption(fraction=0.5, keep=keep, most=most, transcripts=Shuffled()))
+    found = chosen(world, Corruption(fraction=0.5, keep=keep, max_utterances=most, transcripts=Shuffled()))
     clients = world.clients()
     for name, kept in found.kept.items():
         wanted = min(int(np.ceil(keep * len(clients[name]))), most or 99)
@@ -98,7 +98,7 @@ def test_a_smaller_share_is_part_of_a_larger_one(world: World) -> None:
 
 
 def test_a_run_loses_what_was_dropped_and_clients_without_anything(world: World) -> None:
-    found = chosen(world, Corruption(names=("speaker/s00",), most=1))
+    found = chosen(world, Corruption(names=("speaker/s00",), max_utterances=1))
     singles = Iid(len(world.store.where("pool")))(world.store, world.store.where("pool"), 0)
     left = found.left(singles)
     assert len(left) == len(singles) - found.is_dropped.sum()
@@ -116,7 +116,9 @@ def test_a_run_loses_what_was_dropped_and_clients_without_anything(world: World)
     [
         Corruption(),
         Corruption(0.3, audio=Distortion(1.1, Room(0.4, 3.0), Babble(5.0, 4), 0.01), seed=3),
-        Corruption(names=("part/1",), clients=Iid(7), audio=Distortion(noise=White()), keep=0.5, most=9),
+        Corruption(
+            names=("part/1",), clients=Iid(7), audio=Distortion(noise=White()), keep=0.5, max_utterances=9
+        ),
         Corruption(0.5, clients=Dirichlet(4, 0.1), transcripts=OfOthers(5)),
     ],
     ids=["none", "audio", "parts", "texts"],

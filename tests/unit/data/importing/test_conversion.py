@@ -191,7 +191,7 @@ def test_too_few_speakers_to_divide_is_an_error(run: Callable[..., ImportSummary
         ({"min_seconds": 2, "max_seconds": 1}, "below max_seconds"),
         ({"split_speakers": (0.5, 0.1, 0.1)}, "add up to 1"),
         ({"alphabet": ""}, "alphabet is empty"),
-        ({"num_workers": 0}, "at least 1"),
+        ({"num_threads": 0}, "at least 1"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:

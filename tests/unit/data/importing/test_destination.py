@@ -25,8 +25,8 @@ def test_the_same_source_gives_the_same_bytes(source: Source, tmp_path: Path) ->
     source.line('{"id": "low", "path": "low.wav", "speaker": "ann", "text": "low"}')
     for number in range(20):
         source.add(f"u{number}", data=None if number % 3 else b"junk", speaker=f"s{number % 4}")
-    for name, num_workers in (("one", 1), ("two", 5)):
-        import_corpus(source.folder, tmp_path / name, ImportOptions(num_workers=num_workers))
+    for name, num_threads in (("one", 1), ("two", 5)):
+        import_corpus(source.folder, tmp_path / name, ImportOptions(num_threads=num_threads))
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert set(contents(tmp_path / "one")) == {
         "corpus.json",

@@ -124,7 +124,8 @@ def test_two_processes_make_the_bytes_of_one(tmp_path: Path) -> None:
     voices = draw_voices(engines, 3, seed=0)
     sayings = plan_sayings("sessions", [session("one", *(["good morning", "at last"]))], voices, 3, seed=0)
     made = [
-        speak_corpus(tmp_path / str(num), sayings, voices, engines, num_workers=num).corpus for num in (1, 2)
+        speak_corpus(tmp_path / str(num), sayings, voices, engines, num_processes=num).corpus
+        for num in (1, 2)
     ]
     assert content(made[0]) == content(made[1])
 

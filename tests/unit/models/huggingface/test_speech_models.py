@@ -21,7 +21,7 @@ from antiphon.data.huggingface_folder import (
 )
 from antiphon.decoding.search import beam_for
 from antiphon.models.huggingface.speech_models import HuggingFaceConfig
-from antiphon.models.noise import Dropout, drawing
+from antiphon.models.noise import Dropout, noise_from
 
 BatchOf = Callable[..., Batch]
 
@@ -171,7 +171,7 @@ def test_while_training_noise_is_the_utterance_s_own_and_nothing_else_is_drawn(
     model: Any, name: str, utterances: BatchOf
 ) -> None:
     def losses(batch: Batch, *keys: int) -> torch.Tensor:
-        with drawing(torch.tensor(keys, dtype=torch.int32)):
+        with noise_from(torch.tensor(keys, dtype=torch.int32)):
             found: torch.Tensor = model.losses(batch)
         return found
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from antiphon.core import Task
-from antiphon.tasks.pseudo_labels import VIEW, Lesson
+from antiphon.tasks.pseudo_labels import VIEW, TeacherInstruction
 from antiphon.tasks.views import enter
 
 
@@ -15,15 +15,15 @@ from antiphon.tasks.views import enter
 class Listening:
     """Stands for a labeller: keeps the lesson, and labels nothing."""
 
-    lesson: Lesson | None = None
+    instruction: TeacherInstruction | None = None
 
-    def labelled(self, client: Any, lesson: Lesson) -> Any:
-        self.lesson = lesson
+    def labelled(self, client: Any, instruction: TeacherInstruction) -> Any:
+        self.instruction = instruction
         return client
 
 
-def read_lesson(task: Task) -> tuple[Task, Lesson | None]:
+def read_instruction(task: Task) -> tuple[Task, TeacherInstruction | None]:
     """Return a task as the client's work sees it, and the lesson in it; None: it has none."""
     listening = Listening()
-    client = SimpleNamespace(bench=SimpleNamespace(memory={VIEW: listening}))
-    return enter(task, client).task, listening.lesson
+    client = SimpleNamespace(runtime=SimpleNamespace(memory={VIEW: listening}))
+    return enter(task, client).task, listening.instruction

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from world import MASKS, MODELS, Doubled, World
 
-from antiphon.clients.client import Bench
+from antiphon.clients.client import ClientRuntime
 from antiphon.core import Task, Tensors, Update
 from antiphon.lm.transformer import TransformerLmConfig
 from antiphon.models.blstm import BlstmConfig
@@ -28,19 +28,19 @@ CONFIGS: dict[str, ModelConfig] = {
     "joint las": replace(MODELS["las"], ctc_weight=0.3, label_smoothing=0.1),  # type: ignore[type-var]
 }
 LOCAL = LocalTraining(lr=0.3, epochs=2, batch_seconds=1.0)
-HEARD = Labelling(num=3, width=4)
+HEARD = Labelling(num_hypotheses=3, width=4)
 
 
-def double_bench(world: World, config: ModelConfig) -> Bench:
-    return _bench(world, _drawn(world, config), torch.float64)
+def double_runtime(world: World, config: ModelConfig) -> ClientRuntime:
+    return _runtime(world, _drawn(world, config), torch.float64)
 
 
-def talkative(world: World, config: Any = MODELS["ctc"], dtype: torch.dtype = torch.float64) -> Bench:
+def talkative(world: World, config: Any = MODELS["ctc"], dtype: torch.dtype = torch.float64) -> ClientRuntime:
     """A bench whose untrained model does not think that nothing was said."""
     model = _drawn(world, config)
     with torch.no_grad():
         model.output.bias[0] -= 1.0  # type: ignore[operator, index]
-    return _bench(world, model, dtype)
+    return _runtime(world, model, dtype)
 
 
 def _drawn(world: World, config: ModelConfig) -> nn.Module:
@@ -50,13 +50,13 @@ def _drawn(world: World, config: ModelConfig) -> nn.Module:
     return model
 
 
-def _bench(world: World, model: Any, dtype: torch.dtype) -> Bench:
+def _runtime(world: World, model: Any, dtype: torch.dtype) -> ClientRuntime:
     model.to(dtype)
     base = {name: p.detach().clone() for name, p in model.named_parameters()}
-    bench = Bench(world.store, world.tokens, model, base, MASKS)
+    runtime = ClientRuntime(world.store, world.tokens, model, base, MASKS)
     if dtype == torch.float64:
-        bench.feed = Doubled(bench.feed)
-    return bench
+        runtime.feed = Doubled(runtime.feed)
+    return runtime
 
 
 def unequal(world: World) -> dict[str, np.ndarray]:
