@@ -14,7 +14,7 @@ from rnnt import Question, measure
 from torch import Tensor
 
 from antiphon.experiment.preparation import choose_device, device_name
-from antiphon.models.losses.ctc_loss import ctc_losses
+from antiphon.models.ctc import ctc_losses
 
 FRAMES_PER_SECOND, LETTERS_PER_SECOND, VOCABULARY = 41.7, 14.0, 30
 

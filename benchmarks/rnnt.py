@@ -29,7 +29,7 @@ from torch import Tensor
 
 from antiphon.experiment.preparation import choose_device, device_name
 from antiphon.models.joint import next_log_probs
-from antiphon.models.losses.rnnt_loss import rnnt_losses
+from antiphon.models.rnnt_loss import rnnt_losses
 
 Loss = Callable[..., Tensor]  # leaves -> losses [B]
 

@@ -28,10 +28,10 @@ from common import TOKENS, argument_parser, make_store, print_table, write_resul
 from torch.profiler import ProfilerActivity, profile
 
 from antiphon.clients.client import Client, ClientRuntime
-from antiphon.clients.sgd import clip
 from antiphon.clients.stacked.footprint import Footprint
 from antiphon.clients.stacked.grouping import Launch, Plan, launches
 from antiphon.clients.stacked.stacked_worker import StackedWorker
+from antiphon.clients.train import clip
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task, Tensors, Update, Worker
 from antiphon.data.corpus import Corpus

@@ -32,7 +32,7 @@ from antiphon.decoding.beams.prefixes import Prefixes, hypotheses, speller_for
 from antiphon.decoding.beams.transducer_beam import _best, _bonuses, _log_probs
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.nbest import Hypothesis
-from antiphon.models.losses.rnnt_loss import running_sum
+from antiphon.models.rnnt_loss import running_sum
 from antiphon.models.transducer import Transducer
 
 

@@ -14,7 +14,7 @@ import torch
 
 from antiphon.algorithms.dga_rl import DgaRl, DgaRlState, Rewards
 from antiphon.algorithms.fedavg import dga
-from antiphon.clients.sgd import measure_delta
+from antiphon.clients.train import measure_delta
 from antiphon.core import Report, Task, Tensors, Update, Worker
 from antiphon.pools.local import LocalPool
 from antiphon.pools.recording import RecordingPool

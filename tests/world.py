@@ -36,9 +36,8 @@ from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.states import ClientStates
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Algorithm, Failure, Pool, Task, Tensors, Update, Worker
-from antiphon.data.batches import Batch
+from antiphon.data.batches import Batch, Feeder
 from antiphon.data.corpus import Corpus
-from antiphon.data.feeding import Feeder
 from antiphon.data.frontends import Filterbank
 from antiphon.data.importing.conversion import import_corpus
 from antiphon.data.partition import BySpeaker, Iid, Partition
@@ -49,8 +48,8 @@ from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.las import LasConfig
+from antiphon.models.noise import SpecAugment
 from antiphon.models.reduced import structure_of
-from antiphon.models.specaugment import SpecAugment
 from antiphon.models.transducer import TransducerConfig
 from antiphon.pools.local import LocalPool
 from antiphon.pools.recording import RecordingPool

@@ -17,8 +17,7 @@ from antiphon.algorithms.fedavg import select
 from antiphon.core import ALGORITHMS, Metrics, Pool, ServerState, Task, Tensors
 from antiphon.server.schedules import Constant, Schedule
 from antiphon.server.weighting import Uniform
-from antiphon.tasks.local_training import LocalTraining
-from antiphon.tasks.parts import as_part, part_of
+from antiphon.tasks.local_training import LocalTraining, as_part, part_of
 
 
 @ALGORITHMS.register

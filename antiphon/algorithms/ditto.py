@@ -24,8 +24,7 @@ from antiphon.algorithms.fedavg import FedAvg
 from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, Task, Tensors
 from antiphon.seeding import derive
 from antiphon.tasks.client_work import Answer
-from antiphon.tasks.local_training import LocalSteps, LocalTraining, seed_of
-from antiphon.tasks.parts import as_part, parameters_in, part_of
+from antiphon.tasks.local_training import LocalSteps, LocalTraining, as_part, parameters_in, part_of, seed_of
 from antiphon.tasks.views import CLIENT_VIEWS, View, ViewPool
 
 DITTO = "ditto"

@@ -67,7 +67,7 @@ class FedAvg:
     def step(self, state: AnyServerState, delta: Tensors) -> tuple[AnyServerState, Metrics]:
         """The state after a round whose aggregate is `delta` (DGA eq. 4)."""
         scale = self.server_schedule(state.round)
-        clipped = self.clipping(state.params, delta)
+        clipped = delta if self.clipping == Unclipped() else self.clipping(state.params, delta)
         params, opt = self.server(state.params, clipped, state.opt, scale)
         metrics = {
             "client_lr": self.local.lr * self.client_schedule(state.round),

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from antiphon.algorithms.fedavg import FedAvg, select
 from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, Task, Tensors
 from antiphon.tasks.client_work import Answer
-from antiphon.tasks.parts import as_part, part_of
+from antiphon.tasks.local_training import as_part, part_of
 from antiphon.tasks.views import CLIENT_VIEWS, View, ViewPool
 
 PERSONAL = "personal"

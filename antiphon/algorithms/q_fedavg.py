@@ -26,8 +26,13 @@ from typing import Any
 from antiphon.algorithms.fedavg import select
 from antiphon.core import ALGORITHMS, Metrics, Pool, Report, ServerState, Task, Tensors, Update
 from antiphon.server.schedules import Constant, Schedule
-from antiphon.tasks.local_training import LocalTraining, Trained, plan_local_steps, training_work
-from antiphon.tasks.parts import parameters_in
+from antiphon.tasks.local_training import (
+    LocalTraining,
+    Trained,
+    parameters_in,
+    plan_local_steps,
+    training_work,
+)
 
 SMALLEST = 1e-12  # a loss below this counts as this
 

@@ -28,8 +28,7 @@ from antiphon.core import (
 )
 from antiphon.server.schedules import Constant, Schedule
 from antiphon.server.weighting import Uniform
-from antiphon.tasks.local_training import LocalTraining
-from antiphon.tasks.parts import parameters_in
+from antiphon.tasks.local_training import LocalTraining, parameters_in
 
 SERVER_CLIENT = "server/rehearsal"
 

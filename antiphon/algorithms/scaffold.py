@@ -35,8 +35,15 @@ from antiphon.server.run_context import RunContext
 from antiphon.server.schedules import Constant, Schedule
 from antiphon.server.weighting import Uniform, Weighting
 from antiphon.tasks.client_work import Answer
-from antiphon.tasks.local_training import LocalSteps, LocalTraining, Trained, plan_local_steps, training_work
-from antiphon.tasks.parts import as_part, part_of
+from antiphon.tasks.local_training import (
+    LocalSteps,
+    LocalTraining,
+    Trained,
+    as_part,
+    part_of,
+    plan_local_steps,
+    training_work,
+)
 
 CONTROL = "control"
 

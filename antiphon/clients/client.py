@@ -12,15 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from antiphon.clients.sgd import local_sgd, mean_loss
+from antiphon.clients.train import local_sgd, mean_loss
 from antiphon.core import Tensors, Unusable
-from antiphon.data.batches import Batch, Utterances, padded_tokens, plan_batches
-from antiphon.data.feeding import Feeder, feeder, to_device
+from antiphon.data.batches import Batch, Feeder, Utterances, feeder, padded_tokens, plan_batches, to_device
 from antiphon.data.tokens import Tokens
 from antiphon.models.model import Model
-from antiphon.models.noise import utterance_keys
+from antiphon.models.noise import SpecAugment, utterance_keys
 from antiphon.models.reduced import reduced
-from antiphon.models.specaugment import SpecAugment
 from antiphon.seeding import derive
 from antiphon.tasks.local_training import LocalSteps, LocalTraining, Trained
 from antiphon.tasks.submodel import Submodel, shrink

@@ -29,7 +29,7 @@ from antiphon.lm.neural_lm import load_sentence_model
 from antiphon.lm.ngram import SentenceModel
 from antiphon.models.model import Model
 from antiphon.recognizer import Recognizer
-from antiphon.tasks.parts import part_of
+from antiphon.tasks.local_training import part_of
 from antiphon.tasks.pseudo_labels import TEACHER, VIEW, Evidence, Labelling, TeacherInstruction
 from antiphon.tasks.views import CLIENT_VIEWS, View
 

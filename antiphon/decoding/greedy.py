@@ -25,7 +25,7 @@ def recognise(
 ) -> dict[int, str]:
     """What the model hears in each utterance, by its index in the store.
 
-    A batch is read from the store, or comes from a feed (`antiphon.data.feeding`) that has it on the device.
+    A batch is read from the store, or comes from a feed (`antiphon.data.batches`) that has it on the device.
     """
     model.eval()
     heard = {}

@@ -23,7 +23,7 @@ from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.huggingface.speech_models import HuggingFaceConfig
 from antiphon.models.model import ModelConfig
-from antiphon.models.specaugment import SpecAugment
+from antiphon.models.noise import SpecAugment
 from antiphon.recognizer import Blueprint
 from antiphon.seeding import derive
 from antiphon.server.run_context import parts_of

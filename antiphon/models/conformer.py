@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from antiphon.models.attention import attend
-from antiphon.models.layers import frame_mask, num_stacked, rotary_angles, rotate, stack_frames
+from antiphon.models.layers import attend, frame_mask, num_stacked, rotary_angles, rotate, stack_frames
 from antiphon.models.noise import Dropout
 
 

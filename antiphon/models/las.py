@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from antiphon.data.batches import Batch, repeated
 from antiphon.models.blstm import BlstmConfig
+from antiphon.models.ctc import ctc_fits, ctc_losses
 from antiphon.models.layers import (
     at_least_float32,
     frame_mask,
@@ -42,7 +43,6 @@ from antiphon.models.layers import (
     open_forget_gates,
     spell_greedily,
 )
-from antiphon.models.losses.ctc_loss import ctc_fits, ctc_losses
 from antiphon.models.lstm import LstmCell
 from antiphon.models.model import MODELS
 from antiphon.models.noise import Dropout

@@ -15,12 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from antiphon.models.layers import in_front, reversed_frames
-
-
-def is_stacked(*tensors: Tensor) -> bool:
-    """Whether `vmap` is at work, and every client has its own value of any of these."""
-    return any(torch._C._functorch.is_batchedtensor(tensor) for tensor in tensors)
+from antiphon.models.layers import in_front, is_stacked, reversed_frames
 
 
 def bidirectional(forwards: nn.LSTM, backwards: nn.LSTM, frames: Tensor, lengths: Tensor) -> Tensor:

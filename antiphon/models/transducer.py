@@ -34,9 +34,9 @@ from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.joint import next_log_probs
 from antiphon.models.layers import frame_mask
-from antiphon.models.losses.rnnt_loss import rnnt_losses
 from antiphon.models.model import MODELS
 from antiphon.models.noise import Dropout
+from antiphon.models.rnnt_loss import rnnt_losses
 
 
 @MODELS.register

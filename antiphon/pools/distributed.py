@@ -27,8 +27,7 @@ from antiphon.core import (
     Worker,
     add_up,
 )
-from antiphon.pools.local import distances_of
-from antiphon.tasks.views import arrived
+from antiphon.pools.local import arrived, distances_of
 
 Layout = list[list[Any]]  # [name, shape, dtype, kind of device] of every tensor of an update
 

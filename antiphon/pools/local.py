@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from antiphon.core import Failure, Report, Task, Tensors, Update, Weigh, Worker, add_up
-from antiphon.tasks.views import arrived
+from antiphon.core import Failure, Report, Task, Tensors, Update, Weigh, Worker, add_up, size_in_bytes
+from antiphon.tasks.client_work import work_for
+from antiphon.tasks.local_training import parameters_in
+from antiphon.tasks.views import VIEWS, views_of
 
 
 def distances_of(point: Tensors, others: Sequence[Tensors]) -> list[float]:
@@ -61,3 +64,48 @@ class LocalPool:
         replies = list(map(arrived(task), self.worker.run(task, cohort)))
         held = tuple(update for update in replies if not update.is_empty)
         return LocalUpdates(held, tuple(failure for update in replies for failure in update.failures))
+
+
+def arrived(task: Task) -> Callable[[Update], Update]:
+    """Return what turns one client's answer to a task into an update that can be added to others.
+
+    Its report gets the number of bytes that came. An answer whose tensors are not those that the kind of work
+    declares is a failure.
+    """
+    views = views_of(task) if VIEWS in task.config else []
+    expected = _expected(task, {part for view in views for part in view.consumes})
+
+    def arrive(update: Update) -> Update:
+        if update.is_empty:
+            return update
+        (report,) = update.reports
+        report = replace(report, bytes_up=size_in_bytes(update.mean))
+        update = replace(update, reports=(report,))
+        for view in reversed(views):
+            update = view.arrive(update)
+        if expected is not None and (wrong := _difference(update, expected)):
+            return Update.nothing(Failure(report.client, f"its answer does not fit the task: {wrong}"))
+        return update
+
+    return arrive
+
+
+def _expected(task: Task, consumed: set[str]) -> Mapping[str, Any] | None:
+    """Return the tensors that an answer must be like; None: anything goes."""
+    try:
+        answers = getattr(work_for(task.kind), "answers", "")
+    except ValueError:  # the worker knows a kind of its own
+        return None
+    if answers == "everything":
+        return {n: t for n, t in task.tensors.items() if n.rpartition("/")[0] not in consumed}
+    return {"parameters": parameters_in(task.tensors), "nothing": {}}.get(answers)
+
+
+def _difference(update: Update, expected: Mapping[str, Any]) -> str:
+    if update.mean.keys() != expected.keys():
+        odd = sorted(update.mean.keys() ^ expected.keys())
+        return f"{odd[0]!r} is {'missing' if odd[0] in expected else 'unknown'}"
+    for name, tensor in update.mean.items():
+        if tensor.shape != expected[name].shape:
+            return f"{name!r} has shape {tuple(tensor.shape)}, not {tuple(expected[name].shape)}"
+    return ""

@@ -34,8 +34,8 @@ from antiphon.data.tts.installed_engines import draw_voices, find_engines
 from antiphon.data.tts.spoken_corpus import Progress, RealSpeech, SpokenCorpus, plan_sayings, speak_corpus
 from antiphon.engine import Rounds
 from antiphon.experiment.settings import Experiment, Run, Speakers
+from antiphon.models.noise import SpecAugment
 from antiphon.models.reduced import ReducedConfig
-from antiphon.models.specaugment import SpecAugment
 from antiphon.recognizer import Blueprint, open_blueprint
 from antiphon.seeding import derive
 from antiphon.server.optimizers import Adam

@@ -10,7 +10,7 @@ from antiphon.engine import Rounds
 from antiphon.experiment.settings import Experiment, Run, Speakers
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.ctc import CtcConfig
-from antiphon.models.specaugment import SpecAugment
+from antiphon.models.noise import SpecAugment
 from antiphon.recipes.single_algorithm import central
 from antiphon.server.optimizers import Adam
 from antiphon.server.schedules import Cosine

@@ -17,7 +17,7 @@ from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
 from antiphon.experiment.settings import Experiment, Run
 from antiphon.models.ctc import CtcConfig
-from antiphon.models.specaugment import SpecAugment
+from antiphon.models.noise import SpecAugment
 from antiphon.server.clipping import ClipLayersRelative
 from antiphon.server.optimizers import Adam
 from antiphon.server.schedules import Cosine

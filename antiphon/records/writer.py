@@ -104,7 +104,7 @@ class Record:
         checkpoint.save(checkpoint.folder_of(self.checkpoints, state.round), state, notes)
         keep = {int(self.best["round"])} if self.best else set()
         checkpoint.prune(self.checkpoints, self.keep_last, keep)
-        if self.states is not None:
+        if self.states is not None and self.states.expected:
             self.states.prune(checkpoint.saved_rounds(self.checkpoints))
 
     def catch_up(self, state: Any) -> None:

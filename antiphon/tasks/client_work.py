@@ -11,12 +11,13 @@ the kind of task it is for. A stranger's work is one decorated function:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from antiphon.core import Report, Task, Tensors, Update
-from antiphon.registry import Registry
+from antiphon.registry import Registry, unknown_name
 
 __all__ = ["CLIENT_WORK", "Answer", "Client", "ClientWork", "Report", "client_work"]
 
@@ -60,3 +61,11 @@ def client_work(kind: str, answers: str = "") -> Callable[[Any], Any]:
         return CLIENT_WORK.register(work, kind)
 
     return register
+
+
+@lru_cache
+def work_for(kind: str) -> Any:
+    """Return the work for tasks of a kind, looked up once; ValueError if there is none."""
+    if kind not in CLIENT_WORK:
+        raise unknown_name(kind, CLIENT_WORK, "kind of client work")
+    return CLIENT_WORK[kind]

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from torch import Tensor
+
 from antiphon.core import Report, Scalar, ServerState, Task, Tensors, Update, WrapperState
 from antiphon.seeding import derive
 from antiphon.tasks.client_work import CLIENT_WORK, Answer
-from antiphon.tasks.parts import parameters_in
 
 
 @dataclass(frozen=True)
@@ -114,3 +115,27 @@ def plan_local_steps(task: Task, client: Any) -> LocalSteps:
 def seed_of(task: Task) -> int:
     """Return the seed of the task's round."""
     return int(task.config["seed"])  # type: ignore[arg-type]
+
+
+# --- Tensors of a task by part --------------------------------------------------------------------
+
+
+def parameters_in(tensors: Tensors) -> Tensors:
+    """Return the tensors that are parameters: those whose names have no "part/" before them."""
+    return {name: tensor for name, tensor in tensors.items() if "/" not in name}
+
+
+def part_of(tensors: Mapping[str, Tensor], part: str) -> Tensors:
+    """Return the tensors called "part/name", as "name".
+
+    >>> import torch
+    >>> part_of({"control/w": torch.ones(1), "w": torch.zeros(1)}, "control")
+    {'w': tensor([1.])}
+    """
+    prefix = f"{part}/"
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def as_part(tensors: Mapping[str, Tensor], part: str) -> Tensors:
+    """Return the tensors with "part/" before their names: the inverse of `part_of`."""
+    return {f"{part}/{name}": tensor for name, tensor in tensors.items()}

@@ -16,7 +16,7 @@ import torch
 
 from antiphon import config
 from antiphon.core import Collected, Pool, Report, Task, Tensors, Update, Weigh, lives_with_server
-from antiphon.tasks.parts import as_part
+from antiphon.tasks.local_training import as_part
 from antiphon.tasks.views import through_named
 
 TEACHER = "teacher"  # the part of a task that holds the teacher's parameters
@@ -168,7 +168,7 @@ class Labelling:
     def __post_init__(self) -> None:
         if not 1 <= self.num_hypotheses <= self.width:
             raise ValueError(
-                f"labels: num must be between 1 and the width of the beam, not {self.num_hypotheses} and {self.width}"
+                f"labels: num_hypotheses must be from 1 to width {self.width}, not {self.num_hypotheses}"
             )
         if not self.temperature > 0:
             raise ValueError(f"labels: temperature must be above 0, not {self.temperature}")

@@ -8,15 +8,14 @@ to the work, the last one nearest to the wire: `Compressed(Private(FedAvg))` cli
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from antiphon import config
-from antiphon.core import Collected, Failure, Pool, Task, Update, Weigh, size_in_bytes
+from antiphon.core import Collected, Pool, Task, Update, Weigh
 from antiphon.registry import Registry
-from antiphon.tasks.client_work import CLIENT_WORK, Answer
-from antiphon.tasks.parts import parameters_in
+from antiphon.tasks.client_work import Answer
 
 VIEWS = "views"  # the key in a task's configuration
 
@@ -95,8 +94,6 @@ class Entered:
 
 def enter(task: Task, client: Any) -> Entered:
     """Take a task and a client through the task's views."""
-    if VIEWS not in task.config:
-        return Entered(task, client, ())
     layers: list[tuple[View, Task, Any]] = []
     views = views_of(task)
     task = replace(task, config={key: value for key, value in task.config.items() if key != VIEWS})
@@ -104,50 +101,6 @@ def enter(task: Task, client: Any) -> Entered:
         layers.insert(0, (view, task, client))
         task, client = view.before(task, client)
     return Entered(task, client, layers)
-
-
-def arrived(task: Task) -> Callable[[Update], Update]:
-    """Return what turns one client's answer to a task into an update that can be added to others.
-
-    Its report gets the number of bytes that came. An answer whose tensors are not those that the kind of work
-    declares is a failure.
-    """
-    views = views_of(task)
-    expected = _expected(task, {part for view in views for part in view.consumes})
-
-    def arrive(update: Update) -> Update:
-        if update.is_empty:
-            return update
-        (report,) = update.reports
-        report = replace(report, bytes_up=size_in_bytes(update.mean))
-        update = replace(update, reports=(report,))
-        for view in reversed(views):
-            update = view.arrive(update)
-        if expected is not None and (wrong := _difference(update, expected)):
-            return Update.nothing(Failure(report.client, f"its answer does not fit the task: {wrong}"))
-        return update
-
-    return arrive
-
-
-def _expected(task: Task, consumed: set[str]) -> Mapping[str, Any] | None:
-    """Return the tensors that an answer must be like; None: anything goes."""
-    if task.kind not in CLIENT_WORK:
-        return None
-    answers = getattr(CLIENT_WORK[task.kind], "answers", "")
-    if answers == "everything":
-        return {n: t for n, t in task.tensors.items() if n.rpartition("/")[0] not in consumed}
-    return {"parameters": parameters_in(task.tensors), "nothing": {}}.get(answers)
-
-
-def _difference(update: Update, expected: Mapping[str, Any]) -> str:
-    if update.mean.keys() != expected.keys():
-        odd = sorted(update.mean.keys() ^ expected.keys())
-        return f"{odd[0]!r} is {'missing' if odd[0] in expected else 'unknown'}"
-    for name, tensor in update.mean.items():
-        if tensor.shape != expected[name].shape:
-            return f"{name!r} has shape {tuple(tensor.shape)}, not {tuple(expected[name].shape)}"
-    return ""
 
 
 @dataclass(frozen=True)

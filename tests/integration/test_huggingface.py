@@ -24,7 +24,7 @@ from antiphon.experiment import runner
 from antiphon.experiment.settings import Experiment, Run, Speakers
 from antiphon.models.huggingface.lora import LoraAdapter
 from antiphon.models.huggingface.speech_models import HuggingFaceConfig
-from antiphon.models.specaugment import SpecAugment
+from antiphon.models.noise import SpecAugment
 from antiphon.recognizer import Recognizer
 from antiphon.records.journal import read
 

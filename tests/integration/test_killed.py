@@ -16,7 +16,7 @@ import pytest
 from command import Fault, in_fork, kept_files, run_arguments
 from world import World
 
-STEP = "antiphon.clients.sgd.LossMeter.add"
+STEP = "antiphon.clients.train.LossMeter.add"
 CLIENT = "antiphon.clients.worker.refuse_nonfinite"
 JOURNAL = "antiphon.records.journal.Journal.append"
 SAVE = "antiphon.records.checkpoint.save_file"

@@ -25,7 +25,7 @@ from antiphon.records.journal import read
 
 FAULTY = Path(__file__).parents[1] / "faulty.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-STEP = "antiphon.clients.sgd.LossMeter.add"
+STEP = "antiphon.clients.train.LossMeter.add"
 CLIENT = "antiphon.clients.worker.refuse_nonfinite"
 JOURNAL = "antiphon.records.journal.Journal.append"
 SAVE = "antiphon.records.checkpoint.save_file"

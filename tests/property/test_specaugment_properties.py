@@ -4,8 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.models.noise import utterance_keys
-from antiphon.models.specaugment import SpecAugment
+from antiphon.models.noise import SpecAugment, utterance_keys
 
 configs = st.builds(
     SpecAugment,

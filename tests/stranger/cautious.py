@@ -26,8 +26,15 @@ from antiphon.core import (
 )
 from antiphon.server.weighting import Weighting
 from antiphon.tasks.client_work import Answer, client_work
-from antiphon.tasks.local_training import LocalTraining, Trained, plan_local_steps, training_work
-from antiphon.tasks.parts import as_part, parameters_in, part_of
+from antiphon.tasks.local_training import (
+    LocalTraining,
+    Trained,
+    as_part,
+    parameters_in,
+    part_of,
+    plan_local_steps,
+    training_work,
+)
 from antiphon.tasks.views import CLIENT_VIEWS, View, ViewPool
 
 

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from antiphon.clients.client import ClientRuntime
-from antiphon.clients.sgd import delta_stats, report
 from antiphon.clients.stacked.client_stack import Stack, StackedBatch
 from antiphon.clients.stacked.footprint import Footprint, measure_footprint
 from antiphon.clients.stacked.grouping import Launch, Plan, launches
 from antiphon.clients.states import ClientStates
-from antiphon.clients.worker import SpeechWorker, named_failure
+from antiphon.clients.train import delta_stats, report
+from antiphon.clients.worker import PlainTask, SpeechWorker, named_failure
 from antiphon.core import Task, Tensors, Update
-from antiphon.tasks.client_work import CLIENT_WORK
+from antiphon.tasks.client_work import work_for
 from antiphon.tasks.local_training import LocalTraining, Trained, TrainingWork
 from antiphon.tasks.views import Entered
 
@@ -43,7 +43,7 @@ class StackedWorker:
     _trainer: StackedTrainer | None = field(default=None, init=False)
 
     def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
-        work = CLIENT_WORK[task.kind] if task.kind in CLIENT_WORK else None  # noqa: SIM401
+        work = work_for(task.kind)
         if not isinstance(work, TrainingWork) or len(clients) < 2:
             yield from self.alone.run(task, clients)
             return
@@ -75,7 +75,7 @@ class Window:
         self.worker, self.task, self.work = worker, task, work
         self.names: list[str] = []
         self.failed: dict[str, Update] = {}
-        self.entered: dict[str, Entered] = {}
+        self.entered: dict[str, Entered | PlainTask] = {}
         self.plans: dict[str, Plan] = {}
 
     def add(self, name: str) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from antiphon.data.batches import Batch, repeated
 from antiphon.data.huggingface_folder import architecture, boundary_of, copy_descriptions, library, opened
-from antiphon.models.ctc import Framewise
+from antiphon.models.ctc import Framewise, ctc_fits
 from antiphon.models.huggingface.inputs import Inputs, LogMel, Waveform
 from antiphon.models.huggingface.lora import LoraAdapter
 from antiphon.models.huggingface.network import (
@@ -32,7 +32,6 @@ from antiphon.models.huggingface.network import (
     train_dropout,
 )
 from antiphon.models.layers import at_least_float32, next_token_losses, next_tokens, spell_greedily
-from antiphon.models.losses.ctc_loss import ctc_fits
 from antiphon.models.model import MODELS
 
 # Types of models whose padding is tested here; others are tried out when they are built.

@@ -15,7 +15,7 @@ from antiphon.algorithms.fedavg import FedAvg
 from antiphon.core import Task, Tensors
 from antiphon.server.run_context import personal_pool
 from antiphon.server.weighting import Uniform
-from antiphon.tasks.parts import as_part, part_of
+from antiphon.tasks.local_training import as_part, part_of
 
 LOCAL = replace(EXACT, lr=0.1, steps=2)  # of the clients' own models
 INNER = FedAvg(EXACT, weighting=Uniform())

@@ -18,7 +18,7 @@ from antiphon.scoring.error_rate import character_errors
 from antiphon.server.run_context import personal_pool
 from antiphon.server.weighting import Uniform
 from antiphon.tasks.evaluation import measure
-from antiphon.tasks.parts import as_part, part_of
+from antiphon.tasks.local_training import as_part, part_of
 
 INNER = FedAvg(EXACT, weighting=Uniform())
 ALGORITHM = PersonalLayers(INNER, ("output.*",))

@@ -17,7 +17,7 @@ from antiphon.server.optimizers import Sgd
 from antiphon.server.run_context import RunContext, prepare
 from antiphon.server.schedules import Step
 from antiphon.server.weighting import Uniform
-from antiphon.tasks.parts import as_part, part_of
+from antiphon.tasks.local_training import as_part, part_of
 
 # s00 takes part in every round, s03 in two that are far apart, s07 never.
 COHORTS = [

@@ -12,8 +12,7 @@ from torch import Tensor
 from world import SEED, World
 
 from antiphon.clients.client import Client, ClientRuntime
-from antiphon.clients.sgd import clip, global_norm, measure_delta
-from antiphon.clients.train import train
+from antiphon.clients.train import clip, global_norm, measure_delta, train
 from antiphon.core import Task, Tensors, Update
 from antiphon.data.batches import collate
 from antiphon.tasks.local_training import LocalTraining

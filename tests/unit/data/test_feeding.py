@@ -8,8 +8,7 @@ import pytest
 import torch
 from world import World
 
-from antiphon.data.batches import Batch
-from antiphon.data.feeding import Resident, Streamed, ahead, feeder
+from antiphon.data.batches import Batch, Resident, Streamed, ahead, feeder
 
 CPU = torch.device("cpu")
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from antiphon.models.noise import utterance_keys
-from antiphon.models.specaugment import SpecAugment
+from antiphon.models.noise import SpecAugment, utterance_keys
 
 
 def keys(count: int) -> torch.Tensor:

@@ -74,8 +74,8 @@ def test_a_confidence_by_sentence_counts_the_language_model_too() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("num=0", "num must be between 1 and the width"),
-        ("num=9", "num must be between 1 and the width"),
+        ("num=0", "num_hypotheses must be from 1 to width"),
+        ("num=9", "num_hypotheses must be from 1 to width"),
         ("temperature=0", "temperature must be above 0"),
         ("batch_seconds=0", "batch_seconds must be above 0"),
         ("confidence.threshold=1.5", "between 0 and 1"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from antiphon.core import Failure, Report, Task, Tensors, Update
-from antiphon.pools.local import LocalPool
+from antiphon.pools.local import LocalPool, arrived
 from antiphon.server.weighting import Uniform
 from antiphon.tasks import views
 from antiphon.tasks.client_work import CLIENT_WORK, Answer, client_work
@@ -19,7 +19,6 @@ from antiphon.tasks.views import (
     CLIENT_VIEWS,
     View,
     ViewPool,
-    arrived,
     enter,
     through,
     through_named,

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from antiphon.models import joint
 from antiphon.models.joint import next_log_probs
-from antiphon.models.losses.rnnt_loss import rnnt_losses
+from antiphon.models.rnnt_loss import rnnt_losses
 
 LENGTHS, TOKEN_LENGTHS = [5, 3, 1, 4, 1], [3, 0, 2, 1, 0]
 

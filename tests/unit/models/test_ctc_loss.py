@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from antiphon.data.batches import repeated
-from antiphon.models.losses.ctc_loss import ExactCtc
+from antiphon.models.ctc import ExactCtc
 
 CASES = [([12, 9, 7, 10], [4, 2, 1, 3]), ([12, 12, 5, 1], [4, 2, 0, 1])]
 
