@@ -282,7 +282,8 @@ def test_fine_tuning_stands_beside_marginals(tmp_path: Path) -> None:
     rows = {row["name"]: row for row in found["rows"]}
     assert list(rows) == ["background model", "marginals", "fine-tuning, shared", "fine-tuning, personal"]
     num_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
-    assert rows["fine-tuning, shared"]["bytes_up"] == rows["fine-tuning, shared"]["bytes_down"] == num_bytes
+    assert rows["fine-tuning, shared"]["bytes_up"] == num_bytes
+    assert 0 < rows["fine-tuning, shared"]["bytes_down"] - num_bytes < 300  # the settings of a task
     assert rows["marginals"]["perplexity"] == rows["background model"]["perplexity"]
     assert rows["fine-tuning, shared"]["perplexity"] != rows["background model"]["perplexity"]
     assert found["clients"] == {"heldout": 2, "test": 2}

@@ -78,12 +78,15 @@ def test_the_script_of_the_new_algorithm_compares_it(
     (checkout / "demo").mkdir()
     (checkout / "demo" / "corpus").symlink_to(world.corpus)
     runpy.run_path(str(EXAMPLES / "run_median_norm.py"))
-    lines = capsys.readouterr().out.splitlines()
+    first = capsys.readouterr().out
+    lines = first.splitlines()
     assert [line.split()[0] for line in lines] == ["seed", "fedavg", "median-norm"]
     settings = yaml.safe_load((checkout / "median" / "experiment.json").read_text())["config"]["runs"]
-    assert settings["median-norm"]["algorithm"]["median_norm"]["limit"] == 0.5
+    assert settings["median-norm"]["algorithm"]["median_norm:MedianNorm"]["limit"] == 0.5
     for entry in read(checkout / "median" / "median-norm" / "journal.jsonl")[1:]:
         assert 0 < entry["metrics"]["scale"] <= 1
+    runpy.run_path(str(EXAMPLES / "run_median_norm.py"))  # a second time: the runs are found again
+    assert capsys.readouterr().out == first
 
 
 def test_the_private_server_spends_its_budget_and_stops(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,8 @@ def test_a_round_from_a_folder_gives_a_recogniser_that_needs_the_folder_no_more(
     prepared = runner.prepare(chosen, world.corpus, "cpu")
     traffic = COHORT * size_in_bytes(prepared.fresh["fedavg"])
     entry = read(tmp_path / "out" / "fedavg" / "journal.jsonl")[-1]
-    assert (entry["bytes_down"], entry["bytes_up"]) == (traffic, traffic)
+    assert entry["bytes_up"] == traffic
+    assert 0 < entry["bytes_down"] - traffic < COHORT * 300  # the settings of the tasks
 
     # Frozen parameters are those of the folder to the last bit; B moves from zero, A needs a second step.
     saved = load_file(tmp_path / "out" / "fedavg" / "model" / "model.safetensors")

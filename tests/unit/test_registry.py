@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from strangers import BySeconds, Halving, NoRound, Plain
+from foreign_choices import BySeconds, Halving, NoRound, Plain
 
 from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.rehearsal import Rehearsed
@@ -22,7 +22,7 @@ from antiphon.server.weighting import WEIGHTINGS
 from antiphon.tasks.client_work import CLIENT_WORK
 from antiphon.tasks.views import CLIENT_VIEWS
 
-HALVING = "strangers:Halving"
+HALVING = "foreign_choices:Halving"
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def install(folder: Path, group: str, *lines: str) -> None:
 def test_a_class_of_an_installed_package_is_found_by_its_entry_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, "antiphon.algorithms", "halving = strangers:Halving")
+    install(tmp_path, "antiphon.algorithms", "halving = foreign_choices:Halving")
     monkeypatch.syspath_prepend(tmp_path)
     assert from_dict(Run, {"algorithm": {"halving": {"share": 0.25}}}).algorithm == Halving(share=0.25)
 
@@ -114,7 +114,7 @@ def test_a_class_of_an_installed_package_is_found_by_its_entry_point(
 def test_a_class_of_an_installed_package_is_stored_by_the_name_of_its_entry_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, "antiphon.algorithms", "halving = strangers:Halving")
+    install(tmp_path, "antiphon.algorithms", "halving = foreign_choices:Halving")
     monkeypatch.syspath_prepend(tmp_path)
     assert to_dict(Run(Halving()))["algorithm"].keys() == {"halving"}
 
@@ -122,7 +122,7 @@ def test_a_class_of_an_installed_package_is_stored_by_the_name_of_its_entry_poin
 def test_entry_points_are_listed_among_the_valid_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, "antiphon.algorithms", "halving = strangers:Halving")
+    install(tmp_path, "antiphon.algorithms", "halving = foreign_choices:Halving")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="did you mean 'halving'"):
         ALGORITHMS["halvin"]
@@ -138,25 +138,32 @@ def test_an_entry_point_whose_package_is_broken_is_refused_by_its_path(
 
 
 def test_entry_points_of_another_group_are_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, "antiphon.weightings", "halving = strangers:Halving")
+    install(tmp_path, "antiphon.weightings", "halving = foreign_choices:Halving")
     monkeypatch.syspath_prepend(tmp_path)
     assert "halving" not in ALGORITHMS
 
 
 def test_a_registered_name_wins_over_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, "antiphon.algorithms", "fed_avg = strangers:Halving")
+    install(tmp_path, "antiphon.algorithms", "fed_avg = foreign_choices:Halving")
     monkeypatch.syspath_prepend(tmp_path)
     assert ALGORITHMS["fed_avg"] is FedAvg
 
 
 def test_any_class_that_can_be_imported_is_found_by_its_path() -> None:
     assert ALGORITHMS[HALVING] is Halving
-    assert WEIGHTINGS["strangers:BySeconds"] is BySeconds
+    assert WEIGHTINGS["foreign_choices:BySeconds"] is BySeconds
 
 
 @pytest.mark.parametrize(
     "path",
-    ["no_such_module:Class", "strangers:Nobody", "strangers:", ":Halving", "strangers:Halving:more", "a b:C"],
+    [
+        "no_such_module:Class",
+        "foreign_choices:Nobody",
+        "foreign_choices:",
+        ":Halving",
+        "foreign_choices:Halving:more",
+        "a b:C",
+    ],
 )
 def test_a_path_that_leads_nowhere_is_refused_before_anything_runs(path: str) -> None:
     with pytest.raises(ValueError, match=r"algorithm: cannot import .*install its package or set PYTHONPATH"):
@@ -176,18 +183,18 @@ def test_a_module_that_breaks_when_it_is_imported_is_refused_by_its_path(
 
 
 def test_a_class_that_lacks_a_method_is_refused_by_what_is_missing() -> None:
-    with pytest.raises(ValueError, match=r"'strangers:NoRound' cannot be used .* it has no round"):
-        from_dict(Run, {"algorithm": "strangers:NoRound"})
+    with pytest.raises(ValueError, match=r"'foreign_choices:NoRound' cannot be used .* it has no round"):
+        from_dict(Run, {"algorithm": "foreign_choices:NoRound"})
 
 
 def test_a_class_that_is_no_dataclass_is_refused_with_advice() -> None:
     with pytest.raises(ValueError, match=r"it has no dataclass fields \(decorate it with @dataclass"):
-        from_dict(Run, {"algorithm": "strangers:Plain"})
+        from_dict(Run, {"algorithm": "foreign_choices:Plain"})
 
 
 def test_a_function_is_no_algorithm() -> None:
-    with pytest.raises(ValueError, match=r"'strangers:work' cannot be used .* it has no init, round"):
-        from_dict(Run, {"algorithm": "strangers:work"})
+    with pytest.raises(ValueError, match=r"'foreign_choices:work' cannot be used .* it has no init, round"):
+        from_dict(Run, {"algorithm": "foreign_choices:work"})
 
 
 # --- Configurations with a stranger's class in them -----------------------------------------------
@@ -198,7 +205,7 @@ NESTED = Run(Rehearsed(SelfTrained(Halving(weighting=BySeconds(2.0), share=0.25)
 def test_a_stranger_s_class_inside_wrappers_is_written_by_its_path() -> None:
     written = to_dict(NESTED)["algorithm"]["rehearsed"]["inner"]["self_trained"]["inner"]
     assert written.keys() == {HALVING}
-    assert written[HALVING]["weighting"] == {"strangers:BySeconds": {"power": 2.0}}
+    assert written[HALVING]["weighting"] == {"foreign_choices:BySeconds": {"power": 2.0}}
 
 
 def test_a_stranger_s_class_inside_wrappers_comes_back_from_yaml() -> None:
@@ -290,7 +297,7 @@ def test_a_class_of_a_script_is_refused_when_it_is_stored(monkeypatch: pytest.Mo
 
 
 def test_a_class_that_is_not_of_the_kind_is_refused_when_it_is_stored() -> None:
-    with pytest.raises(ValueError, match=r"'strangers:NoRound' cannot be used .* it has no round"):
+    with pytest.raises(ValueError, match=r"'foreign_choices:NoRound' cannot be used .* it has no round"):
         to_dict(Run(NoRound()))  # type: ignore[arg-type]
 
 
@@ -313,15 +320,15 @@ def test_a_lambda_as_weighting_trains_where_nothing_is_stored() -> None:
 
 @pytest.mark.parametrize("registry", [CLIENT_WORK, CLIENT_VIEWS], ids=["work", "views"])
 def test_what_a_task_names_is_never_imported_by_a_path(registry: Registry) -> None:
-    assert "strangers:work" not in registry
-    with pytest.raises(ValueError, match="unknown choice 'strangers:work'"):
-        registry["strangers:work"]
+    assert "foreign_choices:work" not in registry
+    with pytest.raises(ValueError, match="unknown choice 'foreign_choices:work'"):
+        registry["foreign_choices:work"]
 
 
 def test_client_work_of_an_installed_package_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, "antiphon.client_work", "stranger.work = strangers:work")
+    install(tmp_path, "antiphon.client_work", "stranger.work = foreign_choices:work")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(NotImplementedError):
         CLIENT_WORK["stranger.work"](Task("stranger.work"), None)

@@ -160,8 +160,8 @@ def test_going_through_a_view_changes_nothing_of_the_task_given() -> None:
 
 
 def test_a_view_that_a_client_does_not_know_is_refused() -> None:
-    task = replace(TASK, config={"views": '[["strangers:View",{}]]'})
-    with pytest.raises(ValueError, match="unknown choice 'strangers:View'"):
+    task = replace(TASK, config={"views": '[["foreign_choices:View",{}]]'})
+    with pytest.raises(ValueError, match="unknown choice 'foreign_choices:View'"):
         enter(task, None)
 
 
