@@ -15,7 +15,7 @@ from antiphon.clients.states import ClientStates
 from antiphon.core import Task, Update
 from antiphon.engine import Engine, Rounds
 from antiphon.pools.local import LocalPool
-from antiphon.report.journal import read
+from antiphon.records.journal import read
 
 SCAFFOLD = COMBINATIONS["scaffold"]
 LONG = replace(ROUNDS, total=6)
