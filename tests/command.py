@@ -95,8 +95,11 @@ def start_fork_server() -> None:
     forkserver.ensure_running()
 
 
-def in_fork(arguments: Sequence[str], log: Path, fault: Fault | None = None) -> Done:
-    return _forked(_main, (list(arguments), fault), log)
+def in_fork(
+    arguments: Sequence[str], log: Path, fault: Fault | None = None, packages: Sequence[Path] = ()
+) -> Done:
+    """As `antiphon <arguments>`, with folders of installed packages."""
+    return _forked(_main, (list(arguments), fault, packages), log)
 
 
 def script_in_fork(script: Path, arguments: Sequence[str], log: Path) -> Done:
@@ -124,10 +127,11 @@ def _logged(log: Path, target: Callable[..., None], *arguments: Any) -> None:
     target(*arguments)
 
 
-def _main(arguments: list[str], fault: Fault | None) -> None:
+def _main(arguments: list[str], fault: Fault | None, packages: Sequence[Path]) -> None:
     from antiphon import cli
     from antiphon.experiment import runner
 
+    sys.path[:0] = map(str, packages)
     sys.argv = ["antiphon", *arguments]
     runner.write_report = lambda *args: None  # drawing takes longer than all the rest
     if fault is not None:

@@ -7,13 +7,14 @@ import json
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from world import (
+    BASES,
     COMBINATIONS,
     CONTEXT,
     COVERING,
@@ -56,15 +57,17 @@ class Begun:
     ) -> tuple[Any, Mapping[str, float], RecordingPool]:
         """Run the second round, or the one after a state: what comes of it, its metrics and its pool."""
         state = self.state if state is None else state
-        states = ClientStates(self.folder)
-        states.rollback(state.round)
-        worker = self.world.worker_for(self.case, states=states)
+        worker = self.world.worker_for(self.case, states=ClientStates(self.folder))
         pool = POOLS[self.pool](worker if counter is None else counter.around(worker))
         recording = RecordingPool(
             pool, cohort, 1, lambda client: None, threading.Event(), round=state.round, faults=faults
         )
         after, metrics = self.case.algorithm.round(state, cohort, recording)
         return after, metrics, recording
+
+    def forget(self) -> None:
+        """Remove what clients kept in the second round."""
+        ClientStates(self.folder).rollback(1)
 
     def kept(self) -> dict[str, bytes]:
         """Return the files of all clients' states."""
@@ -84,6 +87,8 @@ def begun(request: pytest.FixtureRequest, world: World, tmp_path_factory: pytest
 
 
 def test_a_round_changes_nothing_it_was_given_and_does_the_same_twice(begun: Begun) -> None:
+    """The second time, clients find what they have kept in the meantime, and must not read it."""
+    begun.forget()
     before, kept_before = copy.deepcopy(begun.state), begun.kept()
     first, metrics, _ = begun.round()
     copied, kept = copy.deepcopy(first), begun.kept()
@@ -106,13 +111,27 @@ def test_a_round_counts_itself_moves_the_model_and_depends_on_the_seed(begun: Be
     begun.round(state=start(begun.case, begun.world.params()))  # what clients kept is again of this seed
 
 
+@pytest.mark.parametrize("base", BASES)
+def test_two_passes_in_a_round_are_two_rounds(base: str, world: World, tmp_path: Path) -> None:
+    """In the second pass, clients find what they kept in the first."""
+    plain = Begun(world, COMBINATIONS[base], "local", tmp_path / "plain")
+    state = start(plain.case, world.params())
+    for _ in range(2):
+        state, _, _ = plain.round(state=state)
+    twice = Begun(world, COMBINATIONS[f"twice {base}"], "local", tmp_path / "twice")
+    after, _, _ = twice.round(state=start(twice.case, world.params()))
+    assert_same(replace(after, round=2), state)
+
+
 # --- Dropout --------------------------------------------------------------------------------------
 
 
 def test_a_round_without_some_clients_is_the_round_of_the_others(begun: Begun) -> None:
     gone, others = COHORT[1], [COHORT[0], COHORT[2]]
+    begun.forget()
     of_others, _, _ = begun.round(others)
     kept = begun.kept()
+    begun.forget()
     with_gap, _, pool = begun.round(faults=lambda task, client: "away" if client == gone else "")
     rounding = ROUNDING[begun.pool]
     assert_same(with_gap, of_others, tolerance=rounding * begun.case.magnifies)
@@ -170,6 +189,7 @@ def test_the_journal_knows_every_client_every_task_and_every_byte(begun: Begun) 
 
 
 def test_clients_report_how_much_they_keep(begun: Begun) -> None:
+    begun.forget()
     _, _, pool = begun.round()
     kept = {name.split("/")[0] for name in begun.kept() if "/000001." in name}
     expected = {client for client, stats in pool.clients.items() if stats.get("state_bytes", 0) > 0}

@@ -1,4 +1,8 @@
-"""Runs of every combination that are killed and resumed: `world.COMBINATIONS` through the engine."""
+"""Runs of every combination that are killed and resumed: `world.COMBINATIONS` through the engine.
+
+Some clients drop out of some rounds. Two processes that fold in order leave the files of one process, so what
+the other tests show of one process (journal, bytes, weights, dropout) holds for two.
+"""
 
 from __future__ import annotations
 
