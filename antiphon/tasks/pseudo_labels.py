@@ -16,7 +16,7 @@ import torch
 
 from antiphon import config
 from antiphon.core import Collected, Pool, Report, Task, Tensors, Update, Weigh, lives_with_server
-from antiphon.tasks.parts import as_part
+from antiphon.tasks.local_training import as_part
 from antiphon.tasks.views import through_named
 
 TEACHER = "teacher"  # the part of a task that holds the teacher's parameters

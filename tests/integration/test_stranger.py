@@ -38,7 +38,13 @@ PLAIN = ["=cautious", ".local.lr=0.1", ".local.batch_seconds=1.0", ".weighting=b
 INNER = [f".inner{setting}" for setting in PLAIN]
 WRAPPED = {
     "rehearsed": ["=rehearsed", *INNER, ".local.steps=2", ".local.batch_seconds=1.0"],
-    "self_trained": ["=self_trained", *INNER, ".labels.num_hypotheses=2", ".labels.width=3", ".teacher=current_model"],
+    "self_trained": [
+        "=self_trained",
+        *INNER,
+        ".labels.num_hypotheses=2",
+        ".labels.width=3",
+        ".teacher=current_model",
+    ],
     "federated_pruning": ["=federated_pruning", *INNER, ".mask_every=1", ".fine_tune_from=3"],
     "twice": ["=twice", *INNER],
 }

@@ -39,7 +39,7 @@ BY_MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}
 
 
 @pytest.mark.parametrize(
-    ("environment", "rank"),
+    ("environment", "process"),
     [
         ({}, None),
         (BY_TORCHRUN, Rank(TORCHRUN, 3, 4, 1)),
