@@ -149,7 +149,7 @@ def test_only_the_part_asked_for_is_trained(
     [
         (["--train", "brain"], "unknown part 'brain'"),
         (["--train", "brain.*"], "'brain.*'"),
-        (["--speak", "engines=parrot"], "no engine 'parrot'"),
+        (["--speak", "engines=parrot"], "unknown engine 'parrot'"),
         (["--speak", "takes=4"], "by 1 to 3 voices, not by 4"),
         (["--speak", "voices=4"], "unknown key 'voices'"),
         (["--organisation", "missing.txt"], "there is no text missing.txt"),

@@ -83,7 +83,7 @@ words = st.lists(st.text(ALPHABET.strip(), min_size=1, max_size=8), max_size=8)
 
 @pytest.fixture(scope="module")
 def unigram() -> Unigram:
-    return UnigramConfig(34).fit(["turn on the kitchen light", "what is the time", "set the timer"], ALPHABET)
+    return UnigramConfig(33).fit(["turn on the kitchen light", "what is the time", "set the timer"], ALPHABET)
 
 
 @given(words=words)

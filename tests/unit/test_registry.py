@@ -235,7 +235,7 @@ def test_a_yaml_file_may_put_a_stranger_s_class_in_the_place_of_another() -> Non
 
 
 def test_a_stranger_s_class_in_an_experiment_is_stored_and_found_again() -> None:
-    experiment = Experiment("tiny", runs={"mine": Run(Halving(), start="")})
+    experiment = Experiment("tiny", runs={"mine": Run(Halving(), start_run="")})
     assert from_dict(Experiment, to_dict(experiment)) == experiment
 
 

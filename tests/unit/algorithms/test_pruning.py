@@ -60,7 +60,7 @@ def params() -> Tensors:
 
 
 def pruning(inner: FedAvg | Rehearsed = FedAvg(server=Sgd()), **settings: object) -> FederatedPruning:
-    usual = {"every": 2, "fine_tune_from": 6, "structure": STRUCTURE}
+    usual = {"mask_every": 2, "fine_tune_from": 6, "structure": STRUCTURE}
     return FederatedPruning(inner, **{**usual, **settings})  # type: ignore[arg-type]
 
 
@@ -276,7 +276,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
         FederatedPruning(schedule=StepSparsity(4))
     with pytest.raises(ValueError, match="multiple must be at least 1, not 0"):
         FederatedPruning(multiple=0)
-    with pytest.raises(ValueError, match="every must be at least 1"):
+    with pytest.raises(ValueError, match="mask_every must be at least 1"):
         FederatedPruning(mask_every=0)
     with pytest.raises(ValueError, match=r"'decoder\.\*' matches no layer that can be pruned"):
         pruning(layers=("decoder.*",)).init(params())

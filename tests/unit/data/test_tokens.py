@@ -66,8 +66,8 @@ class TestEveryKindOfTokens:
 
 
 def test_unigram_has_the_size_asked_for_and_joins_what_occurs_often() -> None:
-    tokens = unigram(34)
-    assert tokens.size == 34
+    tokens = UnigramConfig(32).fit([*TEXTS, *["turn"] * 9], ALPHABET)
+    assert tokens.size == 32
     assert len(tokens.encode("turn")) < 4
 
 

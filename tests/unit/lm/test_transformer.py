@@ -140,7 +140,7 @@ def trained(tokens, seed=0, steps=100):
     return train_lm(TEXTS, tokens, replace(TINY, dropout=0.1), training)
 
 
-@pytest.mark.parametrize("config", [WordsConfig(), UnigramConfig(20), CharactersConfig()])
+@pytest.mark.parametrize("config", [WordsConfig(), UnigramConfig(18), CharactersConfig()])
 def test_training_makes_the_texts_likely(config):
     tokens = config.fit(TEXTS, None)
     before, after = trained(tokens, steps=1), trained(tokens)
@@ -178,7 +178,7 @@ def test_many_sentences_score_as_each_alone(monkeypatch):
     assert together[-1] < 0
 
 
-@pytest.mark.parametrize("config", [WordsConfig(), UnigramConfig(20), CharactersConfig()])
+@pytest.mark.parametrize("config", [WordsConfig(), UnigramConfig(18), CharactersConfig()])
 def test_a_model_comes_back_as_it_was_saved(tmp_path, config):
     lm = trained(config.fit(TEXTS, None), steps=2)
     lm.save(tmp_path / "lm", {"why": "test"})

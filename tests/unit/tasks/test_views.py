@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
+from antiphon.clients import worker
+from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Failure, Report, Task, Tensors, Update
 from antiphon.pools.local import LocalPool, arrived
 from antiphon.server.weighting import Uniform
-from antiphon.tasks import views
 from antiphon.tasks.client_work import CLIENT_WORK, Answer, client_work
 from antiphon.tasks.views import (
     CLIENT_VIEWS,
@@ -165,16 +167,16 @@ def test_a_view_that_a_client_does_not_know_is_refused() -> None:
         enter(task, None)
 
 
-def test_a_plain_task_builds_no_view(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_task_goes_through_no_view(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*arguments: object) -> None:
         raise AssertionError("a view was read")
 
-    client = object()
-    monkeypatch.setattr(views, "views_of", never)
-    entered = enter(TASK, client)
-    assert entered.task is TASK
-    assert entered.client is client
-    assert entered.layers == ()
+    monkeypatch.setattr(worker, "enter", never)
+    plain = SpeechWorker(SimpleNamespace(), {"a": np.arange(3)}).enter(TASK, "a")  # type: ignore[arg-type]
+    assert plain.task is TASK
+    assert plain.client.id == "a"
+    with pytest.raises(AssertionError, match="a view was read"):
+        SpeechWorker(SimpleNamespace(), {"a": np.arange(3)}).enter(through(TASK, Noted()), "a")  # type: ignore[arg-type]
 
 
 def test_an_update_of_plain_work_leaves_without_changes_of_the_state() -> None:

@@ -214,7 +214,7 @@ def test_an_unknown_format_is_refused_with_the_nearest_name(run: Callable[..., I
 def test_a_source_no_importer_knows_lists_what_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(
-        ValueError, match=r"(?s)not known.*manifest.jsonl.*trans.txt.*wav.scp.*cuts.*audio_filepath"
+        ValueError, match=r"(?s)not known.*manifest.jsonl.*wav.scp.*cuts.*trans.txt.*audio_filepath"
     ):
         import_corpus(tmp_path / "empty", tmp_path / "corpus")
     with pytest.raises(ValueError, match="does not exist"):

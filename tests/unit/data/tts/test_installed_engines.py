@@ -112,7 +112,7 @@ def test_without_any_engine_all_of_them_are_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_engine_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(ValueError, match="no engine 'parrot': there are flite, festival, pico, espeak"):
+    with pytest.raises(ValueError, match="unknown engine 'parrot'; valid: flite, festival, pico, espeak"):
         find_engines(["parrot"])
 
 
