@@ -26,6 +26,7 @@ from antiphon.server.run_context import RunContext, personal_pool, prepare
 from antiphon.tasks.submodel import SubmodelPool
 
 Validate = Callable[[Pool, Tensors], Mapping[str, float]]
+Draw = Callable[[Sequence[str], int, int, int], list[str]]  # clients, size, seed, round -> cohort
 Expect = Callable[[Sequence[str]], None]  # told, as a round begins, who will be in the next
 
 
@@ -111,6 +112,7 @@ class Engine:
         context: RunContext | None = None,
         states: KeptStates | None = None,
         faults: Faults = no_faults,
+        draw: Draw = sample_cohort,
     ) -> None:
         rounds.check(len(clients))
         self.pool, self.rounds, self.seed = pool, rounds, seed
@@ -127,7 +129,7 @@ class Engine:
         self.validate = validate if rounds.valid_every else None
         self.listener: Listener = listener or Silent()
         self.group: ProcessGroup = group or SingleProcess()
-        self.expect = expect
+        self.expect, self.draw = expect, draw
         self.record = Record(folder, rounds.keep_last, states)
 
     def run(self, params: Tensors, resume: bool = False, skip_corrupt: bool = False) -> Outcome:
@@ -193,7 +195,7 @@ class Engine:
         return after
 
     def _cohort(self, round: int) -> list[str]:
-        return sample_cohort(self.clients, self.rounds.cohort, self.seed, round)
+        return self.draw(self.clients, self.rounds.cohort, self.seed, round)
 
     def _recording(
         self,

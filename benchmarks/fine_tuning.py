@@ -36,15 +36,9 @@ from antiphon.decoding.nbest import NBest, read_nbest
 from antiphon.decoding.rescoring import Column, Lists, tabulate, tune
 from antiphon.lm.neural_lm import NeuralLm
 from antiphon.lm.unigram import Unigram
+from antiphon.personalisation.federation import Federation, Schedule, background_of
 from antiphon.personalisation.marginal_adaptation import Mixture
-from antiphon.personalisation.protocol import (
-    Federation,
-    Grid,
-    Schedule,
-    SecondPass,
-    background_of,
-    search_grid,
-)
+from antiphon.personalisation.second_pass import Grid, SecondPass, search_grid
 from antiphon.personalisation.trial import BASELINE, Row, Trial, described
 from antiphon.tasks.local_training import LocalTraining
 

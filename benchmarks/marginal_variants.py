@@ -26,14 +26,8 @@ from antiphon.decoding.nbest import NBest, read_nbest
 from antiphon.decoding.rescoring import Column, Lists, tabulate, tune
 from antiphon.lm.neural_lm import load_sentence_model
 from antiphon.lm.unigram import Unigram
-from antiphon.personalisation.protocol import (
-    Federation,
-    Grid,
-    Schedule,
-    SecondPass,
-    background_of,
-    search_grid,
-)
+from antiphon.personalisation.federation import Federation, Schedule, background_of
+from antiphon.personalisation.second_pass import Grid, SecondPass, search_grid
 from antiphon.personalisation.trial import Trial, described
 
 LM = "adapted"

@@ -15,7 +15,7 @@ from antiphon.cli import terminal
 from antiphon.cli.options import Models, Search, Weights
 from antiphon.cli.parsing import named_numbers, named_paths, numbers, whole_numbers
 from antiphon.cli.private_table import private_table
-from antiphon.personalisation.protocol import Grid
+from antiphon.personalisation.second_pass import Grid
 from antiphon.personalisation.trial import BASELINE, ORACLE, Row
 from antiphon.workflows.personalize_lists import ClientChange, NoiseSettings, Personalisation
 

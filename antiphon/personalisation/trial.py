@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from antiphon.personalisation.federation import Federation, Schedule
 from antiphon.personalisation.marginal_adaptation import Mixture
-from antiphon.personalisation.protocol import Federation, Schedule, SecondPass, compare
+from antiphon.personalisation.second_pass import SecondPass, compare
 from antiphon.scoring.significance import MatchedPairs
 from antiphon.scoring.statistics import Interval, rate_interval, relative_interval
 

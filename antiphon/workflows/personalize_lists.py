@@ -11,16 +11,10 @@ from pathlib import Path
 from antiphon.decoding.nbest import read_nbest
 from antiphon.decoding.rescoring import Lists, tabulate, tune
 from antiphon.lm.neural_lm import load_sentence_model
+from antiphon.personalisation.federation import Federation, Schedule, background_of
 from antiphon.personalisation.marginal_adaptation import Mixture
 from antiphon.personalisation.private_trial import PrivateRow, PrivateTrial, Protection, read_protection
-from antiphon.personalisation.protocol import (
-    Federation,
-    Grid,
-    Schedule,
-    SecondPass,
-    background_of,
-    search_grid,
-)
+from antiphon.personalisation.second_pass import Grid, SecondPass, search_grid
 from antiphon.personalisation.trial import BASELINE, Row, Trial, described, write_results
 from antiphon.privacy.samplers import Secure, Seeded
 from antiphon.workflows.decode_speech import describe_weights

@@ -96,7 +96,7 @@ def test_a_part_of_the_lists_can_be_what_is_adapted(command, files):
         (("--alpha", "much"), "--alpha takes numbers"),
         (("--adapt", "nothing"), "no column 'nothing'"),
         (("--split", "train"), "no lists of split 'train'"),
-        (("--client", "colour"), "not by 'colour'"),
+        (("--client", "colour"), "not 'colour'"),
         (("--rounds", "-1"), "rounds and cohort"),
         (("--rounds", "1.5"), "--rounds takes whole numbers"),
     ],

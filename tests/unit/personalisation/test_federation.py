@@ -12,17 +12,9 @@ import pytest
 from antiphon.decoding.nbest import Hypothesis, NBest
 from antiphon.decoding.rescoring import tabulate
 from antiphon.lm.unigram import estimate_unigram
+from antiphon.personalisation.federation import Federation, Schedule, client_of, cut
 from antiphon.personalisation.marginal_adaptation import Mixture
-from antiphon.personalisation.protocol import (
-    Federation,
-    Grid,
-    Schedule,
-    SecondPass,
-    client_of,
-    compare,
-    cut,
-    search_grid,
-)
+from antiphon.personalisation.second_pass import Grid, SecondPass, compare, search_grid
 
 BACKGROUND = estimate_unigram(["a a a b b c"], vocabulary=["d", "e"])
 
@@ -123,9 +115,9 @@ def test_a_cohort_reports_for_everyone() -> None:
 
 
 def test_lists_without_the_field_that_names_clients_are_refused() -> None:
-    with pytest.raises(ValueError, match="names no meeting"):
+    with pytest.raises(ValueError, match="has no meeting"):
         client_of(replace(ENTRIES[0], session=None), "meeting")
-    with pytest.raises(ValueError, match="not by 'colour'"):
+    with pytest.raises(ValueError, match="not 'colour'"):
         client_of(ENTRIES[0], "colour")
     assert client_of(ENTRIES[0], "speaker") == "s0"
 

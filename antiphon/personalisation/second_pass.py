@@ -1,0 +1,111 @@
+"""The second pass of Federated Marginal Personalization: lists ranked by adapted models, and the settings.
+
+Z. Liu and F. Peng, 2020, §3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from antiphon.decoding.rescoring import Lists
+from antiphon.personalisation.federation import Federation, Schedule
+from antiphon.personalisation.marginal_adaptation import Mixture
+from antiphon.scoring.error_rate import alignment
+from antiphon.scoring.segments import error_segments
+from antiphon.scoring.significance import MatchedPairs, matched_pairs
+
+RATIO = "marginal"  # a column of lists: Σ ln(g/u) over the words of a hypothesis
+
+
+@dataclass(frozen=True)
+class SecondPass:
+    """Lists and the weights of their columns; `adapted` names the model that is adapted.
+
+    λ multiplies ln(g/u) inside that model, so Σ ln(g/u) weighs λ times what the model does.
+    """
+
+    lists: Lists
+    weights: Mapping[str, float]
+    adapted: str
+
+    def __post_init__(self) -> None:
+        if self.adapted not in self.lists.columns:
+            raise ValueError(
+                f"no column {self.adapted!r} to adapt: there are {', '.join(self.lists.columns)}"
+            )
+
+    def totals(self) -> np.ndarray:
+        """The weighted sum of every hypothesis, nothing adapted."""
+        return self.lists.values @ np.array([self.weights.get(name, 0.0) for name in self.lists.columns])
+
+    def best(self, ratios: np.ndarray, lam: float) -> np.ndarray:
+        """The row of the best hypothesis of each list, with the model adapted."""
+        adapted = self.totals() + self.weights.get(self.adapted, 0.0) * lam * ratios
+        values = np.concatenate([self.lists.values, adapted[:, None]], axis=1)
+        return replace(self.lists, columns=(*self.lists.columns, RATIO), values=values).best({RATIO: 1.0})
+
+    def unadapted(self) -> np.ndarray:
+        """The row of the best hypothesis of each list, as the background model has it."""
+        return self.best(np.zeros(len(self.lists.values)), 0.0)
+
+    def errors(self, rows: np.ndarray) -> np.ndarray:
+        """Word errors of these hypotheses: [lists]."""
+        found: np.ndarray = self.lists.errors[rows, :3].sum(axis=1)
+        return found
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Settings to be tried on held-out clients."""
+
+    alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
+    betas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
+    lams: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0)
+    sigmas: tuple[float, ...] = (0.1, 1.0, 5.0)
+
+    def mixtures(self, sigma: float, smoothing: float) -> list[Mixture]:
+        """Those whose weights leave something to the background, λ apart."""
+        return [
+            Mixture(alpha, beta, 0.0, sigma, smoothing)
+            for alpha in self.alphas
+            for beta in self.betas
+            if 0 < alpha + beta < 1
+        ]
+
+
+def search_grid(
+    federation: Federation,
+    second_pass: SecondPass,
+    schedule: Schedule,
+    grid: Grid,
+    smoothing: float = 0.1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Mixture:
+    """The settings with the fewest word errors on these lists; among equals the first, none before any."""
+    best = Mixture(0.0, 0.0, 0.0, grid.sigmas[0], smoothing)
+    fewest = int(second_pass.errors(second_pass.unadapted()).sum())
+    for done, sigma in enumerate(grid.sigmas):
+        progress(done, len(grid.sigmas))
+        history = federation.history(sigma, schedule)
+        for mixture in grid.mixtures(sigma, smoothing):
+            ratios = federation.ratios(history, mixture)
+            for lam in grid.lams:
+                errors = int(second_pass.errors(second_pass.best(ratios, lam)).sum())
+                if errors < fewest:
+                    fewest, best = errors, replace(mixture, lam=lam)
+    progress(len(grid.sigmas), len(grid.sigmas))
+    return best
+
+
+def compare(lists: Lists, before: np.ndarray, after: np.ndarray) -> MatchedPairs:
+    """NIST's matched-pairs test between two choices of hypotheses (rows) for the same lists."""
+    texts = [hypothesis.text for entry in lists.entries for hypothesis in entry.hypotheses]
+    segments = []
+    for entry, one, other in zip(lists.entries, before, after, strict=True):
+        said = (entry.reference or "").split()
+        segments += error_segments(alignment(said, texts[one].split()), alignment(said, texts[other].split()))
+    counts = np.array(segments, dtype=float).reshape(-1, 2)
+    return matched_pairs(counts[:, 0], counts[:, 1])
