@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +13,12 @@ from rich.table import Table
 
 import antiphon
 from antiphon.cli import terminal
-from antiphon.cli.options import Models, Search, Weights
+from antiphon.cli.options import Models, Resume, Search, Weights
 from antiphon.cli.parsing import named_numbers, named_paths, numbers, whole_numbers
 from antiphon.cli.private_table import private_table
 from antiphon.personalisation.second_pass import Grid
 from antiphon.personalisation.trial import BASELINE, ORACLE, Row
+from antiphon.pools.rendezvous import find_rank
 from antiphon.workflows.personalize_lists import ClientChange, NoiseSettings, Personalisation
 
 Lists = Annotated[Path, typer.Argument(help="N-best lists with references, in time order: JSON lines.")]
@@ -65,7 +67,10 @@ Population = Annotated[
 ]
 NoiseSeeds = Annotated[int, typer.Option(min=1, help="Draws of noise to average over.")]
 SecureNoise = Annotated[bool, typer.Option(help="Use noise of the operating system, not of seeds.")]
-Folder = Annotated[Path | None, typer.Option(help="A folder for results.json and clients.svg.")]
+Folder = Annotated[
+    Path | None, typer.Option(help="A folder for results.json, clients.svg and the journals of rounds.")
+]
+Workers = Annotated[int, typer.Option(min=1, help="Processes that share the clients of a round.")]
 
 
 def personalize_command(
@@ -95,8 +100,12 @@ def personalize_command(
     noise_seeds: NoiseSeeds = 3,
     secure: SecureNoise = False,
     out: Folder = None,
+    resume: Resume = False,
+    workers: Workers = 1,
 ) -> None:
     """Personalise language models to every client's words: word error rates by round and by client."""
+    process = find_rank(os.environ)
+    terminal.be_silent(process is not None and process.rank > 0)
     grids = {"--alpha": alpha, "--beta": beta, "--lambda": lam, "--sigma": sigma}
     grid = Grid(*(numbers(option, text) for option, text in grids.items()))
     populations = whole_numbers("--population", population)
@@ -108,7 +117,7 @@ def personalize_command(
             earlier_splits=earlier, weights=named_numbers("--weight", weight),
             search=named_numbers("--search", search, default="1"), smoothing=smoothing, agreement=agreement,
             depth=depth, every_utterance=every_utterance, cohort=cohort, noise=noise, out=out,
-            progress=progress, notify=terminal.say,
+            resume=resume, num_processes=workers, progress=progress, notify=terminal.say,
         )  # fmt: skip
     _print_tables(result)
     if out is not None:

@@ -148,7 +148,11 @@ class PrivateTrial:
         rounds = self.trial.federation.num_releases(self.trial.schedule)
         mechanism, cap = protection.mechanism(epsilon, rounds), protection.cap()
         ledger = protection.ledger(epsilon, rounds)
-        rates = tuple(self._rate(mechanism, cap, ledger, randomness) for randomness in self.seeds)
+        label = f"{name}-epsilon{epsilon:g}-cap{cap.limit or 0:g}-population{self.population}"
+        rates = tuple(
+            self._rate(mechanism, cap, ledger, randomness, f"{label}-noise{number}")
+            for number, randomness in enumerate(self.seeds)
+        )
         statement = PrivacyStatement(mechanism, rounds, self.utterance, cap.limit, self.delta)
         return PrivateRow(name, epsilon, self.population, rates, tuple(statement.claims()))
 
@@ -164,13 +168,16 @@ class PrivateTrial:
         deepest = max(len(entry.hypotheses) for entry in lists)
         return utterance_sensitivity(longest, rank_weights(deepest, self.mixture.sigma).tolist())
 
-    def _rate(self, mechanism: Mechanism, cap: Cap, ledger: Ledger, randomness: Randomness) -> float:
+    def _rate(
+        self, mechanism: Mechanism, cap: Cap, ledger: Ledger, randomness: Randomness, label: str
+    ) -> float:
         background = torch.from_numpy(self.trial.federation.background.probabilities)
         release = PrivateRelease(mechanism, ledger, background, randomness)
         federation = replace(
             self.trial.federation,
             algorithm=Fmp(release=release),
             cap=lambda counts: self.population * cap(counts),
+            name=f"{self.trial.federation.name}-{label}",
         )
         return self.error_rate(replace(self.trial, federation=federation).adapted(self.mixture))
 

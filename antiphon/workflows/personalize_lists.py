@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,12 +18,17 @@ from antiphon.personalisation.marginal_adaptation import Mixture
 from antiphon.personalisation.private_trial import PrivateRow, PrivateTrial, Protection, read_protection
 from antiphon.personalisation.second_pass import Grid, SecondPass, search_grid
 from antiphon.personalisation.trial import BASELINE, Row, Trial, described, write_results
+from antiphon.pools.rendezvous import find_rank
+from antiphon.pools.spawning import run_processes
 from antiphon.privacy.samplers import Secure, Seeded
 from antiphon.workflows.decode_speech import describe_weights
 from antiphon.workflows.list_scores import lists_of_splits
 from antiphon.workflows.progress import Notify, Progress, no_messages, no_progress
 from antiphon.workflows.rescore_lists import make_columns
+from antiphon.workflows.run_recipe import joined_group
 from antiphon.workflows.train_lm import sentences_of
+
+ROUNDS = "rounds"  # in the folder of results: a folder for each run of rounds, with journal and checkpoints
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,8 @@ def personalize(
     cohort: int = 0,
     noise: NoiseSettings | None = None,
     out: str | Path | None = None,
+    resume: bool = False,
+    num_processes: int = 1,
     progress: Progress = no_progress,
     notify: Notify = no_messages,
 ) -> Personalisation:
@@ -133,7 +142,11 @@ def personalize(
         every_utterance: Use a client's own words at once, not only after the round.
         cohort: The number of clients that report in a round; 0 for all.
         noise: Score again with noise on what the server publishes.
-        out: A folder for results.json, clients.svg and (with noise) private.json.
+        out: A folder for results.json, clients.svg, (with noise) private.json, and the journals and
+            checkpoints of all rounds (rounds/).
+        resume: Continue the rounds that are in `out`.
+        num_processes: The number of processes that share the clients of a round. More than one starts
+            this program again, that many times; the first process waits for them and then exits.
         progress: A function that is called with (stage, steps done, number of steps).
         notify: A function that is called with a line of text: settings that were found, and warnings.
 
@@ -141,6 +154,12 @@ def personalize(
         result = antiphon.personalize("lists.jsonl", ["books.txt"], lm={"books": "books.arpa"}, rounds=[10])
         print([(row.name, row.rate) for row in result.rows])
     """
+    process, folder = find_rank(os.environ), Path(out) if out is not None else None
+    _check_folder(folder, resume)
+    if noise is not None and noise.secure and (process is not None or num_processes > 1):
+        raise ValueError("secure noise is drawn by one process: several would each draw their own")
+    if process is None and num_processes > 1:
+        sys.exit(run_processes(num_processes))
     numbers = sorted(rounds)
     schedule = Schedule(numbers[-1], every_utterance, cohort)
     models = {name: load_sentence_model(path) for name, path in lm.items()}
@@ -154,15 +173,27 @@ def personalize(
     earlier = lists_of_splits(lists, earlier_splits).entries if earlier_splits else ()
     second_pass = SecondPass(heldout, tune(heldout, make_columns(list(models), weights, search)), adapt)
     _warn(heldout, scored, second_pass, notify)
+    with joined_group(process, "cpu", ordered=True) as (group, _):
 
-    def federate(lists: Lists) -> Federation:
-        return replace(Federation.of(lists.entries, unigram, client, earlier), agreement=agreement)
+        def federate(lists: Lists, name: str) -> Federation:
+            federation = Federation.of(lists.entries, unigram, client, earlier)
+            rounds_folder = folder / ROUNDS if folder is not None else None
+            return replace(federation, agreement=agreement, folder=rounds_folder, name=name, group=group)
 
-    report = partial(progress, "settings")
-    mixture = search_grid(federate(heldout), second_pass, schedule, grid, smoothing, report)
-    notify(f"settings: {described(mixture)}")
-    trial = Trial(federate(scored), replace(second_pass, lists=scored), schedule)
-    return _results(trial, mixture, numbers, noise, Path(out) if out is not None else None)
+        report = partial(progress, "settings")
+        tuning = federate(heldout, "tuning")
+        mixture = search_grid(tuning, second_pass, schedule, grid, smoothing, report)
+        notify(f"settings: {described(mixture)}")
+        trial = Trial(federate(scored, "scored"), replace(second_pass, lists=scored), schedule)
+        return _results(trial, mixture, numbers, noise, folder if group.is_rank_zero else None)
+
+
+def _check_folder(out: Path | None, resume: bool) -> None:
+    """Refuse to continue nothing, and to write over the rounds of an earlier call."""
+    if resume and out is None:
+        raise ValueError("there is no folder to resume from: name the one that the rounds were written to")
+    if not resume and out is not None and find_rank(os.environ) is None and (out / ROUNDS).exists():
+        raise ValueError(f"{out / ROUNDS} exists: continue its rounds (--resume), or choose another folder")
 
 
 def _warn(heldout: Lists, scored: Lists, second_pass: SecondPass, notify: Notify) -> None:

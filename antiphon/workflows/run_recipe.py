@@ -84,7 +84,7 @@ def run(
         return run_side_by_side(experiment, data, out, jobs, resume, device, feature_processes, screen, only)
     if process is None and num_processes > 1:
         sys.exit(run_processes(num_processes))
-    with _group(process, device, ordered) as (group, chosen):
+    with joined_group(process, device, ordered) as (group, chosen):
         return run_experiment(
             experiment, data, out, resume, skip_corrupt, chosen, feature_processes, screen, only, group
         )
@@ -151,7 +151,7 @@ def _check_processes(process: Rank | None, num_processes: int, jobs: int) -> Non
 
 
 @contextmanager
-def _group(process: Rank | None, device: str, ordered: bool) -> Iterator[tuple[ProcessGroup, str]]:
+def joined_group(process: Rank | None, device: str, ordered: bool) -> Iterator[tuple[ProcessGroup, str]]:
     """Join the processes that were started with this one; yield them, and the device of this process."""
     if process is None:
         yield SingleProcess(), device

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -163,3 +165,36 @@ def test_what_is_to_be_adapted_has_to_be_named_and_to_weigh_something(command, f
     result = command(files / "lists.jsonl", "--background", files / "text.txt", "--adapt", "lm")
     assert "lm has no weight: adapting it changes nothing" in result.output
     assert "settings are found on lists that are scored" in result.output
+
+
+def test_rounds_in_a_folder_are_continued_only_if_asked_for(command, files):
+    arguments = options(files, "--rounds", "1,2", "--out", files / "out")
+    assert command(*arguments).exit_code == 0
+    results = (files / "out" / "results.json").read_bytes()
+    with pytest.raises(ValueError, match=r"rounds exists: continue its rounds \(--resume\)"):
+        command(*arguments)
+    (files / "out" / "results.json").unlink()
+    assert command(*arguments, "--resume").exit_code == 0
+    assert (files / "out" / "results.json").read_bytes() == results
+    with pytest.raises(ValueError, match="no folder to resume from"):
+        command(*options(files, "--rounds", "2", "--resume"))
+
+
+def test_two_processes_give_the_results_and_the_journals_of_one(files):
+    def run(out, *more):
+        words = ("personalize", *options(files, "--rounds", "1,2", "--out", out, "--private", "gaussian=2"))
+        command = [sys.executable, "-m", "antiphon", *map(str, words), *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        journals = {path.relative_to(out): path.read_bytes() for path in out.rglob("journal.jsonl")}
+        return journals, [(out / name).read_bytes() for name in ("results.json", "private.json")]
+
+    one, two = run(files / "one"), run(files / "two", "--workers", "2")
+    assert one[0]
+    assert one == two
+
+
+def test_secure_noise_is_for_one_process(command, files):
+    secure = ("--private", "gaussian=2", "--secure", "--workers", "2")
+    with pytest.raises(ValueError, match="secure noise is drawn by one process"):
+        command(*options(files, "--rounds", "2", *secure))

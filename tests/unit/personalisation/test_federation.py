@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from antiphon.core import Stopped, Task, Update
 from antiphon.decoding.nbest import Hypothesis, NBest
 from antiphon.decoding.rescoring import tabulate
 from antiphon.lm.unigram import estimate_unigram
-from antiphon.personalisation.federation import Federation, Schedule, client_of, cut
+from antiphon.personalisation.federation import Federation, ReportingClients, Schedule, client_of, cut
 from antiphon.personalisation.marginal_adaptation import Mixture
 from antiphon.personalisation.second_pass import Grid, SecondPass, compare, search_grid
 
@@ -165,3 +169,69 @@ def test_clients_who_were_there_before_are_known_from_the_first_list_on() -> Non
     assert later is not None
     said.update(["a", "b", "a", "d", "d", "b"])
     np.testing.assert_allclose(later, [said[word] / said.total() for word in BACKGROUND.words])
+
+
+# --- Rounds that are kept -------------------------------------------------------------------------
+
+
+def kept(folder: Path) -> Federation:
+    return replace(Federation.of(ENTRIES, BACKGROUND, "meeting"), folder=folder)
+
+
+def rounds_of(folder: Path) -> list[dict[str, object]]:
+    (journal,) = folder.rglob("journal.jsonl")
+    return [json.loads(line) for line in journal.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("stops_in", [0, 1, 3])
+def test_rounds_that_were_interrupted_end_with_the_same_words_and_journal(
+    stops_in: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule, whole = Schedule(4, cohort=2, seed=3), kept(tmp_path / "whole")
+    expected = whole.history(1.0, schedule)
+    work = ReportingClients.run
+
+    def stop(self: ReportingClients, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+        if task.moment[0] == stops_in:
+            raise Stopped("interrupted")
+        return work(self, task, clients)
+
+    monkeypatch.setattr(ReportingClients, "run", stop)
+    with pytest.raises(Stopped):
+        kept(tmp_path / "stopped").history(1.0, schedule)
+    assert len(rounds_of(tmp_path / "stopped")) == stops_in
+    monkeypatch.setattr(ReportingClients, "run", work)
+    resumed = kept(tmp_path / "stopped").history(1.0, schedule)
+    for one, other in zip(resumed, expected, strict=True):
+        np.testing.assert_array_equal(one.client_words.counts, other.client_words.counts)
+        assert (one.shared_words is None) == (other.shared_words is None)
+        if one.shared_words is not None and other.shared_words is not None:
+            np.testing.assert_array_equal(one.shared_words, other.shared_words)
+    assert rounds_of(tmp_path / "stopped") == rounds_of(tmp_path / "whole")
+
+
+def test_finished_rounds_are_read_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = kept(tmp_path).history(1.0, Schedule(2))
+    monkeypatch.setattr(ReportingClients, "run", lambda *arguments: pytest.fail("a client was asked again"))
+    again = kept(tmp_path).history(1.0, Schedule(2))
+    np.testing.assert_array_equal(again[3].shared_words, first[3].shared_words)  # type: ignore[arg-type]
+
+
+def test_rounds_of_other_lists_or_settings_are_not_continued(tmp_path: Path) -> None:
+    kept(tmp_path).history(1.0, Schedule(2))
+    with pytest.raises(ValueError, match="rounds of other lists or settings"):
+        kept(tmp_path).history(1.0, Schedule(2, cohort=1))
+    fewer = replace(Federation.of(ENTRIES[:4], BACKGROUND, "meeting"), folder=tmp_path)
+    with pytest.raises(ValueError, match="rounds of other lists or settings"):
+        fewer.history(1.0, Schedule(2))
+    other = estimate_unigram(["a b b b b"], vocabulary=["c", "d", "e"])
+    with pytest.raises(ValueError, match="rounds of other lists or settings"):
+        replace(Federation.of(ENTRIES, other, "meeting"), folder=tmp_path).history(1.0, Schedule(2))
+
+
+def test_the_journal_names_who_reported_and_what_travelled(tmp_path: Path) -> None:
+    kept(tmp_path).history(1.0, Schedule(2))
+    first, last = rounds_of(tmp_path)
+    assert first["cohort"] == ["x", "y", "z"]
+    assert set(last["clients"]) == {"x", "y", "z"}  # type: ignore[call-overload]
+    assert last["bytes_up"] == 3 * 8 * BACKGROUND.size
