@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from antiphon.data.corpus import Corpus
     from antiphon.data.importing.candidates import ImportOptions
     from antiphon.data.importing.conversion import import_corpus
+    from antiphon.data.summary import describe_corpus
     from antiphon.experiment.runner import run_experiment
     from antiphon.recipes import recipe
     from antiphon.recognizer import Recognizer
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from antiphon.workflows.adapt_model import adapt
     from antiphon.workflows.compare_runs import alignments, compare
     from antiphon.workflows.decode_speech import nbest
-    from antiphon.workflows.describe_corpus import describe_corpus
     from antiphon.workflows.evaluate_run import evaluate, transcribe
     from antiphon.workflows.personalize_lists import NoiseSettings, personalize
     from antiphon.workflows.prune_model import plan_pruning, prune
@@ -38,6 +38,7 @@ _EXPORTS = {  # module -> its public names
     "data.importing.candidates": ["ImportOptions"],
     "data.corpus": ["Corpus"],
     "data.importing.conversion": ["import_corpus"],
+    "data.summary": ["describe_corpus"],
     "recognizer": ["Recognizer"],
     "recipes": ["recipe"],
     "experiment.runner": ["run_experiment"],
@@ -45,7 +46,6 @@ _EXPORTS = {  # module -> its public names
     "workflows.adapt_model": ["adapt"],
     "workflows.compare_runs": ["alignments", "compare"],
     "workflows.decode_speech": ["nbest"],
-    "workflows.describe_corpus": ["describe_corpus"],
     "workflows.evaluate_run": ["evaluate", "transcribe"],
     "workflows.personalize_lists": ["NoiseSettings", "personalize"],
     "workflows.prune_model": ["plan_pruning", "prune"],

@@ -28,7 +28,7 @@ from antiphon.data.session_texts import LEAK
 from antiphon.experiment.runner import run_experiment
 from antiphon.recipes import adaptation
 from antiphon.recipes.session_adaptation import TENANT_ROUNDS, table_rows
-from antiphon.workflows.session_report import session_errors
+from antiphon.workflows.adapt_model import session_errors
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.options import Device, Resume, Settings, num_cores
-from antiphon.workflows.session_report import Rate, SessionReport
+from antiphon.workflows.adapt_model import Rate, SessionReport
 
 SeedRun = Annotated[Path, typer.Argument(help="A finished run, such as out/seed, or the folder of a model.")]
 Text = Annotated[

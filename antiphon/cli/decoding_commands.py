@@ -13,9 +13,7 @@ import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.options import Device, Models, OtherCorpus, RunFolder, Search, Split, Weights, num_cores
 from antiphon.cli.parsing import named_numbers, named_paths
-from antiphon.workflows.decode_speech import describe_weights
-from antiphon.workflows.list_scores import ListScores
-from antiphon.workflows.rescore_lists import Rescoring
+from antiphon.workflows.rescore_lists import ListScores, Rescoring, describe_weights
 
 ListFile = Annotated[Path, typer.Option(help="The file for the lists: JSON lines; compressed as .gz.")]
 Beam = Annotated[int, typer.Option(min=1, help="Hypotheses that the search keeps, and that are listed.")]

@@ -10,7 +10,7 @@ import typer
 import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.options import Device, OtherCorpus, Resume, num_cores
-from antiphon.workflows.pruning_plan import Plan
+from antiphon.workflows.prune_model import Plan
 
 MIB = 2**20
 Model = Annotated[

@@ -21,7 +21,7 @@ from antiphon.report.formatting import percent
 from antiphon.scoring.alignment import Confusions, most_frequent
 from antiphon.scoring.significance import segments_verdict, speakers_verdict
 from antiphon.scoring.statistics import plural
-from antiphon.workflows.comparison import Comparison
+from antiphon.workflows.compare_runs import Comparison
 
 SOURCE = "A run, an evaluation folder, or a .trn file."
 Reference = Annotated[

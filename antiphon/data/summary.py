@@ -69,6 +69,23 @@ class CorpusSummary:
     num_shared_speakers: int  # in more than one split: heldout and test then do not test on new speakers
 
 
+def describe_corpus(corpus: str | Path, *, plot: str | Path | None = None) -> CorpusSummary:
+    """Count the speakers, sessions, utterances, hours and words of each split of a corpus.
+
+    Args:
+        corpus: A corpus folder, made by `antiphon corpus import`.
+        plot: A file for a plot of the minutes of speech of each client: .png or .svg.
+
+    Example:
+        for split in antiphon.describe_corpus("speech").splits:
+            print(split.split, split.num_speakers, split.hours)
+    """
+    summary = summarise(Corpus.open(Path(corpus)))
+    if plot is not None:
+        plot_hours(summary, plot)
+    return summary
+
+
 def summarise(corpus: Corpus) -> CorpusSummary:
     """Count a corpus in one pass over its index."""
     counts: dict[str, _Counts] = {}

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from antiphon import config
 from antiphon.clients.client import ClientRuntime
@@ -33,8 +33,9 @@ RUN_FORMAT = "antiphon-run/1"
 Scores = dict[str, Any]
 
 
+@runtime_checkable
 class Screen(Protocol):
-    """Shows what is going on."""
+    """Shows the progress of an experiment."""
 
     def features(self, done: int, total: int) -> None: ...
     def run(self, name: str, run: Run, num_clients: int) -> Listener: ...

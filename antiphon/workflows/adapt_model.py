@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from antiphon import config
+from antiphon.data.batches import collate, plan_batches
 from antiphon.data.corpus import Corpus
+from antiphon.data.store import FeatureStore
 from antiphon.data.tts.spoken_corpus import SpokenCorpus
+from antiphon.decoding.greedy import BATCH_SECONDS
 from antiphon.experiment.folder import check_folder
 from antiphon.experiment.runner import Scores, run_experiment
+from antiphon.experiment.score import write_json
 from antiphon.recipes import adaptation
+from antiphon.recipes.adaptation import SESSIONS, Speaking, Texts
+from antiphon.recognizer import Recognizer
+from antiphon.scoring.error_rate import Errors, Tally
 from antiphon.workflows.progress import Notify, Progress, no_messages, no_progress, screen_for
-from antiphon.workflows.session_report import SessionReport, report_sessions
+
+Rate = tuple[int, int]  # words wrong, words
+
+
+@dataclass(frozen=True)
+class SessionReport:
+    """One session: losses per token of its synthetic speech, and errors in its real speech, if any."""
+
+    session: str
+    sentences: int
+    words: int
+    new_words: int  # distinct words that are not in the seed model's training text
+    skipped: dict[str, int]  # reason -> number of sentences
+    unsaid: int  # the number of sentences that no voice can say
+    seconds: float
+    loss_before: float | None
+    loss_after: float | None
+    errors_before: Rate | None
+    errors_after: Rate | None
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """The speech that was made, and what training on it did; scores and sessions are empty without it.
+    """The result of an adaptation; scores and sessions are empty if only speech was made.
 
-    model: the folder of the adapted run.
+    corpus: the folder of the synthetic speech. model: the folder of the adapted run.
     """
 
     corpus: Path
@@ -81,7 +110,7 @@ def adapt(
     out = Path(out)
     runs = out / "runs"
     seed, corpus = adaptation.Seed.open(Path(run)), Corpus.open(Path(rehearse))
-    how = config.override(adaptation.Speaking(), speaking)
+    how = config.override(Speaking(), speaking)
     experiment = adaptation.adapted_experiment(seed, bool(organisation), train, rounds, settings)
     check_folder(runs, experiment, resume)
     texts = adaptation.read_texts(seed, [Path(t) for t in text], [Path(t) for t in organisation], corpus, how)
@@ -96,12 +125,19 @@ def adapt(
         return Adaptation(spoken.corpus.path, runs / "adapted", {}, ())
     screen = screen_for(progress)
     scores = run_experiment(experiment, spoken.corpus.path, runs, resume, False, device, processes, screen)
-    sessions = report_sessions(texts, spoken, store, seed.folder, runs, list(experiment.runs), how)
+    sessions = _report_sessions(texts, spoken, store, seed.folder, runs, list(experiment.runs))
+    skipped = [one for text in (*texts.sessions, *texts.organisation) for one in text.skipped]
+    body = {
+        "speaking": config.to_dict(how),
+        "sessions": [asdict(report) for report in sessions],
+        "skipped": [asdict(one) for one in (*skipped, *spoken.unsaid)],
+    }
+    write_json(runs / "sessions.json", body)
     return Adaptation(spoken.corpus.path, runs / "adapted", scores, tuple(sessions))
 
 
-def _skipped(texts: adaptation.Texts) -> Iterator[str]:
-    """Say how many sentences each reason cost, and which sessions have none left."""
+def _skipped(texts: Texts) -> Iterator[str]:
+    """Describe the skipped sentences by reason, and name the sessions without sentences."""
     for text in (*texts.sessions, *texts.organisation):
         total = len(text.sentences) + len(text.skipped)
         for kind, count in Counter(one.kind for one in text.skipped).items():
@@ -117,3 +153,70 @@ def _summary(spoken: SpokenCorpus) -> str:
     length = f"{spoken.seconds / 60:.1f} min of speech in {spoken.wall_seconds:.0f} s"
     unsaid = f"; {len(spoken.unsaid):,} utterances that no voice can say" if spoken.unsaid else ""
     return f"{length}, {speed:.0f} times real time{unsaid}"
+
+
+def _report_sessions(
+    texts: Texts, spoken: SpokenCorpus, store: FeatureStore, seed: Path, runs: Path, names: Sequence[str]
+) -> list[SessionReport]:
+    """Return a report on every session, also on those without a usable sentence.
+
+    seed: the run that has the seed model. names: the runs; the first started from the seed model, the last
+    has the adapted model.
+    """
+    losses = [_session_losses(Recognizer.load(run), store) for run in (seed, runs / names[-1])]
+    errors = [session_errors(runs / names[0], "start"), session_errors(runs / names[-1], "best")]
+    skipped = (one for one in spoken.unsaid if one.id.startswith(f"tts-{SESSIONS}-"))
+    unsaid = Counter(where for where, _ in {(one.where, one.id.rpartition("-")[0]) for one in skipped})
+    reports = []
+    for text in texts.sessions:
+        words = [word for sentence in text.sentences for word in sentence.written.split()]
+        reports.append(
+            SessionReport(
+                session=text.name,
+                sentences=len(text.sentences),
+                words=len(words),
+                new_words=len(set(words) - texts.known_words),
+                skipped=dict(Counter(one.kind for one in text.skipped)),
+                unsaid=unsaid[text.name],
+                seconds=float(store.seconds[_utterances(store, text.name)].sum()),
+                loss_before=losses[0].get(text.name),
+                loss_after=losses[1].get(text.name),
+                errors_before=errors[0].get(text.name),
+                errors_after=errors[1].get(text.name),
+            )
+        )
+    return reports
+
+
+def _utterances(store: FeatureStore, session: str) -> np.ndarray:
+    """Return the indices of the synthetic utterances of a session."""
+    if session not in store.session_names:
+        return np.zeros(0, dtype=np.int64)
+    in_session = np.flatnonzero(store.session_codes == store.session_names.index(session))
+    return np.intersect1d(in_session, store.where(split=SESSIONS))
+
+
+@torch.inference_mode()
+def _session_losses(recognizer: Recognizer, store: FeatureStore) -> dict[str, float]:
+    """Return the mean loss per token of each session's synthetic speech, without masks and dropout."""
+    model, tokens = recognizer.model, recognizer.tokens
+    model.eval()
+    losses: dict[str, list[float]] = {}
+    max_frames = int(BATCH_SECONDS * store.frames_per_second)
+    for indices in plan_batches(store.num_frames, store.where(split=SESSIONS), max_frames, None):
+        fit = [i for i in indices if model.fits(int(store.num_frames[i]), tokens.encode(store.text(int(i))))]
+        if fit:
+            batch = collate(store, fit, tokens.encode)
+            for index, loss in zip(fit, (model.losses(batch) / batch.token_lengths).tolist(), strict=True):
+                losses.setdefault(store.session(int(index)), []).append(loss)
+    return {session: float(np.mean(values)) for session, values in losses.items()}
+
+
+def session_errors(run: Path, which: str) -> dict[str, Rate]:
+    """Count word errors by session, over all its speakers."""
+    (path,) = (run / "evaluation").glob(f"*/{which}/scores.json")
+    errors: dict[str, Errors] = defaultdict(Errors)
+    for speaker in json.loads(path.read_text())["speakers"].values():
+        for session, scores in speaker["sessions"].items():
+            errors[session] += Tally.from_dict(scores).words
+    return {session: (words.total, words.length) for session, words in errors.items()}

@@ -14,12 +14,9 @@ from antiphon.decoding.nbest import NBest, write_nbest
 from antiphon.decoding.rescoring import tabulate
 from antiphon.decoding.search import beam_for
 from antiphon.decoding.tuning import Ranking
-from antiphon.experiment.preparation import choose_device
 from antiphon.lm.arpa import load_ngram
-from antiphon.recognizer import Recognizer
-from antiphon.workflows.list_scores import ListScores, oracles, score_choices
 from antiphon.workflows.progress import Notify, Progress, no_messages, no_progress
-from antiphon.workflows.run_corpus import open_store
+from antiphon.workflows.rescore_lists import ListScores, describe_weights, oracles, score_choices
 from antiphon.workflows.run_decoder import RunDecoder
 
 
@@ -80,7 +77,7 @@ def nbest(
         decoding = antiphon.nbest("out/dga", "lists.jsonl", beam=8, lm="books.arpa", tune="heldout")
         print(decoding.scores.choices[0].errors.rate)
     """
-    decoder = open_decoder(run, data, device, feature_processes, progress)
+    decoder = RunDecoder.open(run, data, device, feature_processes, partial(progress, "features"))
     fusion = Fusion(load_ngram(lm), lm_weight, word_bonus) if lm is not None else None
     ranking = Ranking(fusion, Penalties(length_normalisation, token_bonus, coverage))
     beam_for(decoder.recognizer.model, beam, ranking.fusion, ranking.penalties)  # refuses before any work
@@ -102,26 +99,3 @@ def nbest(
     scores = score_choices(lists, {"best": lists.first(), **oracles(lists)})
     speech = float(store.seconds[indices].sum())
     return Decoding(tuple(entries), scores, ranking.weights if tune else {}, speech, seconds / speech)
-
-
-def open_decoder(
-    run: str | Path,
-    data: str | Path | None,
-    device: str,
-    feature_processes: int,
-    progress: Progress = no_progress,
-) -> RunDecoder:
-    """Open a run's model with the features of its own corpus, or of `data`."""
-    chosen, run, data = choose_device(device), Path(run), Path(data) if data is not None else None
-    recognizer = Recognizer.load(run, str(chosen))
-    store = open_store(recognizer, run, data, partial(progress, "features"), feature_processes)
-    return RunDecoder(recognizer, store, chosen)
-
-
-def describe_weights(title: str, weights: Mapping[str, float]) -> str:
-    """Describe weights in a line.
-
-    >>> describe_weights("weights", {"lm": 0.5, "words": 1.0})
-    'weights: lm 0.5, words 1'
-    """
-    return f"{title}: " + ", ".join(f"{name} {value:g}" for name, value in weights.items())

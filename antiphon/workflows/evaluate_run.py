@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from antiphon.experiment.preparation import choose_device
 from antiphon.experiment.score import score
 from antiphon.recognizer import Recognizer
 from antiphon.scoring.normalisation import Normalisation
 from antiphon.workflows.progress import Progress, no_progress
-from antiphon.workflows.run_corpus import corpus_of, open_store
+from antiphon.workflows.run_decoder import RunDecoder, corpus_of
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,15 @@ def evaluate(
     """
     run, data = Path(run), Path(data) if data is not None else None
     normalisation = Normalisation.of(normalise)
-    recognizer = Recognizer.load(run, str(choose_device(device)))
-    store = open_store(recognizer, run, data, partial(progress, "features"), feature_processes)
+    decoder = RunDecoder.open(run, data, device, feature_processes, partial(progress, "features"))
     name = split
     if data is not None and data.resolve() != corpus_of(run):
         name = f"{data.name}-{split}"
     round = json.loads((run / "model" / "model.json").read_text())["notes"]["round"]
     folder = run / "evaluation" / name / "best"
     notes = {"split": name, "which": "best", "round": round}
-    scores = score(recognizer, store, store.where(split=split), folder, notes, normalisation)
+    indices = decoder.store.where(split=split)
+    scores = score(decoder.recognizer, decoder.store, indices, folder, notes, normalisation)
     return Evaluation(scores, folder)
 
 

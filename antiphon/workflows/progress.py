@@ -1,18 +1,18 @@
-"""How a workflow tells its caller what is going on: a progress function, and short messages."""
+"""Functions that a workflow calls to report its progress, and short messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from antiphon.engine import Listener, Silent
 from antiphon.experiment.runner import Screen
 from antiphon.experiment.settings import Run
 
-# Called with the name of a stage, the steps that are done, and their number (None: not known yet).
+# Called with the name of a stage, the number of steps done, and the number of all steps (None: unknown).
 Progress = Callable[[str, int, int | None], None]
-# Called with a line of text as soon as there is something that the user should know.
+# Called with a line of text that the user should read.
 Notify = Callable[[str], None]
 
 
@@ -22,11 +22,6 @@ def no_progress(stage: str, done: int, total: int | None) -> None:
 
 def no_messages(text: str) -> None:
     """Report nothing."""
-
-
-@runtime_checkable
-class RunScreen(Screen, Protocol):
-    """A progress object that can show a run in more detail than the number of its rounds."""
 
 
 @dataclass
@@ -58,5 +53,5 @@ class _Counts:
 
 
 def screen_for(progress: Progress) -> Screen:
-    """Return the screen of an experiment: `progress` itself where it is one, else a count of its steps."""
-    return progress if isinstance(progress, RunScreen) else _Counts(progress)
+    """Return `progress` if it can show runs in detail, else a screen that reports their rounds to it."""
+    return progress if isinstance(progress, Screen) else _Counts(progress)

@@ -1,7 +1,9 @@
-"""Beam search with a finished run's model: N-best lists, and weights that suit its speech."""
+"""A finished run's model with the features of speech: beam search, tuned weights, scores of texts."""
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -14,7 +16,8 @@ import numpy as np
 import torch
 
 from antiphon.data.batches import collate
-from antiphon.data.store import FeatureStore
+from antiphon.data.corpus import Corpus
+from antiphon.data.store import FeatureStore, compute_features
 from antiphon.decoding.beams.attention_beam import Penalties
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.likelihoods import likelihoods
@@ -25,15 +28,18 @@ from antiphon.decoding.tuning import Ranking, RankingSearch
 from antiphon.experiment.preparation import choose_device
 from antiphon.lm.ngram import NgramModel
 from antiphon.recognizer import Recognizer
-from antiphon.workflows.run_corpus import open_store
 
 Progress = Callable[[int, int], None]
-PART = 8  # utterances a message: few enough to share evenly
+PART = 8  # utterances of a message to a process: few enough to share evenly
+
+
+def no_steps(done: int, total: int) -> None:
+    """Report nothing."""
 
 
 @dataclass(frozen=True)
 class Trials:
-    """How much is searched for weights: a narrow beam, and part of the speech."""
+    """The effort of a search for weights: the width of the beam, and the seconds of speech."""
 
     width: int = 16
     seconds: float = 600.0
@@ -41,7 +47,7 @@ class Trials:
 
 @dataclass(frozen=True)
 class RunDecoder:
-    """A run's model, and the speech it is to hear; in this process, or in those that are given."""
+    """A run's model and the features of a corpus; it works in this process or in `processes`."""
 
     recognizer: Recognizer
     store: FeatureStore
@@ -49,15 +55,35 @@ class RunDecoder:
     processes: Executor | None = None
 
     @classmethod
-    def open(cls, run: Path, data: Path | None, device: str, progress: Progress | None = None) -> RunDecoder:
-        """With the corpus of the run, or another; `progress` is of its features, where they are missing."""
-        chosen = choose_device(device)
+    def open(
+        cls,
+        run: str | Path,
+        data: str | Path | None,
+        device: str,
+        num_processes: int | None = None,
+        progress: Progress = no_steps,
+    ) -> RunDecoder:
+        """Open a run with the corpus that it was trained on, or with `data`; compute missing features.
+
+        num_processes: the processes that compute features; by default one for each core.
+        """
+        chosen, run = choose_device(device), Path(run)
         recognizer = Recognizer.load(run, str(chosen))
-        return cls(recognizer, open_store(recognizer, run, data, progress), chosen)
+        source = data or corpus_of(run)
+        if source is None:
+            raise ValueError(
+                f"{run} does not say which corpus it was trained on: name one with --data (in Python: data=)"
+            )
+        frontend, num_processes = recognizer.blueprint.frontend, num_processes or os.cpu_count() or 1
+        store = compute_features(Corpus.open(Path(source)), frontend, num_processes, progress)
+        return cls(recognizer, store, chosen)
 
     @contextmanager
     def in_processes(self, num_processes: int, fusion: Fusion | None = None) -> Iterator[RunDecoder]:
-        """One that shares its searches among processes of one thread each; the n-grams go to them once."""
+        """Yield a decoder that shares its searches among processes of one thread each.
+
+        The n-grams are sent to each process once.
+        """
         if num_processes == 1:
             yield self
             return
@@ -67,13 +93,9 @@ class RunDecoder:
             yield replace(self, processes=executor)
 
     def nbest(
-        self,
-        indices: np.ndarray,
-        width: int,
-        ranking: Ranking = Ranking(),
-        progress: Progress = lambda done, total: None,
+        self, indices: np.ndarray, width: int, ranking: Ranking = Ranking(), progress: Progress = no_steps
     ) -> Iterator[NBest]:
-        """The N-best list of each of these utterances, from the shortest to the longest."""
+        """Yield the N-best list of each of these utterances, from the shortest to the longest."""
         if self.processes is not None:
             return self._nbest_of_parts(self.processes, indices, width, ranking, progress)
         model, tokens = self.recognizer.model, self.recognizer.tokens
@@ -83,28 +105,29 @@ class RunDecoder:
     def _nbest_of_parts(
         self, processes: Executor, indices: np.ndarray, width: int, ranking: Ranking, progress: Progress
     ) -> Iterator[NBest]:
-        """The longest, which take longest, are begun first."""
+        """Search in processes. The longest utterances, which take longest, begin first."""
         ordered = indices[np.argsort(self.store.num_frames[indices], kind="stable")]
         parts = np.split(ordered, range(PART, len(ordered), PART))
         weights = (ranking.fusion.weight, ranking.fusion.word_bonus) if ranking.fusion else None
-        asked = [
+        futures = [
             processes.submit(_search, part, width, ranking.penalties, weights) for part in reversed(parts)
         ]
         done = 0
-        for future in reversed(asked):
-            yield from (found := future.result())
-            done += len(found)
+        for future in reversed(futures):
+            yield from (lists := future.result())
+            done += len(lists)
             progress(done, len(ordered))
 
-    def score_lists(
-        self, entries: Sequence[NBest], progress: Progress = lambda done, total: None
-    ) -> list[float]:
-        """ln p(text | speech) of all hypotheses of these lists, which may be another recogniser's."""
+    def score_lists(self, entries: Sequence[NBest], progress: Progress = no_steps) -> list[float]:
+        """Return ln p(text | speech) of all hypotheses of these lists, whichever recogniser made them."""
         model, tokens, store = self.recognizer.model, self.recognizer.tokens, self.store
         model.eval()
         indices = {store.id(index): index for index in range(len(store))}
-        if strange := [entry.id for entry in entries if entry.id not in indices]:
-            raise ValueError(f"there is no speech of utterance {strange[0]!r} in the corpus: give --data")
+        if missing := [entry.id for entry in entries if entry.id not in indices]:
+            raise ValueError(
+                f"there is no speech of utterance {missing[0]!r} in the corpus: name another corpus with "
+                "--data (in Python: data=)"
+            )
         scores: list[float] = []
         for number, entry in enumerate(entries, 1):
             batch = collate(store, [indices[entry.id]], lambda text: []).to(self.device)
@@ -120,7 +143,10 @@ class RunDecoder:
         trials: Trials = Trials(),
         report: Callable[[Ranking, int], None] = lambda tried, errors: None,
     ) -> Ranking:
-        """The weights with the fewest errors in some of these utterances; `report` is told every trial."""
+        """Return the weights with the fewest errors in some of these utterances.
+
+        report: called with the weights and the errors of every trial.
+        """
         every = max(1, round(float(self.store.seconds[indices].sum()) / trials.seconds))
 
         def count_errors(tried: Ranking) -> int:
@@ -132,7 +158,13 @@ class RunDecoder:
         return RankingSearch().run(self.recognizer.model, ranking, count_errors)
 
 
-_shared: list[tuple[RunDecoder, NgramModel | None]] = []  # of a process: what `in_processes` sent
+def corpus_of(run: Path) -> Path | None:
+    """Return the corpus that a run was trained on; None if its folder is not part of an experiment."""
+    about = run.resolve().parent / "experiment.json"
+    return Path(json.loads(about.read_text())["data"]) if about.exists() else None
+
+
+_shared: list[tuple[RunDecoder, NgramModel | None]] = []  # what `in_processes` sent to this process
 
 
 def _start_process(decoder: RunDecoder, ngram: NgramModel | None) -> None:

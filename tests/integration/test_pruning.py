@@ -19,7 +19,7 @@ from antiphon.experiment.settings import Experiment, Run
 from antiphon.models.reduced import ReducedConfig
 from antiphon.recipes import recipe
 from antiphon.recognizer import Recognizer
-from antiphon.workflows.pruning_plan import plan
+from antiphon.workflows.prune_model import plan_pruning
 
 
 def experiment() -> Experiment:
@@ -54,7 +54,7 @@ def test_the_result_is_small_and_from_the_last_phase(done: Path) -> None:
     assert "reduced" in about["blueprint"]["model"]
     ratio = parameters(done / "pruned") / parameters(done / "seed")
     assert ratio == pytest.approx(
-        plan(str(done / "seed"), 0.5).bytes_after / plan(str(done / "seed"), 0.5).bytes_before
+        plan_pruning(done / "seed").bytes_after / plan_pruning(done / "seed").bytes_before
     )
     seed = Recognizer.load(done / "seed").model
     cost = sum(p.numel() for p in seed.parameters()) * 4
@@ -151,4 +151,4 @@ def test_a_plan_names_every_weight_with_what_is_kept(antiphon: Antiphon) -> None
     assert "convolution" not in printed
     assert antiphon("prune", "--plan", "conformer-huge").code == 2
     adaptive = antiphon("prune", "--plan", "las-small", "--set", "allocation=adaptive")
-    assert "adaptive sparsity goes by the weights" in adaptive.output
+    assert "adaptive sparsity depends on the weights" in adaptive.output

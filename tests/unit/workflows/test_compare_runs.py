@@ -8,7 +8,8 @@ import pytest
 
 from antiphon.scoring.normalisation import Normalisation
 from antiphon.scoring.trn import write_trn
-from antiphon.workflows.comparison import Transcripts, compare, read_transcripts, shared_normalisation
+from antiphon.workflows.compare_runs import Transcripts, read_transcripts, shared_normalisation
+from antiphon.workflows.compare_runs import compare_transcripts as compare
 
 LOWER = Normalisation(lower_case=True)
 SAID = {("a", "1"): "one two three", ("a", "2"): "four five", ("b", "1"): "six"}
