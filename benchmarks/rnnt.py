@@ -7,7 +7,7 @@ Two questions, each asked of every way there is to answer it:
              torchaudio  `rnnt_loss` with its fused log-softmax
   joint    frames, states and the joint network's output layer -> losses and all their gradients. What a
            training step asks.
-             chunks      `models.joint`, as `Transducer` does: never all logits at once
+             chunks      `models.rnnt_loss`, as `Transducer` does: never all logits at once
              whole       all logits at once through autograd, then the lattice
              torchaudio  all logits at once, then `rnnt_loss`
 
@@ -28,8 +28,7 @@ from common import parse_arguments, print_table, write_result
 from torch import Tensor
 
 from antiphon.experiment.preparation import choose_device, device_name
-from antiphon.models.joint import next_log_probs
-from antiphon.models.rnnt_loss import rnnt_losses
+from antiphon.models.rnnt_loss import next_log_probs, rnnt_losses
 
 Loss = Callable[..., Tensor]  # leaves -> losses [B]
 

@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from antiphon.data.batches import Batch, padded_tokens
-from antiphon.models.joint import next_log_probs
 from antiphon.models.model import Model
-from antiphon.models.rnnt_loss import rnnt_losses
+from antiphon.models.rnnt_loss import next_log_probs, rnnt_losses
 from antiphon.models.transducer import Transducer
 
 IMPOSSIBLE = -1e4  # ln p of a text without an alignment: finite, so that a weight of 0 leaves it out

@@ -1,14 +1,11 @@
 """Conformer encoder: A. Gulati et al., "Conformer: Convolution-augmented Transformer", Interspeech 2020.
 
 Deviations, and why:
-- LayerNorm per frame replaces BatchNorm: batch statistics mix padding and speakers, and would be
-  state that is not a parameter.
-- Rotary positions (Su et al. 2021) replace relative positional encodings: also a function of the
-  distance between frames only, without parameters, and they leave attention to the fused kernel.
+- LayerNorm per frame replaces BatchNorm: batch statistics mix padding and speakers, and are no parameters.
+- Rotary positions (Su et al. 2021) replace relative positional encodings: they too depend on the distance
+  between frames only, have no parameters, and allow the fused attention kernel.
 - Frames are stacked instead of subsampled by convolution, so that no output sees a padding frame.
-- Dropout stands on the residual branches only, not on attention weights.
-
-Nothing here looks at the value of a tensor, so `torch.func.vmap` can run many clients' encoders at once.
+- Dropout acts on the residual branches only, not on attention weights.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from antiphon.models.noise import Dropout
 
 @dataclass(frozen=True)
 class ConformerConfig:
-    """Two layers of width 256 hold 3.1 M parameters on 288-dimensional features."""
+    """The defaults make 3.1 M parameters on 288-dimensional features."""
 
     dim: int = 256
     num_layers: int = 2
@@ -32,13 +29,13 @@ class ConformerConfig:
     feed_forward_multiplier: int = 4
     kernel_size: int = 15
     dropout: float = 0.1
-    stack: int = 1  # frames joined into one at the input; log-mel frames every 10 ms want 3 or 4
+    stack: int = 1  # frames joined into one at the input; for log-mel frames every 10 ms take 3 or 4
 
     def __post_init__(self) -> None:
         if self.dim % (2 * self.num_heads):
             raise ValueError(
                 f"conformer dim {self.dim} must be a multiple of 2 * num_heads = {2 * self.num_heads}: "
-                "rotary positions turn pairs of values within a head"
+                "rotary positions rotate pairs of values within a head"
             )
         if self.kernel_size % 2 == 0:
             raise ValueError(f"conformer kernel_size {self.kernel_size} must be odd, to have a centre")
@@ -57,7 +54,7 @@ class Conformer(nn.Module):
         self.config = config
         self.dim = config.dim
         self.project = nn.Linear(config.stack * input_dim, config.dim)
-        # After the projection: features of any scale are welcome, and a frame's loudness is not lost.
+        # After the projection, so that features may have any scale and the loudness of a frame is not lost.
         self.project_norm = nn.LayerNorm(config.dim)
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(ConformerLayer(config) for _ in range(config.num_layers))
@@ -68,7 +65,7 @@ class Conformer(nn.Module):
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         stacked, lengths = stack_frames(features, lengths, self.config.stack)
         frames = self.dropout(self.project_norm(self.project(stacked)))
-        # An empty row (a placeholder in a stacked cohort) attends to its first frame: no 0/0 in its softmax.
+        # An empty row (padding of a stacked cohort) attends to its first frame: no 0/0 in its softmax.
         mask = frame_mask(lengths.clamp(min=1), frames.shape[1])
         rotation = rotary_angles(frames.shape[1], self.dim // self.config.num_heads, like=frames)
         for layer in self.layers:
@@ -77,7 +74,7 @@ class Conformer(nn.Module):
 
 
 class ConformerLayer(nn.Module):
-    """Half a feed-forward step, attention, convolution, the other half, LayerNorm."""
+    """Half a feed-forward step, attention, convolution, another half feed-forward step, LayerNorm."""
 
     def __init__(self, config: ConformerConfig) -> None:
         super().__init__()
@@ -97,14 +94,8 @@ class ConformerLayer(nn.Module):
 
 
 def feed_forward(dim: int, hidden: int, activation: nn.Module, dropout: float) -> nn.Sequential:
-    return nn.Sequential(
-        nn.LayerNorm(dim),
-        nn.Linear(dim, hidden),
-        activation,
-        Dropout(dropout),
-        nn.Linear(hidden, dim),
-        Dropout(dropout),
-    )
+    first, second = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+    return nn.Sequential(nn.LayerNorm(dim), first, activation, Dropout(dropout), second, Dropout(dropout))
 
 
 class RotaryAttention(nn.Module):
@@ -121,8 +112,7 @@ class RotaryAttention(nn.Module):
     def forward(self, frames: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         split = self.query_key_value(self.norm(frames)).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, T, dim / heads]
-        turned = rotate(query, *rotation), rotate(key, *rotation)
-        attended = attend(*turned, value, mask[:, None, None, :])
+        attended = attend(rotate(query, *rotation), rotate(key, *rotation), value, mask[:, None, None, :])
         return self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
 
 
@@ -142,7 +132,6 @@ class Convolution(nn.Module):
 
     def forward(self, frames: Tensor, mask: Tensor) -> Tensor:
         gated = F.glu(self.gate(self.norm(frames)), dim=-1)
-        # Past its end an utterance sees the zeros that it would see alone.
-        gated = gated.masked_fill(~mask[:, :, None], 0.0)
+        gated = gated.masked_fill(~mask[:, :, None], 0.0)  # as the convolution pads an utterance alone
         mixed = self.depthwise(gated.transpose(1, 2)).transpose(1, 2)
         return self.dropout(self.output(F.silu(self.depthwise_norm(mixed))))

@@ -1,9 +1,9 @@
 """Connectionist temporal classification: A. Graves et al., ICML 2006. Token 0 is the blank.
 
-The loss is the same to the last bit every time, on a GPU too. PyTorch's CUDA gradient adds up in any order.
-The gradient here takes the backward variables from a second recursion and collects by token with a matrix
-product: no atomic additions. It is computed with the loss, in one kernel for both recursions where there is
-Triton; else the backward variables are the forward variables of the reversed utterance.
+The loss is deterministic to the last bit, also on a GPU, where PyTorch's gradient adds in any order. The
+gradient here takes the backward variables from a second recursion and sums by token with a matrix product,
+without atomic additions. With Triton, one kernel computes both recursions; otherwise the backward variables
+are the forward variables of the reversed utterance.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CtcConfig:
 
 
 class Framewise(nn.Module):
-    """What all CTC models share: their forward pass gives log probabilities of frames, and lengths."""
+    """Base of all CTC models: the forward pass returns log probabilities of frames, and lengths."""
 
     def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
         """Negative log likelihood of each text in nats: [B · N]; infinite where its tokens do not fit."""
@@ -54,7 +54,7 @@ class Framewise(nn.Module):
 
     @torch.no_grad()
     def greedy(self, batch: Batch) -> list[list[int]]:
-        """The best token of every frame, repeats collapsed, blanks dropped."""
+        """The best token of every frame, with repeats collapsed and blanks removed."""
         log_probs, lengths = self(batch)
         return collapse(log_probs.argmax(dim=-1), lengths)
 
@@ -77,35 +77,27 @@ class Ctc(Framewise):
 
 
 def collapse(path: Tensor, lengths: Tensor) -> list[list[int]]:
-    """What a path of tokens [B, T] spells.
+    """The text of a path of tokens [B, T].
 
     >>> collapse(torch.tensor([[3, 3, 0, 3, 5, 5]]), torch.tensor([5]))
     [[3, 3, 5]]
     """
     previous = F.pad(path, (1, 0))[:, :-1]
-    kept = (path != previous) & (path != 0) & frame_mask(lengths, path.shape[1])
-    return [row[keep].tolist() for row, keep in zip(path.cpu(), kept.cpu(), strict=True)]
-
-
-# --- The loss --------------------------------------------------------------------------------------
-
-
-def ctc_losses(log_probs: Tensor, lengths: Tensor, tokens: Tensor, token_lengths: Tensor) -> Tensor:
-    """Log probabilities [B, T, V], tokens [B, U] and both lengths [B] -> losses [B]; token 0 is the blank."""
-    if log_probs.is_cuda:
-        losses: Tensor = ExactCtc.apply(log_probs, lengths, tokens, token_lengths)
-        return losses
-    return F.ctc_loss(log_probs.transpose(0, 1), tokens, lengths, token_lengths, blank=0, reduction="none")
+    counts = (path != previous) & (path != 0) & frame_mask(lengths, path.shape[1])
+    return [row[mask].tolist() for row, mask in zip(path.cpu(), counts.cpu(), strict=True)]
 
 
 def ctc_fits(num_frames: int, tokens: Sequence[int]) -> bool:
-    """Whether tokens have an alignment: each takes a frame, and a blank must part two equal neighbours.
-
-    >>> ctc_fits(3, [7, 7]), ctc_fits(2, [7, 7])
-    (True, False)
-    """
+    """Whether tokens have an alignment: each needs a frame, equal neighbours a blank between them."""
     repeats = sum(left == right for left, right in pairwise(tokens))
     return 1 <= len(tokens) <= num_frames - repeats
+
+
+def ctc_losses(log_probs: Tensor, lengths: Tensor, tokens: Tensor, token_lengths: Tensor) -> Tensor:
+    """Log probabilities [B, T, V], tokens [B, U] and both lengths [B] -> losses [B]."""
+    if log_probs.is_cuda:
+        return ExactCtc.apply(log_probs, lengths, tokens, token_lengths)
+    return F.ctc_loss(log_probs.transpose(0, 1), tokens, lengths, token_lengths, blank=0, reduction="none")
 
 
 class ExactCtc(torch.autograd.Function):
@@ -145,8 +137,8 @@ def _recursions(
     flipped = log_probs.gather(1, frames[..., None].expand_as(log_probs))
     flipped_tokens = tokens.gather(1, reversal(token_lengths, tokens.shape[1]))
     _, beta = _forward_variables(flipped, lengths, flipped_tokens, token_lengths)
-    # States are those of the longest text, however it is padded.
-    alpha, beta = (F.pad(each, (0, num_states - each.shape[2])) for each in (alpha, beta))
+    # PyTorch returns the states of the longest text only, however it is padded.
+    alpha, beta = (F.pad(variables, (0, num_states - variables.shape[2])) for variables in (alpha, beta))
     beta = beta.gather(1, frames[..., None].expand_as(beta)).gather(2, states[:, None].expand_as(beta))
     emitted = log_probs.gather(2, labels[:, None].expand(-1, num_frames, -1))
     real_states = frame_mask(2 * token_lengths + 1, num_states)
@@ -158,5 +150,4 @@ def _forward_variables(
     log_probs: Tensor, lengths: Tensor, tokens: Tensor, token_lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Losses [B] and log α [B, T, 2U + 1], the emission at t included."""
-    losses, alpha = torch._ctc_loss(log_probs.transpose(0, 1), tokens, lengths, token_lengths, 0, False)
-    return losses, alpha
+    return torch._ctc_loss(log_probs.transpose(0, 1), tokens, lengths, token_lengths, 0, False)

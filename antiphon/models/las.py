@@ -1,26 +1,24 @@
 """Listen, attend and spell: an attention-based encoder-decoder.
 
 W. Chan et al., "Listen, Attend and Spell", 2015 (the model); J. Chorowski et al., "Attention-Based
-Models for Speech Recognition", NIPS 2015 (location-aware attention); the configuration is that of
-D. Dimitriadis et al., "Dynamic Gradient Aggregation for Federated Domain Adaptation", 2021, §4:
-bLSTM encoder of 6 layers with LayerNorm and dropout on 3 stacked frames, one attention head, 2 LSTM
-layers in the decoder. With a `ctc_weight`, training is that of S. Kim, T. Hori, S. Watanabe, "Joint
-CTC-Attention based End-to-End Speech Recognition using Multi-Task Learning", ICASSP 2017: a CTC layer on the
-same encoder, which can only align from left to right, makes frames that attention soon finds its way in.
+Models for Speech Recognition", NIPS 2015 (location-aware attention); D. Dimitriadis et al., "Dynamic Gradient
+Aggregation for Federated Domain Adaptation", 2021, §4 (the configuration); S. Kim et al.,
+"Joint CTC-Attention based End-to-End Speech Recognition using Multi-Task Learning", ICASSP 2017
+(`ctc_weight`: a CTC layer on the same encoder, whose left-to-right alignments help attention to learn).
 
 | symbol | name here |
 | --- | --- |
 | h | `memory`, the encoded frames |
 | s_i | `state`, the decoder's top layer after token i |
 | α_i, c_i | `weights`, `context` |
-| W s + V h + U f_i + b | `query`, `key` and `location` (F and U in one) inside `Attention` |
+| W s + V h + U f_i + b | `query`, `key` and `location` (F and U in one) in `Attention` |
 | λ | `ctc_weight`: the loss is λ L_CTC + (1 − λ) L_attention |
 
-Deviation: no pyramid in the encoder; stacked frames do its work, as in the 2021 paper.
+Deviation: stacked frames replace the pyramid in the encoder, as in the 2021 paper.
 Token 0 both starts and ends an utterance; for CTC it is the blank.
 
-Joint CTC and label smoothing act while training only. In `eval()` a loss is −ln p(tokens | speech) of the
-decoder, the model that is searched with, so losses of all settings can be compared; the CTC layer is idle.
+Joint CTC and label smoothing act in training only. In `eval()` the loss is −ln p(tokens | speech) of the
+decoder, so that losses of all settings can be compared.
 """
 
 from __future__ import annotations
@@ -33,17 +31,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.data.batches import Batch, repeated
-from antiphon.models.blstm import BlstmConfig
+from antiphon.models.blstm import BlstmConfig, LstmCell, open_forget_gates
 from antiphon.models.ctc import ctc_fits, ctc_losses
 from antiphon.models.layers import (
     at_least_float32,
     frame_mask,
     next_token_losses,
     next_tokens,
-    open_forget_gates,
     spell_greedily,
 )
-from antiphon.models.lstm import LstmCell
 from antiphon.models.model import MODELS
 from antiphon.models.noise import Dropout
 
@@ -51,7 +47,7 @@ from antiphon.models.noise import Dropout
 @MODELS.register
 @dataclass(frozen=True)
 class LasConfig:
-    """Sizes, and what the loss of training is made of.
+    """Sizes, and the loss of training.
 
     >>> config = LasConfig(BlstmConfig(dim=4, num_layers=1, stack=3), decoder_dim=4, ctc_weight=0.3)
     >>> joint = config.build(input_dim=80, num_tokens=29)
@@ -64,10 +60,10 @@ class LasConfig:
     decoder_layers: int = 2
     attention_dim: int = 128
     location_channels: int = 10
-    location_width: int = 31  # frames of the last attention seen around each frame
+    location_width: int = 31  # the window of the last attention around each frame, in frames
     dropout: float = 0.1
     label_smoothing: float = 0.0
-    ctc_weight: float = 0.0  # of the CTC loss; 0: there is no CTC layer
+    ctc_weight: float = 0.0  # 0: there is no CTC layer
 
     def __post_init__(self) -> None:
         if min(self.decoder_dim, self.decoder_layers, self.attention_dim, self.location_channels) < 1:
@@ -84,20 +80,20 @@ class LasConfig:
         return Las(self, input_dim, num_tokens)
 
 
-# On 80 log-mel filters every 10 ms. An hour or two of speech, characters, from nothing: 1.7 M parameters.
+# For 80 log-mel filters every 10 ms: an hour or two of speech, characters, from scratch; 1.7 M parameters.
 SMALL = LasConfig(
     BlstmConfig(dim=128, num_layers=3), decoder_dim=128, attention_dim=64, label_smoothing=0.1, ctc_weight=0.3
 )
 MEDIUM = LasConfig()  # 11.0 M with 500 subwords
-# Layers, frames and heads as published. Widths are not: these give 87.5 M parameters with 1000 subwords, the
-# 350 MB of the smaller model of §4.3.
+# Layers, frames and heads as published. The widths are not published: these give 87.5 M parameters with 1000
+# subwords, the 350 MB of the smaller model of §4.3.
 PUBLISHED = LasConfig(
     BlstmConfig(dim=768, num_layers=6, stack=3), decoder_dim=512, attention_dim=512, label_smoothing=0.1
 )
 
 
 class Las(nn.Module):
-    """Scores and spells tokens one after another, each attending to the encoded frames."""
+    """Predicts tokens one after another, with attention to the encoded frames."""
 
     def __init__(self, config: LasConfig, input_dim: int, num_tokens: int) -> None:
         super().__init__()
@@ -113,13 +109,13 @@ class Las(nn.Module):
         self.combine = nn.Linear(config.decoder_dim + self.encoder.dim, config.decoder_dim)
         self.dropout = Dropout(config.dropout)
         self.output = nn.Linear(config.decoder_dim, num_tokens)
-        # The last to be drawn: the others are the same with it and without.
+        # Drawn last, so that the other parameters are the same with it and without it.
         self.ctc = nn.Linear(self.encoder.dim, num_tokens) if config.ctc_weight > 0 else None
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """Logits [B · N, U + 1, num_tokens] of every next token, given the true ones before it.
 
-        While training jointly also log probabilities of CTC [B, T', num_tokens] and numbers of frames [B].
+        In joint training also log probabilities of CTC [B, T', num_tokens] and numbers of frames [B].
         """
         memory = self.listen(batch.features, batch.feature_lengths)
         steps = [decoder.seen for decoder in self.spell(batch, memory)]
@@ -130,10 +126,7 @@ class Las(nn.Module):
         return logits, log_probs, memory.mask.sum(dim=1)
 
     def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
-        """Loss of each text in nats, summed over its tokens and its end: [B · N].
-
-        In `eval()` it is the decoder's cross entropy; while training, smoothed and joined with that of CTC.
-        """
+        """Loss of each text in nats, summed over its tokens and its end: [B · N]."""
         logits, *from_ctc = outputs
         targets = next_tokens(batch.tokens, batch.token_lengths)
         smoothing = self.config.label_smoothing if self.training else 0.0
@@ -149,7 +142,7 @@ class Las(nn.Module):
 
     @torch.no_grad()
     def greedy(self, batch: Batch) -> list[list[int]]:
-        """The best token after the best tokens so far; at most one token a frame of the encoder."""
+        """The best token after the best tokens so far; at most one token per frame of the encoder."""
         memory = self.listen(batch.features, batch.feature_lengths)
         decoder = self.start(memory)
 
@@ -161,17 +154,14 @@ class Las(nn.Module):
         return spell_greedily(memory.mask.sum(dim=1), take_step)
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
-        """Any tokens can be spelled from any frames, but greedy decoding stops at one token a frame.
-
-        With CTC in the loss, they must have an alignment too.
-        """
+        """Whether the tokens have a CTC alignment, if CTC is part of the loss; else any tokens fit."""
         if self.ctc is not None:
             return ctc_fits(self.encoder.num_output_frames(num_frames), tokens)
         return num_frames >= 1 and len(tokens) >= 1
 
     @torch.no_grad()
     def alignments(self, batch: Batch) -> list[Tensor]:
-        """How each token of each utterance attends to the frames: [U, T'] each, rows that add up to 1."""
+        """The attention of each token to the frames, for each utterance: [U, T'], rows that add up to 1."""
         memory = self.listen(batch.features, batch.feature_lengths)
         weights = torch.stack([decoder.weights for decoder in self.spell(batch, memory)], dim=1)
         sizes = zip(batch.token_lengths.tolist(), memory.mask.sum(dim=1).tolist(), strict=True)
@@ -184,7 +174,7 @@ class Las(nn.Module):
         return Memory(frames, self.attention.key(frames), self.attention.location_filters(), mask)
 
     def spell(self, batch: Batch, memory: Memory) -> Iterator[Decoder]:
-        """The decoder at every token of the batch and at the end, given those before: U + 1 steps."""
+        """Yield the decoder at every token of the batch and at the end: U + 1 steps."""
         before = F.pad(next_tokens(batch.tokens, batch.token_lengths)[:, :-1], (1, 0))
         inputs = self.dropout(self.embedding(before))
         decoder = self.start(memory, batch.num_texts)
@@ -193,7 +183,7 @@ class Las(nn.Module):
             yield decoder
 
     def start(self, memory: Memory, num_texts: int = 1) -> Decoder:
-        """Zero states, and attention spread evenly over the real frames: so many rows an utterance."""
+        """Zero states and uniform attention over the real frames, for every text of every utterance."""
         count = len(memory.frames) * num_texts
         zeros = memory.frames.new_zeros(count, self.config.decoder_dim)
         weights = repeated(memory.mask / memory.mask.sum(dim=1, keepdim=True), num_texts)
@@ -202,7 +192,7 @@ class Las(nn.Module):
         return Decoder(states, context, weights.to(zeros.dtype), torch.cat((zeros, context), dim=-1))
 
     def step(self, embedded: Tensor, decoder: Decoder, memory: Memory) -> Decoder:
-        """One token further: the embedding of the last one is [B · N, decoder_dim]."""
+        """Take one step; the embedding of the last token is [B · N, decoder_dim]."""
         values = torch.cat((embedded, decoder.context), dim=-1)
         states = []
         for cell, state in zip(self.cells, decoder.states, strict=True):
@@ -218,7 +208,7 @@ class Las(nn.Module):
 
 @dataclass(frozen=True)
 class Memory:
-    """The same at all steps: frames [B, T, dim], keys [B, T, A], location filters [width, A], mask [B, T]."""
+    """Constant in all steps: frames [B, T, dim], keys [B, T, A], location filters [width, A], mask [B, T]."""
 
     frames: Tensor
     keys: Tensor
@@ -228,10 +218,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Decoder:
-    """What a step hands on: cell states, context [B · N, dim], attention [B · N, T], what will be classified.
-
-    N texts of an utterance are spelled side by side.
-    """
+    """State of the decoder: cell states, context [B · N, dim], attention [B · N, T], input of `classify`."""
 
     states: tuple[tuple[Tensor, Tensor], ...]
     context: Tensor
@@ -242,8 +229,8 @@ class Decoder:
 class Attention(nn.Module):
     """Single-head location-aware attention (Chorowski et al., eq. 8-9).
 
-    f_i = F * α_{i-1} and then U f_i are one convolution with U F as its filters; it is multiplied out
-    once an utterance, and a step is left with one matrix product over windows of α.
+    f_i = F * α_{i-1} and then U f_i are one convolution with the filters U F. They are multiplied once per
+    utterance, so that a step needs one matrix product over windows of α.
     """
 
     def __init__(self, config: LasConfig, encoder_dim: int) -> None:
@@ -258,16 +245,13 @@ class Attention(nn.Module):
         return (self.location_output.weight @ self.location.weight).T
 
     def forward(self, state: Tensor, weights: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-        """State [B · N, decoder_dim], last weights [B · N, T] -> context [B · N, encoder dim], weights.
-
-        N decoders listen to an utterance, which is not copied for them.
-        """
+        """State [B · N, decoder_dim], last weights [B · N, T] -> context [B · N, encoder dim], weights."""
         per_utterance = (len(memory.frames), -1)
         width = memory.location_filters.shape[0]
         windows = F.pad(weights, (width // 2, width // 2)).unfold(1, width, 1)  # [B · N, T, width]
         queries = self.query(state).unflatten(0, per_utterance)[:, :, None]
         located = (windows @ memory.location_filters).unflatten(0, per_utterance)
-        summed = (memory.keys[:, None] + queries).add_(located)  # the largest tensor of a step: made once
+        summed = (memory.keys[:, None] + queries).add_(located)  # the largest tensor of a step
         energies = self.energy(summed.tanh_()).squeeze(-1)
         weights = energies.masked_fill(~memory.mask[:, None], -torch.inf).softmax(dim=-1)  # [B, N, T]
         return (weights @ memory.frames).flatten(0, 1), weights.flatten(0, 1)

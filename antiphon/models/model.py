@@ -1,17 +1,20 @@
-"""What a recogniser is to the rest of the package.
+"""The interface of a recogniser.
 
-A model is an `nn.Module` with some methods more. All its state is parameters: buffers would need
-a rule of their own for averaging over clients, and running statistics mix speakers and padding.
+A model is an `nn.Module` with some more methods. All its state is parameters: buffers would need a rule for
+averaging over clients, and running statistics mix speakers and padding.
 
-Its forward pass looks at no tensor's value, so that `torch.func.vmap` can run many clients' parameters at
-once; what has no parameters is apart in `score`, which takes the utterances of all clients in one call.
+The forward pass never depends on the value of a tensor, so that `torch.func.vmap` can run the parameters of
+many clients at once. Computation without parameters is in `score`: one call for utterances of all clients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from antiphon.data.batches import Batch
@@ -19,10 +22,10 @@ from antiphon.registry import Registry, open_kind
 
 
 class Model(Protocol):
-    """Scores and transcribes utterances; an utterance scores the same alone and in a padded batch."""
+    """Score and transcribe utterances; an utterance scores the same alone and in a padded batch."""
 
     def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
-        """What the parameters make of a batch: tensors [B, ...], or [B · N, ...] where texts are read."""
+        """The forward pass: tensors [B, ...], or [B · N, ...] where it reads the N texts of an utterance."""
         ...
 
     def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
@@ -41,7 +44,7 @@ class Model(Protocol):
         """Whether the loss of such an utterance can be finite."""
         ...
 
-    # What is used of `nn.Module`, which a protocol cannot inherit.
+    # The part of `nn.Module` that is used: a protocol cannot inherit it.
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]: ...
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -57,19 +60,30 @@ class Model(Protocol):
 class ModelConfig(Protocol):
     """A frozen dataclass of settings that builds a model.
 
-    Parameters are drawn from torch's global generator, which the caller seeds. It may also have `packed` and
-    `unpacked`, as front ends do, and `why_whole`: why units cannot be removed from the model.
+    Parameters are drawn from torch's global generator, which the caller seeds. Optional: `packed` and
+    `unpacked`, as front ends have, and `why_whole`, the reason why the model cannot be pruned.
     """
 
     def build(self, input_dim: int, num_tokens: int) -> Model: ...
 
 
-MODELS = open_kind(
-    ModelConfig,
-    Registry(
-        "antiphon.models",
-        ("build",),
-        homes=["antiphon.models", "antiphon.models.huggingface"],
-        default="ctc",
-    ),
-)
+_HOMES = ["antiphon.models", "antiphon.models.huggingface"]
+MODELS = open_kind(ModelConfig, Registry("antiphon.models", ("build",), _HOMES, default="ctc"))
+
+
+def save_parameters(model: Model, path: Path) -> None:
+    """Write all parameters to a safetensors file."""
+    save_file({name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}, path)
+
+
+def load_parameters(model: Model, path: Path) -> None:
+    """Read parameters that `save_parameters` wrote; refuse a file of another model."""
+    tensors = load_file(path)
+    expected = {(name, p.shape) for name, p in model.named_parameters()}
+    if wrong := sorted(expected ^ {(name, tensor.shape) for name, tensor in tensors.items()}):
+        raise ValueError(
+            f"{path} does not fit {path.stem}.json (parameter {wrong[0][0]!r}), or the tokens there"
+        )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[name])

@@ -1,9 +1,8 @@
-"""Random numbers that an utterance takes with it: dropout and masks by hashing, not by a generator.
+"""Dropout and SpecAugment masks from a hash instead of a random generator.
 
-A draw is a hash of (the utterance's key, the site in the model, the frame, the channel). So an utterance
-meets the same noise alone, in a padded batch, among stacked clients, on a CPU and on a GPU.
-
-All arithmetic is modulo 2³² in int32; `mixed` is the finaliser of MurmurHash3 (A. Appleby, public domain).
+A draw is a hash of the utterance's key, the site in the model, the frame and the channel. So an utterance
+gets the same noise alone, in a padded batch, among stacked clients, on a CPU and on a GPU. All arithmetic is
+modulo 2³² in int32; `mixed` is the finaliser of MurmurHash3 (A. Appleby, public domain).
 """
 
 from __future__ import annotations
@@ -20,44 +19,37 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.data.batches import repeated
-from antiphon.models.layers import in_front
+from antiphon.models.layers import clients_first
 
 FUSED = find_spec("triton") is not None  # comes with torch for GPUs
 FIRST, SECOND, GOLDEN = -2048144789, -1028477387, -1640531527  # 0x85EBCA6B, 0xC2B2AE35, 0x9E3779B9
 
 
 def mixed(bits: Tensor) -> Tensor:
-    """Every bit of the result depends on every bit given: int32, any shape; one to one."""
+    """Hash int32 values of any shape, one to one: every bit of the result depends on every input bit."""
     bits = (bits ^ ((bits >> 16) & 0xFFFF)) * FIRST
     bits = (bits ^ ((bits >> 13) & 0x7FFFF)) * SECOND
     return bits ^ ((bits >> 16) & 0xFFFF)
 
 
-def utterance_keys(noise: Tensor, places: Tensor) -> Tensor:
-    """A key for each utterance (its place in the store) of batches whose noise is decided by `noise`.
-
-    Places [...] and noise, which broadcasts to them -> int32 [...].
-    """
-    return mixed(mixed(places.to(torch.int32) * GOLDEN) ^ mixed(noise.to(torch.int32)))
+def utterance_keys(noise: Tensor, indices: Tensor) -> Tensor:
+    """Keys, int32 [...], of utterances by their indices in the store [...] and a seed `noise` (broadcast)."""
+    return mixed(mixed(indices.to(torch.int32) * GOLDEN) ^ mixed(noise.to(torch.int32)))
 
 
 def uniform(keys: Tensor, site: int, count: int) -> Tensor:
-    """`count` numbers in [0, 1) an utterance: keys [B] -> [B, count] float64."""
+    """Return `count` numbers in [0, 1) per utterance: keys [B] -> [B, count] float64."""
     return (_rows(keys, site, count).double() + 2.0**31) / 2.0**32
 
 
 class Noise:
-    """One forward pass: where it is, counted in draws."""
+    """The noise of one forward pass; `site` counts the draws."""
 
     def __init__(self, keys: Tensor) -> None:
-        self.keys = keys
-        self.site = 0
+        self.keys, self.site = keys, 0
 
     def next(self, count: int) -> tuple[Tensor, int]:
-        """Keys of `count` rows, int32 [count], and the next site, at which they draw.
-
-        Texts of one utterance meet the same noise, so that the loss of many is the sum of their losses.
-        """
+        """Keys of `count` rows, int32 [count], and the next site. Texts of an utterance share its noise."""
         self.site += 1
         return repeated(self.keys, count // len(self.keys)), self.site
 
@@ -67,7 +59,7 @@ _current: ContextVar[Noise | None] = ContextVar("noise", default=None)
 
 @contextmanager
 def noise_from(keys: Tensor) -> Iterator[None]:
-    """Within: dropout of utterance b is decided by keys[b] and by nothing else."""
+    """In this context, dropout of utterance b depends on keys[b] and on nothing else."""
     token = _current.set(Noise(keys))
     try:
         yield
@@ -76,9 +68,9 @@ def noise_from(keys: Tensor) -> Iterator[None]:
 
 
 class Dropout(nn.Module):
-    """Sets values [B, D] or [B, T, D] to zero with probability `rate` while training, and scales the rest.
+    """Set values [B, D] or [B, T, D] to zero with probability `rate` in training, and scale the rest.
 
-    Outside of `noise_from`, it draws from torch's own generator, as `nn.Dropout` would.
+    Outside of `noise_from`, it is `nn.Dropout`, with torch's own generator.
     """
 
     def __init__(self, rate: float) -> None:
@@ -93,15 +85,14 @@ class Dropout(nn.Module):
             return F.dropout(values, self.rate)
         keys, site = noise.next(len(values))
         if FUSED and values.is_cuda and values.dtype != torch.float64:  # the kernel scales in float32
-            kept: Tensor = Kept.apply(values, keys, site, self.rate)
-            return kept
+            return FusedDropout.apply(values, keys, site, self.rate)
         rows = _rows(keys, site, values.shape[1] if values.dim() == 3 else 1)
         keeps = _keeps(rows, values.shape[-1], self.rate).view_as(values)
         return torch.where(keeps, values * (1 / (1 - self.rate)), 0.0)
 
 
-class Kept(torch.autograd.Function):
-    """The same in one kernel on a GPU, whose gradient hashes again instead of keeping a mask."""
+class FusedDropout(torch.autograd.Function):
+    """Dropout in one GPU kernel; the gradient hashes again instead of keeping a mask."""
 
     @staticmethod
     def forward(values: Tensor, keys: Tensor, site: int, rate: float) -> Tensor:
@@ -121,44 +112,41 @@ class Kept(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], values: Tensor, keys: Tensor, site: int, rate: float
     ) -> Any:
-        return Kept.apply(*in_front(info.batch_size, in_dims[:2], values, keys), site, rate), 0
+        return FusedDropout.apply(*clients_first(info.batch_size, in_dims[:2], values, keys), site, rate), 0
 
 
 def _fused(values: Tensor, keys: Tensor, site: int, rate: float) -> Tensor:
     from antiphon.models.kernels import fused_dropout
 
-    return fused_dropout.kept(values, keys, _of_site(site), rate, (FIRST, SECOND, GOLDEN))
+    return fused_dropout.drop(values, keys, _site_bits(site), rate, (FIRST, SECOND, GOLDEN))
 
 
 def _keeps(rows: Tensor, dim: int, rate: float) -> Tensor:
-    """Row bits [...] -> bool [..., dim]. One multiplication: its top bits depend on all bits of both."""
+    """Row bits [...] -> bool [..., dim]. The top bits of a product depend on all bits of both factors."""
     channels = mixed(torch.arange(1, dim + 1, device=rows.device, dtype=torch.int32) * GOLDEN)
     rows = rows[..., None]
     return (rows ^ channels) * (rows | 1) >= int(rate * 2**32) - 2**31
 
 
 def _rows(keys: Tensor, site: int, num_rows: int) -> Tensor:
-    """Keys [B] -> int32 [B, num_rows], another set at every site."""
+    """Keys [B] -> row bits, int32 [B, num_rows], different at every site."""
     frames = torch.arange(1, num_rows + 1, device=keys.device, dtype=torch.int32) * FIRST
-    return mixed(mixed(keys + _of_site(site))[:, None] + frames)
+    return mixed(mixed(keys + _site_bits(site))[:, None] + frames)
 
 
-def _of_site(site: int) -> int:
-    """Added to every key there."""
+def _site_bits(site: int) -> int:
     return site * GOLDEN & 0x7FFFFFFF
 
 
 # --- SpecAugment -----------------------------------------------------------------------------------
 
 
-SITE = -1  # apart from the sites within a model, which count from 1
+SPEC_AUGMENT_SITE = -1  # sites in a model count from 1
 
 
 @dataclass(frozen=True)
 class SpecAugment:
-    """SpecAugment (D. Park et al., Interspeech 2019): time and frequency masking, no time warping.
-
-    Fills stretches of time and bands of frequency with zeros, drawn for each utterance.
+    """SpecAugment (D. Park et al., Interspeech 2019): time and frequency masks of zeros, no time warping.
 
     Widths are uniform from 0 to the largest, positions uniform over the utterance's own frames. Time
     masks together cover at most `max_time_fraction` of an utterance: short ones get narrower masks.
@@ -181,27 +169,23 @@ class SpecAugment:
             raise ValueError(f"max_time_fraction must lie between 0 and 1, not {self.max_time_fraction}")
 
     def __call__(self, features: Tensor, lengths: Tensor, keys: Tensor) -> Tensor:
-        """Features [B, T, D], lengths [B], the utterances' keys [B] (see `noise`) -> features [B, T, D]."""
+        """Features [B, T, D], lengths [B], keys of the utterances [B] -> features [B, T, D]."""
         num_frames, dim = features.shape[1:]
         num_masks = self.num_time_masks + self.num_frequency_masks
-        draws = uniform(keys, SITE, 2 * num_masks).unflatten(1, (num_masks, 2))
+        draws = uniform(keys, SPEC_AUGMENT_SITE, 2 * num_masks).unflatten(1, (num_masks, 2))
         lengths = lengths.to(features.device)[:, None]
         share = self.max_time_fraction / max(self.num_time_masks, 1)
         widest = (lengths * share).long().clamp(max=self.time_width)
-        time = covered(draws[:, : self.num_time_masks], lengths, widest, num_frames)
-        every = torch.full_like(lengths, dim)
-        frequency = covered(
-            draws[:, self.num_time_masks :], every, every.clamp(max=self.frequency_width), dim
-        )
+        time = _masked(draws[:, : self.num_time_masks], lengths, widest, num_frames)
+        bands = torch.full_like(lengths, dim)
+        widest = bands.clamp(max=self.frequency_width)
+        frequency = _masked(draws[:, self.num_time_masks :], bands, widest, dim)
         return features.masked_fill(time[:, :, None] | frequency[:, None, :], 0.0)
 
 
-def covered(draws: Tensor, lengths: Tensor, widest: Tensor, size: int) -> Tensor:
-    """Which of `size` places the masks cover: [B, size].
-
-    Draws [B, masks, 2] in [0, 1) decide width and start; lengths and widest are [B, 1].
-    """
+def _masked(draws: Tensor, lengths: Tensor, widest: Tensor, size: int) -> Tensor:
+    """Positions that masks cover, bool [B, size], by draws of width and start [B, masks, 2] in [0, 1)."""
     width = (draws[:, :, 0] * (widest + 1)).long()
     start = (draws[:, :, 1] * (lengths - width + 1)).long()
-    place = torch.arange(size, device=draws.device)
-    return ((place >= start[:, :, None]) & (place < (start + width)[:, :, None])).any(dim=1)
+    position = torch.arange(size, device=draws.device)
+    return ((position >= start[:, :, None]) & (position < (start + width)[:, :, None])).any(dim=1)

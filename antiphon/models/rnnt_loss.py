@@ -1,39 +1,43 @@
-"""The transducer's loss: a sum over all ways through a lattice of frames and tokens, and its exact gradient.
+"""Loss of a transducer: a sum over all paths through a lattice of frames and tokens, with its exact gradient.
 
 A. Graves, "Sequence Transduction with Recurrent Neural Networks", 2012, §2.4–2.5.
 
 | symbol | name here |
 | --- | --- |
-| T, U | frames and tokens of an utterance |
+| T, U, V | frames, tokens of an utterance, size of the vocabulary |
 | ∅(t, u) | `blank` [B, T, U + 1]: log probability of going on to the next frame after u tokens |
 | y(t, u) | `label` [B, T, U]: log probability of token u + 1 at frame t |
 | α(t, u) | `forward_variables`, here [U + 1, B, T] |
-| β(t, u) | the same of the lattice turned round, without the last blank |
-
-Two numbers a node are all the lattice needs: see `joint` for how they come about without ever holding
-T × U × (number of tokens) values.
+| β(t, u) | the forward variables of the reversed lattice, without the last blank |
 
 Deviations, and why:
-- α of all frames after u tokens follows from α after u − 1 tokens in one go: with C(t, u) = Σ_{s<t} ∅(s, u),
-  eq. 16 is α(t, u) = C(t, u) + log Σ_{s≤t} exp(α(s, u−1) + y(s, u−1) − C(s, u)). That is U + 1 steps instead
-  of T · U or of T + U diagonals, each a running sum that a GPU does in parallel, α and β side by side.
-- It is computed in float64 whatever it is given, since C is large; the lattice is small beside the logits.
-- No atomic additions: the same to the last bit every time.
+- α of all frames after u tokens is computed from α after u − 1 tokens: with C(t, u) = Σ_{s<t} ∅(s, u), eq. 16
+  is α(t, u) = C(t, u) + log Σ_{s≤t} exp(α(s, u−1) + y(s, u−1) − C(s, u)). That takes U + 1 parallel running
+  sums instead of T · U steps or T + U diagonals; α and β are computed side by side.
+- The lattice is computed in float64, because C is large. It is small compared with the logits.
+- The joint network has B × T × U × V logits, of which the loss needs two of each V. They are computed a few
+  frames at a time, and again in the backward pass (T. Chen et al., "Training Deep Nets with Sublinear Memory
+  Cost", 2016).
+- No atomic additions (gradients are products with one-hot matrices): results are equal to the last bit.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from antiphon.models.layers import at_least_float32, clients_first
+
+MAX_VALUES = 2**24  # in a chunk of logits or of hidden units
+
 
 def rnnt_losses(blank: Tensor, label: Tensor, lengths: Tensor, token_lengths: Tensor) -> Tensor:
     """Log probabilities [B, T, U + 1] and [B, T, U], lengths [B] of at least 1, token lengths [B] -> [B].
-
-    One frame and one token: the token, then a blank.
 
     >>> half = torch.full((1, 1, 2), 0.5).log()
     >>> rnnt_losses(half, half[..., :1], torch.tensor([1]), torch.tensor([1])).exp()
@@ -44,17 +48,18 @@ def rnnt_losses(blank: Tensor, label: Tensor, lengths: Tensor, token_lengths: Te
 
 
 class Lattice(torch.autograd.Function):
-    """∂L/∂∅(t, u) = −P(the way takes that blank), and so for labels (eq. 20, before the softmax)."""
+    """∂L/∂∅(t, u) = −P(the path takes that blank), and the same for labels (eq. 20, before the softmax)."""
 
     @staticmethod
     def forward(ctx: Any, blank: Tensor, label: Tensor, lengths: Tensor, token_lengths: Tensor) -> Tensor:
         ends = Ends(lengths, token_lengths, *blank.shape[1:])
         exact = blank.double(), label.double()
         if any(ctx.needs_input_grad):
-            turned = ends.blanks_after(exact[0]), ends.labels_after(exact[1])
-            both = forward_variables(*(torch.cat(pair) for pair in zip(exact, turned, strict=True)))
+            reverse = ends.blanks_after(exact[0]), ends.labels_after(exact[1])
+            both = forward_variables(*(torch.cat(pair) for pair in zip(exact, reverse, strict=True)))
             alpha, beta = both.permute(1, 2, 0).chunk(2)
-            ctx.save_for_backward(*(taken.to(blank.dtype) for taken in _taken(*exact, alpha, beta, ends)))
+            posteriors = _posteriors(*exact, alpha, beta, ends)
+            ctx.save_for_backward(*(values.to(blank.dtype) for values in posteriors))
         else:
             alpha = forward_variables(*exact).permute(1, 2, 0)
         return -(ends.last(alpha) + ends.last(exact[0])).to(blank.dtype)  # eq. 17
@@ -67,10 +72,10 @@ class Lattice(torch.autograd.Function):
 
 
 def forward_variables(blank: Tensor, label: Tensor) -> Tensor:
-    """log α [U + 1, B, T] of lattices [B, T, U + 1] and [B, T, U]; α(0, 0) = 1, padding means nothing."""
+    """log α [U + 1, B, T] of lattices [B, T, U + 1] and [B, T, U]; α(0, 0) = 1."""
     blank, label = blank.permute(2, 0, 1).contiguous(), label.permute(2, 0, 1).contiguous()
     waited = F.pad(running_sum(blank)[..., :-1], (1, 0))  # C
-    # What is carried from token to token is α − C, so a step costs one addition and one running sum.
+    # The recursion is over α − C: each step is one addition and one running sum.
     steps = waited[:-1] + label - waited[1:]
     columns = [torch.zeros_like(waited[0])]
     for step in steps.unbind():
@@ -79,7 +84,7 @@ def forward_variables(blank: Tensor, label: Tensor) -> Tensor:
 
 
 def running_sum(values: Tensor) -> Tensor:
-    """Along the last dimension, by doubling: `torch.cumsum` on a GPU does not promise its last bit.
+    """Return the cumulative sum over the last dimension; `torch.cumsum` is not deterministic on a GPU.
 
     >>> running_sum(torch.tensor([1, 2, 3, 4, 5])).tolist()
     [1, 3, 6, 10, 15]
@@ -92,39 +97,43 @@ def running_sum(values: Tensor) -> Tensor:
 
 
 class Ends:
-    """Where each utterance of a batch ends, and its lattice as seen from there.
+    """The end of each utterance of a batch, and its lattice in reverse order.
 
-    Node (t, u) of the turned lattice is (T − 1 − t, U − u). A blank into it leaves one frame earlier, a
-    label into it one token earlier. Places before the beginning are read as 0: they lead only to padding.
+    Node (t, u) of the reversed lattice is (T − 1 − t, U − u). A blank into it starts one frame earlier, a
+    label one token earlier. Negative indices are read as 0: only padding uses them.
     """
 
     def __init__(self, lengths: Tensor, token_lengths: Tensor, num_frames: int, num_nodes: int) -> None:
         device = lengths.device
         self.rows = torch.arange(len(lengths), device=device)
         self.last_frame, self.last_node = lengths - 1, token_lengths
-        self.frames = self.last_frame[:, None] - torch.arange(num_frames, device=device)  # left after each
+        self.frames = self.last_frame[:, None] - torch.arange(
+            num_frames, device=device
+        )  # remaining after each
         self.nodes = self.last_node[:, None] - torch.arange(num_nodes, device=device)
 
     def last(self, values: Tensor) -> Tensor:
-        """[B, T, U + 1] -> [B]: at the last frame, after the last token."""
+        """[B, T, U + 1] -> [B]: the values at the last frame, after the last token."""
         return values[self.rows, self.last_frame, self.last_node]
 
     def blanks_after(self, values: Tensor) -> Tensor:
-        """[B, T, U + 1] -> the same size: what stands where the turned lattice's blanks lead."""
+        """[B, T, U + 1] -> the same size: the values where the blanks of the reversed lattice end."""
         return self._at(values, self.frames - 1, self.nodes)
 
     def labels_after(self, values: Tensor) -> Tensor:
-        """[B, T, U or U + 1] -> [B, T, U]: what stands where the turned lattice's labels lead."""
+        """[B, T, U or U + 1] -> [B, T, U]: the values where the labels of the reversed lattice end."""
         return self._at(values, self.frames, self.nodes[:, :-1] - 1)
 
     def _at(self, values: Tensor, frames: Tensor, nodes: Tensor) -> Tensor:
         return values[self.rows[:, None, None], frames.clamp(min=0)[:, :, None], nodes.clamp(min=0)[:, None]]
 
 
-def _taken(blank: Tensor, label: Tensor, alpha: Tensor, beta: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
-    """Probabilities that each blank [B, T, U + 1] and each label [B, T, U] is taken, given the tokens.
+def _posteriors(
+    blank: Tensor, label: Tensor, alpha: Tensor, beta: Tensor, ends: Ends
+) -> tuple[Tensor, Tensor]:
+    """Posterior probabilities of each blank [B, T, U + 1] and each label [B, T, U], given the tokens.
 
-    β lacks the last blank, which all ways share, as does the total α(T − 1, U) they are divided by.
+    β and the total α(T − 1, U) both lack the last blank, which all paths share.
     """
     total = ends.last(alpha)[:, None, None]
     frames, nodes = ends.frames[:, :, None], ends.nodes[:, None]
@@ -133,3 +142,99 @@ def _taken(blank: Tensor, label: Tensor, alpha: Tensor, beta: Tensor, ends: Ends
     blanks = torch.where((frames == 0) & (nodes == 0), 1.0, blanks)
     log_labels = alpha[..., :-1] + label + ends.labels_after(beta) - total
     return blanks, torch.where((frames >= 0) & (nodes[..., :-1] > 0), log_labels, -torch.inf).exp()
+
+
+# --- The joint network -----------------------------------------------------------------------------
+
+
+def next_log_probs(
+    frames: Tensor, states: Tensor, weight: Tensor, bias: Tensor, tokens: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return ln softmax(weight · tanh(frame + state) + bias) at the blank and at the next token.
+
+    frames [B, T, J], states [B, U + 1, J], weight [V, J], bias [V], tokens [B, U]
+    -> blank [B, T, U + 1] and label [B, T, U], in float32 at least.
+    """
+    following = F.pad(tokens, (0, 1))
+    blank, label = NextLogProbs.apply(frames[None], states[None], weight[None], bias[None], following[None])
+    return blank[0], label[0, ..., :-1]
+
+
+class NextLogProbs(torch.autograd.Function):
+    """`next_log_probs` of S joint networks: every tensor has dimension S first, tokens are [S, B, U + 1]."""
+
+    @staticmethod
+    def forward(
+        frames: Tensor, states: Tensor, weight: Tensor, bias: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        blanks, labels = [], []
+        for (part,) in _parts(states, weight, frames):
+            logits = at_least_float32(_logits(_hidden(part, states), weight, bias))
+            log_probs = F.log_softmax(logits, dim=-1)
+            blanks.append(log_probs[..., 0].clone())  # a view would keep the whole part
+            chosen = tokens[:, :, None, :, None].expand(*log_probs.shape[:-1], 1)
+            labels.append(log_probs.gather(-1, chosen).squeeze(-1))
+        return torch.cat(blanks, dim=2), torch.cat(labels, dim=2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        frames, states, weight, bias, tokens = ctx.saved_tensors
+        vocabulary = torch.arange(weight.shape[1], device=tokens.device)
+        one_hot = (tokens[:, :, None, :, None] == vocabulary).to(upstream[0].dtype)
+        d_frames = []
+        d_states, d_weight, d_bias = (
+            torch.zeros_like(tensor, dtype=at_least_float32(tensor).dtype)
+            for tensor in (states, weight, bias)
+        )
+        for part, *d_outputs in _parts(states, weight, frames, *upstream):
+            hidden = _hidden(part, states)
+            d_logits = _logits_backward(_logits(hidden, weight, bias), one_hot, *d_outputs)
+            d_bias += d_logits.sum(dim=1)
+            d_logits = d_logits.to(hidden.dtype)
+            if ctx.needs_input_grad[2]:
+                d_weight += d_logits.mT @ hidden.flatten(1, 3)
+            d_hidden = (d_logits @ weight.to(hidden.dtype)).view_as(hidden)
+            d_sum = torch.ops.aten.tanh_backward(d_hidden, hidden)
+            d_frames.append(d_sum.sum(dim=3))
+            d_states += d_sum.sum(dim=2, dtype=d_states.dtype)
+        summed = zip((d_states, d_weight, d_bias), (states, weight, bias), strict=True)
+        return torch.cat(d_frames, dim=2), *(grad.to(tensor.dtype) for grad, tensor in summed), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
+        """Clients are more joint networks."""
+        stacked = clients_first(info.batch_size, in_dims, *inputs)
+        outputs = NextLogProbs.apply(*(tensor.flatten(0, 1) for tensor in stacked))
+        return tuple(output.unflatten(0, (info.batch_size, -1)) for output in outputs), (0, 0)
+
+
+def _parts(states: Tensor, weight: Tensor, *by_frame: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Split tensors [S, B, T, ...] into parts of frames that make at most MAX_VALUES values each."""
+    per_frame = math.prod(states.shape[:3]) * max(weight.shape[1:])
+    num_frames = max(1, MAX_VALUES // per_frame)
+    return zip(*(tensor.split(num_frames, dim=2) for tensor in by_frame), strict=True)
+
+
+def _hidden(part: Tensor, states: Tensor) -> Tensor:
+    """[S, B, t, J], [S, B, U + 1, J] -> [S, B, t, U + 1, J]."""
+    return (part[:, :, :, None] + states[:, :, None]).tanh_()
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """[S, B, t, U + 1, J] -> [S, B, t, U + 1, V]."""
+    weight, bias = weight.to(hidden.dtype), bias.to(hidden.dtype)
+    logits = torch.baddbmm(bias[:, None], hidden.flatten(1, 3), weight.mT)
+    return logits.view(*hidden.shape[:-1], -1)
+
+
+def _logits_backward(logits: Tensor, one_hot: Tensor, d_blank: Tensor, d_label: Tensor) -> Tensor:
+    """Gradients of the logits [S, nodes, V] from those of the blank and label outputs [S, B, t, U + 1]."""
+    d_logits = F.softmax(logits, dim=-1, dtype=d_blank.dtype)
+    d_logits *= -(d_blank + d_label)[..., None]
+    d_logits[..., 0] += d_blank
+    d_logits.addcmul_(one_hot, d_label[..., None])
+    return d_logits.flatten(1, 3)

@@ -1,21 +1,19 @@
-"""Transducers: an encoder that hears, a prediction network that reads, and a joint network over both.
+"""Transducers: an encoder of speech, a prediction network over labels, and a joint network over both.
 
 A. Graves, "Sequence Transduction with Recurrent Neural Networks", 2012 (the model and its loss);
-R. Botros et al., "Tied & Reduced RNN-T Decoder", Interspeech 2021 (a prediction network that only looks at
-embeddings of the last labels, two of them); the configuration is that of R. Lin et al., "Federated Pruning:
-Improving Neural Network Efficiency with Federated Learning", Interspeech 2022, §3: 17 Conformer layers of
-512, a 640-dimensional embedding prediction network, a 2048-dimensional joint network.
+R. Botros et al., "Tied & Reduced RNN-T Decoder", Interspeech 2021 (a prediction network over embeddings of
+the last two labels); R. Lin et al., "Federated Pruning: Improving Neural Network Efficiency with Federated
+Learning", Interspeech 2022, §3 (the configuration `PUBLISHED`).
 
 | symbol | name here |
 | --- | --- |
-| f_t | `frames`, the encoder's, as the joint network takes them |
-| g_u | `states`, the prediction network's after u labels, as the joint network takes them |
-| ∅ | token 0, which also stands for what was before the first label |
+| f_t | `frames` of the encoder, as the joint network takes them |
+| g_u | `states` of the prediction network after u labels, as the joint network takes them |
+| ∅ | token 0, also the label before the first one |
 
 Deviations, and why:
-- The last labels' embeddings are concatenated and projected, not averaged with a weight for each place
-  (M. Ghodsi et al., "RNN-Transducer with Stateless Prediction Network", 2020, do so too): more general, and
-  640 × 1280 parameters are little beside 108 M.
+- The embeddings of the last labels are concatenated and projected, not averaged with a weight for each (also
+  in M. Ghodsi et al., "RNN-Transducer with Stateless Prediction Network", 2020): more general.
 - Embedding and output layer are not tied: the papers do not say so for this size.
 - LayerNorm where the pruning paper has GroupNorm: see `conformer`. Its kernel of 32 must be odd here: 31.
 """
@@ -32,11 +30,10 @@ from torch import Tensor, nn
 from antiphon.data.batches import Batch
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
-from antiphon.models.joint import next_log_probs
-from antiphon.models.layers import frame_mask
+from antiphon.models.layers import frame_mask, without_zeros
 from antiphon.models.model import MODELS
 from antiphon.models.noise import Dropout
-from antiphon.models.rnnt_loss import rnnt_losses
+from antiphon.models.rnnt_loss import next_log_probs, rnnt_losses
 
 
 @MODELS.register
@@ -51,10 +48,10 @@ class TransducerConfig:
 
     encoder: ConformerConfig | BlstmConfig = field(default_factory=lambda: ConformerConfig(stack=4))
     prediction_dim: int = 256
-    context: int = 2  # last labels the prediction network sees
+    context: int = 2  # the number of last labels that the prediction network sees
     joint_dim: int = 320
     dropout: float = 0.1  # of the prediction network
-    symbols_per_frame: int = 4  # at most, in greedy decoding; the loss knows no limit
+    symbols_per_frame: int = 4  # the most in decoding; the loss has no limit
 
     def __post_init__(self) -> None:
         if min(self.prediction_dim, self.context, self.joint_dim, self.symbols_per_frame) < 1:
@@ -76,7 +73,7 @@ PUBLISHED = TransducerConfig(
 
 
 class Transducer(nn.Module):
-    """At every frame, tokens one after another until a blank; each depends on the frame and the last few."""
+    """Emits tokens at every frame until a blank; each depends on the frame and on the last few tokens."""
 
     def __init__(self, config: TransducerConfig, input_dim: int, num_tokens: int) -> None:
         super().__init__()
@@ -107,11 +104,11 @@ class Transducer(nn.Module):
 
     @torch.no_grad()
     def greedy(self, batch: Batch) -> list[list[int]]:
-        """The best token again and again until it is a blank, frame by frame: `symbols_per_frame` at most."""
+        """At every frame, take the best token until it is a blank: at most `symbols_per_frame` times."""
         frames, lengths = self.listen(batch)
         context = self.start(len(frames))
         state = self.predict(context)
-        spelled = []
+        steps = []
         for number, frame in enumerate(frames.unbind(dim=1)):
             running = number < lengths
             for _ in range(self.config.symbols_per_frame):
@@ -119,20 +116,19 @@ class Transducer(nn.Module):
                 running = tokens != 0
                 if not running.any():
                     break
-                spelled.append(tokens)
+                steps.append(tokens)
                 context = torch.where(running[:, None], self.advance(context, tokens), context)
                 state = self.predict(context)
-        rows: list[list[int]] = torch.stack(spelled, dim=1).tolist() if spelled else [[]] * len(frames)
-        return [[token for token in row if token != 0] for row in rows]
+        return without_zeros(torch.stack(steps, dim=1)) if steps else [[]] * len(frames)
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
         """A frame can hold any number of tokens, but decoders stop at a few."""
         return num_frames >= 1 and len(tokens) >= 1
 
-    # What beams are made of.
+    # The steps of a beam search:
 
     def listen(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Frames as the joint network takes them [B, T', joint_dim], and how many are real [B]."""
+        """Frames as the joint network takes them [B, T', joint_dim], and the number of real ones [B]."""
         frames, lengths = self.encoder(batch.features, batch.feature_lengths)
         return self.from_encoder(frames), lengths
 
@@ -141,22 +137,20 @@ class Transducer(nn.Module):
         return torch.zeros(num_rows, self.config.context, dtype=torch.int64, device=self.output.weight.device)
 
     def advance(self, context: Tensor, tokens: Tensor) -> Tensor:
-        """One label further: [N, context], [N] -> [N, context]."""
+        """Append a label: [N, context], [N] -> [N, context]."""
         return torch.cat((context[:, 1:], tokens[:, None]), dim=1)
 
     def predict(self, context: Tensor) -> Tensor:
         """The last labels [..., context] -> states as the joint network takes them [..., joint_dim]."""
-        states: Tensor = self.from_prediction(self.prediction(context))
-        return states
+        return self.from_prediction(self.prediction(context))
 
     def classify(self, frames: Tensor, states: Tensor) -> Tensor:
         """Frames and states that broadcast to [..., joint_dim] -> logits [..., num_tokens]."""
-        logits: Tensor = self.output(torch.tanh(frames + states))
-        return logits
+        return self.output(torch.tanh(frames + states))
 
 
 class Prediction(nn.Module):
-    """The last labels [B, context] or [B, U + 1, context] -> [..., prediction_dim]; nothing recurs."""
+    """The last labels [B, context] or [B, U + 1, context] -> [..., prediction_dim], without recurrence."""
 
     def __init__(self, config: TransducerConfig, num_tokens: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Both recursions of CTC at once in one kernel, for GPUs (Triton): see `ctc_loss`.
+"""Both recursions of the CTC loss in one GPU kernel (Triton); see `models.ctc`.
 
-PyTorch's kernels take one recursion after the other, and wait for the GPU to learn the lengths first.
+PyTorch runs one recursion after the other, and first copies the lengths from the GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _log_sum(first, second, third):  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_frames", "num_states"])
 def _recursions(  # type: ignore[no-untyped-def]
-    log_probs,  # Triton reads annotations: only its own may stand here
+    log_probs,  # no annotations: Triton would read them
     labels,
     lengths,
     label_lengths,
@@ -32,8 +32,8 @@ def _recursions(  # type: ignore[no-untyped-def]
     num_tokens,
     width: tl.constexpr,
 ):
-    # One utterance, forward (the first of its two programs) or backward. A row of states is read by other
-    # threads than have written it: hence the barriers.
+    # One utterance, forward (the first of its two programs) or backward. Other threads write the states that
+    # a thread reads: hence the barriers.
     row = tl.program_id(0).to(tl.int64)
     length, own = tl.load(lengths + row), tl.load(label_lengths + row)
     state = tl.arange(0, width)
@@ -93,7 +93,7 @@ def recursions(
     variables = log_probs.new_full((2, batch, num_frames, num_states), -torch.inf)
     losses = log_probs.new_empty(batch)
     _recursions[(batch, 2)](
-        # Texts of one utterance share its one length: as it comes, a row of its own has no place in memory.
+        # Texts of one utterance share its length: an expanded tensor has no memory for each row.
         *(tensor.contiguous() for tensor in (log_probs, labels, lengths, label_lengths)),
         *(variables[0], variables[1], losses, num_frames, num_states, num_tokens),
         width=triton.next_power_of_2(num_states),

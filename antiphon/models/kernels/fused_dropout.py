@@ -1,4 +1,4 @@
-"""Dropout by hashing, for GPUs (Triton): one kernel, one pass over memory, for what `noise` does in many."""
+"""The hashed dropout of `noise` in one GPU kernel (Triton) and one pass over memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def _mixed(bits, first: tl.constexpr, second: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit(do_not_specialize=["num_frames", "site"])
-def _kept(  # type: ignore[no-untyped-def]
-    values,  # Triton reads annotations: only its own may stand here
+def _drop(  # type: ignore[no-untyped-def]
+    values,  # no annotations: Triton would read them
     keys,
     out,
     num_frames,
@@ -41,18 +41,16 @@ def _kept(  # type: ignore[no-untyped-def]
     tl.store(out + place, value * scale, mask=channel < dim)
 
 
-def kept(values: Tensor, keys: Tensor, site: int, rate: float, constants: tuple[int, int, int]) -> Tensor:
-    """Values [..., T, dim] or [..., dim] of utterances with keys [...]: see `noise.Kept`."""
+def drop(values: Tensor, keys: Tensor, site: int, rate: float, constants: tuple[int, int, int]) -> Tensor:
+    """Apply dropout to values [..., T, dim] or [..., dim] of utterances with keys [...]."""
     values, keys = values.contiguous(), keys.contiguous()
     out, dim = torch.empty_like(values), values.shape[-1]
     num_rows = values.numel() // dim
     first, second, golden = constants
-    _kept[(num_rows,)](
+    _drop[(num_rows,)](
         *(values, keys, out, num_rows // keys.numel(), dim),
         *(site, int(rate * 2**32) - 2**31, 1 / (1 - rate)),
-        first=first,
-        second=second,
-        golden=golden,
+        **{"first": first, "second": second, "golden": golden},
         width=triton.next_power_of_2(dim),
     )
     return out

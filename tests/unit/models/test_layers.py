@@ -3,9 +3,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from antiphon.models.blstm import open_forget_gates
 from antiphon.models.layers import (
     num_stacked,
-    open_forget_gates,
     reversed_frames,
     rotary_angles,
     rotate,

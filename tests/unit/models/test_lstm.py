@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
+from antiphon.models.blstm import Cell, LstmCell, Recurrence, bidirectional
 from antiphon.models.layers import is_stacked
-from antiphon.models.lstm import Cell, LstmCell, Recurrence, bidirectional
 
 
 def double(*shape: int) -> torch.Tensor:

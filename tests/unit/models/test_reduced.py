@@ -20,8 +20,7 @@ from antiphon.data.batches import Batch
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import Ctc, CtcConfig
-from antiphon.models.reduced import ReducedConfig, ReducedLinear, reduced, structure_of
-from antiphon.models.units import Units
+from antiphon.models.reduced import ReducedConfig, ReducedLinear, Units, reduced, structure_of
 from antiphon.tasks.submodel import (
     Submodel,
     SubmodelEmbedding,

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from antiphon.models import joint
-from antiphon.models.joint import next_log_probs
-from antiphon.models.rnnt_loss import rnnt_losses
+from antiphon.models import rnnt_loss
+from antiphon.models.rnnt_loss import next_log_probs, rnnt_losses
 
 LENGTHS, TOKEN_LENGTHS = [5, 3, 1, 4, 1], [3, 0, 2, 1, 0]
 
@@ -157,7 +156,7 @@ def with_gradients(work: Any, given: list[Tensor], seed: int = 9) -> tuple[Tenso
 def test_chunks_of_any_size_give_what_all_logits_at_once_give(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joint, "MOST", most)
+    monkeypatch.setattr(rnnt_loss, "MAX_VALUES", most)
     given = random_joint()
     for ours, expected in zip(
         with_gradients(next_log_probs, given), with_gradients(plain, given), strict=True
@@ -166,7 +165,7 @@ def test_chunks_of_any_size_give_what_all_logits_at_once_give(
 
 
 def test_the_joint_s_gradient_is_that_of_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joint, "MOST", 100)
+    monkeypatch.setattr(rnnt_loss, "MAX_VALUES", 100)
     *given, tokens = random_joint(seed=1)
     leaves = [tensor.requires_grad_() for tensor in given]
     assert torch.autograd.gradcheck(lambda *given: next_log_probs(*given, tokens), leaves)
@@ -215,7 +214,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_tensor_holds_all_logits_neither_forward_nor_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joint, "MOST", 2**14)
+    monkeypatch.setattr(rnnt_loss, "MAX_VALUES", 2**14)
     batch, frames, nodes, hidden, vocabulary = 3, 40, 11, 16, 50
     torch.manual_seed(0)
     leaves = [
