@@ -24,7 +24,7 @@ from antiphon.workflows.personalize_lists import ClientChange, NoiseSettings, Pe
 Lists = Annotated[Path, typer.Argument(help="N-best lists with references, in time order: JSON lines.")]
 Background = Annotated[
     list[Path],
-    typer.Option(metavar="TEXT", help="Text that the background model was trained on. Repeatable."),
+    typer.Option(metavar="TEXT", help="A text file that the background model was trained on. Repeatable."),
 ]
 Adapt = Annotated[
     str, typer.Option(metavar="NAME", help="What is adapted: a model, or a part of the lists such as lm.")
@@ -41,17 +41,17 @@ Earlier = Annotated[
     list[str],
     typer.Option(metavar="SPLIT", help="Clients that took part before and go on reporting. Repeatable."),
 ]
-Alpha = Annotated[str, typer.Option(help="Weights of everyone's words to try.")]
-Beta = Annotated[str, typer.Option(help="Weights of the client's own words to try.")]
-Lambda = Annotated[str, typer.Option("--lambda", help="Exponents to try.")]
-Sigma = Annotated[str, typer.Option(help="Widths of the weights by rank to try.")]
-Smoothing = Annotated[float, typer.Option(help="The share of the background in both.")]
+Alpha = Annotated[str, typer.Option(help="Weights of the words of all clients to try (α).")]
+Beta = Annotated[str, typer.Option(help="Weights of the client's own words to try (β).")]
+Lambda = Annotated[str, typer.Option("--lambda", help="Exponents to try (λ).")]
+Sigma = Annotated[str, typer.Option(help="Widths of the weights by rank to try (σ).")]
+Smoothing = Annotated[float, typer.Option(help="The share of the background in own and shared words.")]
 Agreement = Annotated[
     float, typer.Option(min=0, help="Words count by the share of hypotheses that have them, to this power.")
 ]
 Depth = Annotated[int, typer.Option(min=1, help="The number of hypotheses of a list that are used.")]
 EveryUtterance = Annotated[
-    bool, typer.Option(help="Use a client's own words at once, not only after the round.")
+    bool, typer.Option(help="Use a client's own words at once, not only after a round.")
 ]
 Cohort = Annotated[int, typer.Option(min=0, help="Clients that report in a round; 0 for all.")]
 Private = Annotated[
@@ -60,13 +60,15 @@ Private = Annotated[
 ]
 Cap = Annotated[
     float | None,
-    typer.Option(help="Words that a client may add: l1 for laplace (100), l2 for gaussian (20)."),
+    typer.Option(
+        help="A cap on the counts of a client: l1 norm for laplace (100), l2 norm for gaussian (20)."
+    ),
 ]
 Population = Annotated[
-    str, typer.Option(metavar="K,…", help="Noise as if each client were this many who speak alike.")
+    str, typer.Option(metavar="K,…", help="Counts as if each client were this many with the same words.")
 ]
 NoiseSeeds = Annotated[int, typer.Option(min=1, help="Draws of noise to average over.")]
-SecureNoise = Annotated[bool, typer.Option(help="Use noise of the operating system, not of seeds.")]
+SecureNoise = Annotated[bool, typer.Option(help="Draw noise from the operating system, not from seeds.")]
 Folder = Annotated[
     Path | None, typer.Option(help="A folder for results.json, clients.svg and the journals of rounds.")
 ]
@@ -134,7 +136,7 @@ def _print_tables(result: Personalisation) -> None:
 
 
 def _table(title: str, rows: Sequence[Row]) -> Table:
-    """Error rates, change from the background model, and the matched-pairs test of it."""
+    """Error rates, changes from the background model, and the matched-pairs test."""
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
     for column in ("", "WER %", "relative change %", "MAPSSWE p"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)

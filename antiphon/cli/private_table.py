@@ -11,9 +11,9 @@ from antiphon.workflows.personalize_lists import NoiseResults
 
 
 def private_table(results: NoiseResults, rounds: int) -> Table:
-    """Table 4 of the paper: error rates, ε as the paper counts it, and ε of what is protected in the end."""
+    """Table 4 of the paper: error rates, the paper's ε, and ε for an utterance and for a client."""
     table = Table(
-        title=f"noise on everyone's words, T = {rounds}; ε of all rounds at the δ beside it, "
+        title=f"noise on the shared words, T = {rounds}; ε of all rounds with its δ, "
         "except in the paper's column",
         box=SIMPLE_HEAD,
         pad_edge=False,

@@ -1,14 +1,14 @@
-"""What a product would embed: a second pass that learns its owner's words, and everyone's, as it goes.
+"""Personalisation on a device: a second pass that learns the words of its user and of all users.
 
 Liu and Peng, "Federated Marginal Personalization for ASR Rescoring", 2020, algorithm 1, for one device.
 
     personalizer = Personalizer(lm, background, alpha=0.5, beta=0.25, lam=0.5, sigma=1.0)
     best = personalizer.rescore(nbest).hypotheses[0]   # ranked by the adapted model
     personalizer.observe(nbest)                        # its words count from now on
-    update = personalizer.report()                     # now and then, to the server
-    personalizer.receive(q_bar)                        # and its answer
+    update = personalizer.report()                     # sent to the server in some rounds
+    personalizer.receive(q_bar)                        # the server's answer
 
-Before anything was observed or received, it ranks exactly as the background model does.
+Before anything is observed or received, it ranks exactly as the background model does.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ SCORE, ADAPTED = "score", "adapted"
 
 @dataclass
 class Personalizer:
-    """A language model on a device, and what the device knows of words.
+    """A language model on a device, with the words that the device has counted.
 
-    weights: of the parts of a hypothesis, "score" being its total in the first pass, and of "adapted", the
-    adapted model's ln p. The paper: {"acoustic": 1, "lm": 0.5 s, "adapted": 0.5 s} with the first pass's
-    scale s.
+    weights: of the parts of a hypothesis. "score" is its total in the first pass, "adapted" the adapted
+    model's ln p. The paper: {"acoustic": 1, "lm": 0.5 s, "adapted": 0.5 s} with the first pass's scale s.
     """
 
     lm: SentenceModel
@@ -61,7 +60,7 @@ class Personalizer:
         self.marginals = Marginals(self.background, mixture)
 
     def rescore(self, nbest: NBest) -> NBest:
-        """The list best first by the weighted sum, which becomes its score; among equals the order holds."""
+        """Return the list sorted by the weighted sum, which becomes the score; the sort is stable."""
         if not nbest.hypotheses:
             return nbest
         adapted = AdaptedLm(self.lm, self.background, self.marginals)
@@ -83,27 +82,29 @@ class Personalizer:
         return replace(hypothesis, score=total, parts={**hypothesis.parts, ADAPTED: log_prob})
 
     def observe(self, nbest: NBest) -> None:
-        """Counts the words of a list, by rank (eq. 3): the first pass's list, or one that was rescored."""
-        own = self.marginals.client_words.observed(nbest, self.background.encode, self.sigma, self.agreement)
-        self.marginals = replace(self.marginals, client_words=own)
+        """Count the words of a list by rank (eq. 3): a list of the first pass, or one that was rescored."""
+        cache = self.marginals.client_words.observed(
+            nbest, self.background.encode, self.sigma, self.agreement
+        )
+        self.marginals = replace(self.marginals, client_words=cache)
 
     def report(self, task: Task | None = None) -> Update:
-        """What the server may know: q_i and c_i, after the cap. `Unusable` before anything was observed."""
-        own = self.marginals.client_words
-        return report_marginal(self.name, own, self.background.size, task or Task(KIND), self.cap)
+        """Return what the server may know: q_i and c_i, after the cap. `Unusable` without any words."""
+        cache = self.marginals.client_words
+        return report_marginal(self.name, cache, self.background.size, task or Task(KIND), self.cap)
 
     def receive(self, q_bar: Tensor | np.ndarray) -> None:
-        """The server's q̄ replaces the one before."""
-        everyone = torch.as_tensor(q_bar).double().numpy()
-        if everyone.shape != (self.background.size,) or not (everyone >= 0).all():
+        """Take the server's q̄ in place of the last one."""
+        shared = torch.as_tensor(q_bar).double().numpy()
+        if shared.shape != (self.background.size,) or not (shared >= 0).all():
             raise ValueError(
-                f"q̄ must hold {self.background.size} probabilities, one a word of the background; "
-                f"got {everyone.shape}"
+                f"q̄ must hold {self.background.size} probabilities, one for each word of the background; "
+                f"got {shared.shape}"
             )
-        self.marginals = replace(self.marginals, shared_words=everyone)
+        self.marginals = replace(self.marginals, shared_words=shared)
 
     def save(self, folder: str | Path) -> None:
-        """Writes what was learnt, whole or not at all; model and background never change and are left out."""
+        """Write what was learnt, completely or not at all. The model and the background are not written."""
         known = {"ids": self.marginals.client_words.ids, "counts": self.marginals.client_words.counts}
         if self.marginals.shared_words is not None:
             known["everyone"] = self.marginals.shared_words
@@ -111,11 +112,11 @@ class Personalizer:
         save_checkpoint(Path(folder), tensors, {"words": self.background.digest})
 
     def load(self, folder: str | Path) -> None:
-        """What `save` wrote, in place of what is known now. Refuses counts of another vocabulary."""
-        found: tuple[dict[str, Any], dict[str, Any]] = load_checkpoint(Path(folder), {})
-        tensors, notes = found
+        """Load what `save` wrote. Refuses counts of another vocabulary."""
+        checkpoint: tuple[dict[str, Any], dict[str, Any]] = load_checkpoint(Path(folder), {})
+        tensors, notes = checkpoint
         if notes.get("words") != self.background.digest:
-            raise ValueError(f"{folder} was saved with another background: its counts are of other words")
+            raise ValueError(f"{folder} was saved with another background: its counts are for other words")
         values = {name: tensor.numpy() for name, tensor in tensors.items()}
-        own = Cache(values["ids"], values["counts"])
-        self.marginals = replace(self.marginals, client_words=own, shared_words=values.get("everyone"))
+        cache = Cache(values["ids"], values["counts"])
+        self.marginals = replace(self.marginals, client_words=cache, shared_words=values.get("everyone"))

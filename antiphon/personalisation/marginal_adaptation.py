@@ -1,4 +1,4 @@
-"""Marginal adaptation: a language model whose words are made likelier or rarer, each by a factor of its own.
+"""Marginal adaptation: a language model in which each word's probability is multiplied by its own factor.
 
 Z. Liu and F. Peng, "Federated Marginal Personalization for ASR Rescoring", 2020, §2.1; after R. Kneser et
 al., "Language Model Adaptation Using Dynamic Marginals", 1997.
@@ -6,21 +6,19 @@ al., "Language Model Adaptation Using Dynamic Marginals", 1997.
 | symbol | here |
 | --- | --- |
 | u(w) | `Marginals.background` |
-| q̄(w) | `Marginals.shared_words`: of all clients, from the server; None before the first round |
+| q̄(w) | `Marginals.shared_words`: words of all clients, from the server; None before the first round |
 | q_i(w) | `Marginals.client_words`: the client's cache |
 | g(w) | (1 − α − β) u + α q̄ + β q_i, eq. 2 |
 | α, β, λ, σ | `Mixture.alpha`, `.beta`, `.lam`, `.sigma` |
 
-p'(w | h) ∝ (g(w) / u(w))^λ p(w | h), eq. 1. Not normalised here: a text gets λ Σ ln(g/u) over its words on
-top of its ln p. That needs nothing of the model but ln p(text), so it is the same for a model of words and
-one of subwords: there, a word's factor is paid where the word ends. The end of a sentence has none.
-`benchmarks/normalised_lm.py` divides by Z(h), for perplexity.
+p'(w | h) ∝ (g(w) / u(w))^λ p(w | h), eq. 1. It is not normalised here: λ Σ ln(g/u) over the words of a text
+is added to its ln p. This needs only ln p(text), so it works for models of words and of subwords. The end of
+a sentence has no factor. `benchmarks/normalised_lm.py` divides by Z(h), for perplexity.
 
-Smoothing, which the paper leaves open: both q̄ and q_i are mixed with `smoothing` parts of u. It is done
-where they are used, not before they are sent: eq. 6 is linear, so both come to the same, and what travels
-stays a count. Hence g/u = 1 + (1 − smoothing) (α (q̄/u − 1) + β (q_i/u − 1)), which is exactly 1 before
-anything was heard. Only words of the list at hand are looked at: the cost does not grow with the
-vocabulary.
+Smoothing, which the paper leaves open: both q̄ and q_i are mixed with a share `smoothing` of u. This is done
+where they are used, not before they are sent. Eq. 6 is linear, so the result is the same, and clients send
+counts. Hence g/u = 1 + (1 − smoothing) (α (q̄/u − 1) + β (q_i/u − 1)), which is exactly 1 before any word was
+counted. Only the words of one list are looked up, so the cost does not grow with the vocabulary.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from antiphon.personalisation.word_cache import Cache, rank_weights
 
 @dataclass(frozen=True)
 class Mixture:
-    """How much everyone's words count, how much one's own, and how sharply: the paper's settings."""
+    """The paper's settings: weights of shared and own words (α, β), exponent (λ), width (σ)."""
 
     alpha: float = 0.5
     beta: float = 0.25
@@ -62,7 +60,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Marginals:
-    """What a client knows of how often words are said. everyone [background.size] is shared by clients."""
+    """Word frequencies that a client knows. shared_words: [background.size], the same for all clients."""
 
     background: Unigram
     mixture: Mixture = Mixture()
@@ -70,19 +68,19 @@ class Marginals:
     client_words: Cache = field(default_factory=Cache)
 
     def log_ratios(self, ids: np.ndarray) -> np.ndarray:
-        """ln(g/u) of these words."""
+        """Return ln(g/u) of these words."""
         usual = self.background.probabilities[ids]
         change = np.zeros(len(ids))
         if self.shared_words is not None:
             change += self.mixture.alpha * (self.shared_words[ids] / usual - 1)
         if (total := self.client_words.total) > 0:
             change += self.mixture.beta * (self.client_words.at(ids) / total / usual - 1)
-        # α + β = 1 without smoothing leaves nothing of u: a word nobody said has a ratio of zero.
+        # With α + β = 1 and no smoothing, the ratio of a word that nobody said is zero.
         smallest = np.finfo(np.float64).tiny
         return np.log(np.maximum(1 + (1 - self.mixture.smoothing) * change, smallest))
 
     def log_factors(self, ids: np.ndarray) -> np.ndarray:
-        """λ ln(g/u) of these words: what adaptation adds to ln p, before normalisation."""
+        """Return λ ln(g/u) of these words: what adaptation adds to ln p, before normalisation."""
         return self.mixture.lam * self.log_ratios(ids)
 
 
@@ -94,10 +92,10 @@ class Factors(Protocol):
 
 @dataclass(frozen=True)
 class WordsOfTexts:
-    """Words of several texts, each different word once, so that its factor is looked up once.
+    """The words of several texts. Each different word is stored once, so that its factor is looked up once.
 
-    different [m]; places [n]: the words of all texts in a row, as places in `different`; texts [n]: whose
-    they are.
+    different [m]: word ids. places [n]: the words of all texts in a row, as indices into `different`.
+    texts [n]: the text that each of them belongs to.
     """
 
     different: np.ndarray
@@ -113,19 +111,19 @@ class WordsOfTexts:
         return cls(different, places, np.repeat(np.arange(len(rows)), list(map(len, rows))), len(rows))
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """Sums over the words of each text [num_texts], of values of the different words [m]."""
+        """Sum values of the different words [m] over the words of each text: [num_texts]."""
         return np.bincount(self.texts, values[self.places], minlength=self.num_texts)
 
 
 @dataclass(frozen=True)
 class AdaptedLm:
-    """A `SentenceModel`: p' of eq. 1 without its normalisation."""
+    """A `SentenceModel` that computes p' of eq. 1 without normalisation."""
 
     lm: SentenceModel
     background: Unigram
     factors: Factors
 
     def score_sentences(self, texts: Sequence[str]) -> np.ndarray:
-        """ln p'(text) up to normalisation, the end included: [len(texts)] float64."""
+        """Return ln p'(text) without normalisation, with the end of the sentence: [len(texts)] float64."""
         words = WordsOfTexts.of(texts, self.background)
         return self.lm.score_sentences(texts) + words.sums(self.factors.log_factors(words.different))

@@ -1,7 +1,7 @@
-"""A client's half of Federated Marginal Personalization: it tells how often it said which words.
+"""The client's half of Federated Marginal Personalization: it reports how often it said each word.
 
-Liu and Peng, 2020, §2.2: see `decoding.cache` for what is counted, `algorithms.fmp` for what becomes of it.
-The report is one row over the vocabulary, made for the moment of sending; what a client keeps is sparse.
+Liu and Peng, 2020, §2.2. `word_cache` defines what is counted, `algorithms.fmp` what the server does with it.
+A report is a dense row over the vocabulary, made when it is sent. What a client keeps is sparse.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from antiphon.core import Failure, Report, Task, Unusable, Update
 from antiphon.personalisation.word_cache import Cache
 
 KIND = TENSOR = "marginal"
-Cap = Callable[[Tensor], Tensor]  # counts a client has -> counts it is willing to send
+Cap = Callable[[Tensor], Tensor]  # a client's counts -> the counts that it sends
 
 
 def report_marginal(client: str, cache: Cache, size: int, task: Task, cap: Cap | None = None) -> Update:
-    """q_i of a client, or its difference to the task's q̄, weighted by c_i."""
+    """Return q_i of a client, or its difference from the task's q̄, weighted by c_i."""
     counts = torch.from_numpy(cache.dense(size))
     if cap is not None:
         counts = cap(counts)
     total = float(counts.sum())
     if total <= 0:
         raise Unusable("it has heard no word yet")
-    own = counts / total
+    marginal = counts / total
     if task.config.get("differences"):
-        own = own - task.tensors[TENSOR].to(own)
+        marginal = marginal - task.tensors[TENSOR].to(marginal)
     stats = {"pseudo_count": total, "num_words": float((counts > 0).sum())}
-    return Update({TENSOR: own}, reports=(Report(client, stats),))
+    return Update({TENSOR: marginal}, reports=(Report(client, stats),))
 
 
 @dataclass(frozen=True)
 class MarginalWorker:
-    """Reports for clients whose caches are at hand. `cap` is the clients' own: no server can lift it."""
+    """A worker for clients whose caches are in memory. Clients apply `cap`; the server cannot change it."""
 
     caches: Mapping[str, Cache]
     size: int  # of the vocabulary

@@ -1,9 +1,9 @@
-"""Personalisation with noise on what the server publishes: error rates beside what the noise is worth.
+"""Personalisation with noise on what the server publishes: error rates, and the privacy that the noise gives.
 
 Liu and Peng 2020, §4 and table 4. For each ε: the paper's claim (one word of one utterance, one round), and
 what the same noise means for a whole utterance and for a whole client after all rounds.
 
-A client's own words never leave it, so noise touches only everyone's words (α), never its own (β).
+A client's own words never leave it. So the noise affects only the shared words (α), not its own (β).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from antiphon.privacy.samplers import Randomness, Seeded
 
 
 class Protection(Protocol):
-    """What is protected: the cap on clients, noise for an ε, and the ledger that pays for the rounds."""
+    """A kind of protection: the cap on clients, the noise for an ε, and the ledger of the rounds."""
 
     def cap(self) -> Cap: ...
     def mechanism(self, epsilon: float, rounds: int) -> Mechanism: ...
@@ -47,7 +47,7 @@ class Protection(Protocol):
 
 @dataclass(frozen=True)
 class PaperNoise:
-    """Eq. 9: Laplace(1/ε) in every round, for a word said once in an utterance. The ledger adds up rounds."""
+    """Eq. 9: Laplace(1/ε) in every round protects one word of one utterance. The ledger adds up rounds."""
 
     def cap(self) -> Rounded:
         return Rounded()
@@ -61,7 +61,7 @@ class PaperNoise:
 
 @dataclass(frozen=True)
 class ClientLaplace:
-    """A whole client, (ε, 0)-DP for all rounds together: capped in l1, an equal part of ε for each round."""
+    """(ε, 0)-DP of a whole client for all rounds: a cap on the l1 norm, an equal part of ε for each round."""
 
     limit: float = 100.0
 
@@ -77,7 +77,7 @@ class ClientLaplace:
 
 @dataclass(frozen=True)
 class ClientGaussian:
-    """A whole client, (ε, δ)-DP for all rounds together: capped in l2, rounds composed by Rényi."""
+    """(ε, δ)-DP of a whole client for all rounds: a cap on the l2 norm, Rényi composition of rounds."""
 
     limit: float = 20.0
     delta: float = 1e-5
@@ -101,7 +101,7 @@ PROTECTIONS: dict[str, type[PaperNoise] | type[ClientLaplace] | type[ClientGauss
 
 @dataclass(frozen=True)
 class PrivateRow:
-    """Word error rates under noise, one a seed, and what the noise protects."""
+    """Word error rates under noise, one for each seed, and the privacy claims."""
 
     name: str
     epsilon: float
@@ -114,24 +114,24 @@ class PrivateRow:
         return float(np.mean(self.rates))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which knows no infinity."""
-        found = asdict(self)
-        for claim in found["claims"]:
+        """Return plain values for JSON: an infinite ε is None."""
+        values = asdict(self)
+        for claim in values["claims"]:
             claim["epsilon"] = claim["epsilon"] if math.isfinite(claim["epsilon"]) else None
-        return found
+        return values
 
     def best(self, unit: str) -> Claim:
-        """The smallest ε that any composition proves for what is protected; without δ if that is as good."""
-        found = [claim for claim in self.claims if claim.unit.startswith(unit)]
-        return min(found, key=lambda claim: (float(f"{claim.epsilon:.2g}"), claim.delta))
+        """Return the claim with the smallest ε for this unit; among equals, the one with the smaller δ."""
+        claims = [claim for claim in self.claims if claim.unit.startswith(unit)]
+        return min(claims, key=lambda claim: (float(f"{claim.epsilon:.2g}"), claim.delta))
 
 
 @dataclass(frozen=True)
 class PrivateTrial:
-    """A trial again, with noise. `population`: as if each client were so many who speak alike.
+    """A trial with noise.
 
-    Pooled counts grow with the clients and the noise does not: an extrapolation to more clients, not a
-    measurement of them.
+    population: counts as if each client were this many clients with the same words. Pooled counts grow with
+    the number of clients and the noise does not. This extrapolates to more clients; it does not measure them.
     """
 
     trial: Trial
@@ -142,7 +142,7 @@ class PrivateTrial:
 
     def __post_init__(self) -> None:
         if self.population < 1:
-            raise ValueError(f"a population is at least 1 client for each that speaks, not {self.population}")
+            raise ValueError(f"a population must be at least 1, got {self.population}")
 
     def row(self, name: str, protection: Protection, epsilon: float) -> PrivateRow:
         rounds = self.trial.federation.num_releases(self.trial.schedule)
@@ -157,12 +157,12 @@ class PrivateTrial:
         return PrivateRow(name, epsilon, self.population, rates, tuple(statement.claims()))
 
     def own_words(self) -> float:
-        """Error rate where clients publish nothing: α = 0, and noise has nothing to protect."""
+        """Return the error rate if clients publish nothing (α = 0)."""
         return self.error_rate(self.trial.adapted(replace(self.mixture, alpha=0.0)))
 
     @property
     def utterance(self) -> float:
-        """Sensitivity to one list: its longest hypothesis on every rank that counts."""
+        """The sensitivity to one list: the longest hypothesis on every rank that counts."""
         lists = self.trial.second_pass.lists.entries
         longest = max(len(h.text.split()) for entry in lists for h in entry.hypotheses)
         deepest = max(len(entry.hypotheses) for entry in lists)
@@ -186,7 +186,7 @@ class PrivateTrial:
 
 
 def read_protection(text: str, cap: float | None) -> tuple[str, Protection, list[float]]:
-    """A protection and the values of ε to try, such as paper=2,1,0.5 or gaussian=2.
+    """Read a protection and the values of ε to try, such as paper=2,1,0.5 or gaussian=2.
 
     >>> read_protection("laplace=2,1", cap=50.0)
     ('laplace', ClientLaplace(limit=50.0), [2.0, 1.0])

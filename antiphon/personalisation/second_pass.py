@@ -22,9 +22,9 @@ RATIO = "marginal"  # a column of lists: Σ ln(g/u) over the words of a hypothes
 
 @dataclass(frozen=True)
 class SecondPass:
-    """Lists and the weights of their columns; `adapted` names the model that is adapted.
+    """Lists with the weights of their columns. `adapted` names the column of the adapted model.
 
-    λ multiplies ln(g/u) inside that model, so Σ ln(g/u) weighs λ times what the model does.
+    λ multiplies ln(g/u) inside that model, so the weight of Σ ln(g/u) is λ times the weight of the model.
     """
 
     lists: Lists
@@ -38,28 +38,28 @@ class SecondPass:
             )
 
     def totals(self) -> np.ndarray:
-        """The weighted sum of every hypothesis, nothing adapted."""
+        """Return the weighted sum of every hypothesis, without adaptation."""
         return self.lists.values @ np.array([self.weights.get(name, 0.0) for name in self.lists.columns])
 
     def best(self, ratios: np.ndarray, lam: float) -> np.ndarray:
-        """The row of the best hypothesis of each list, with the model adapted."""
+        """Return the row of the best hypothesis of each list, with the adapted model."""
         adapted = self.totals() + self.weights.get(self.adapted, 0.0) * lam * ratios
         values = np.concatenate([self.lists.values, adapted[:, None]], axis=1)
         return replace(self.lists, columns=(*self.lists.columns, RATIO), values=values).best({RATIO: 1.0})
 
     def unadapted(self) -> np.ndarray:
-        """The row of the best hypothesis of each list, as the background model has it."""
+        """Return the row of the best hypothesis of each list, with the background model."""
         return self.best(np.zeros(len(self.lists.values)), 0.0)
 
     def errors(self, rows: np.ndarray) -> np.ndarray:
-        """Word errors of these hypotheses: [lists]."""
-        found: np.ndarray = self.lists.errors[rows, :3].sum(axis=1)
-        return found
+        """Return the word errors of these hypotheses: [lists]."""
+        errors: np.ndarray = self.lists.errors[rows, :3].sum(axis=1)
+        return errors
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Settings to be tried on held-out clients."""
+    """Settings to try on held-out clients."""
 
     alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
     betas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
@@ -67,7 +67,7 @@ class Grid:
     sigmas: tuple[float, ...] = (0.1, 1.0, 5.0)
 
     def mixtures(self, sigma: float, smoothing: float) -> list[Mixture]:
-        """Those whose weights leave something to the background, λ apart."""
+        """Return the mixtures that leave some weight to the background, without λ."""
         return [
             Mixture(alpha, beta, 0.0, sigma, smoothing)
             for alpha in self.alphas
@@ -84,7 +84,7 @@ def search_grid(
     smoothing: float = 0.1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Mixture:
-    """The settings with the fewest word errors on these lists; among equals the first, none before any."""
+    """Return the settings with the fewest word errors on these lists; no adaptation if none has fewer."""
     best = Mixture(0.0, 0.0, 0.0, grid.sigmas[0], smoothing)
     fewest = int(second_pass.errors(second_pass.unadapted()).sum())
     for done, sigma in enumerate(grid.sigmas):
@@ -101,7 +101,7 @@ def search_grid(
 
 
 def compare(lists: Lists, before: np.ndarray, after: np.ndarray) -> MatchedPairs:
-    """NIST's matched-pairs test between two choices of hypotheses (rows) for the same lists."""
+    """Run NIST's matched-pairs test on two choices of hypotheses (rows) for the same lists."""
     texts = [hypothesis.text for entry in lists.entries for hypothesis in entry.hypotheses]
     segments = []
     for entry, one, other in zip(lists.entries, before, after, strict=True):

@@ -17,17 +17,16 @@ from antiphon.scoring.significance import MatchedPairs
 from antiphon.scoring.statistics import Interval, rate_interval, relative_interval
 
 FIRST_PASS, BASELINE, ORACLE = "first pass", "background model", "oracle"
-# What table 3 of the paper varies.
-SIGMAS = (0.1, 1.0, 5.0, 10.0, 100.0)
-ONE_SIDED = ((0.0, 0.75), (0.75, 0.0))  # α, β: only oneself, only everyone
+SIGMAS = (0.1, 1.0, 5.0, 10.0, 100.0)  # of table 3
+ONE_SIDED = ((0.0, 0.75), (0.75, 0.0))  # α, β: only own words, only shared words
 FORMAT = "antiphon-personalisation/1"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A way of choosing hypotheses: its errors by client, and how it compares with the background model.
+    """Errors of one way to choose hypotheses, compared with the background model.
 
-    wer and change: with intervals over clients, the change relative; None with fewer than two clients.
+    wer, change: with intervals over clients; the change is relative. None with fewer than two clients.
     """
 
     name: str
@@ -39,32 +38,32 @@ class Row:
 
 @dataclass(frozen=True)
 class Trial:
-    """Clients whose lists are scored, with settings found elsewhere."""
+    """Lists that are scored with settings that were found on other lists."""
 
     federation: Federation
     second_pass: SecondPass
     schedule: Schedule
 
     def choices(self, mixture: Mixture, rounds: Sequence[int]) -> dict[str, np.ndarray]:
-        """Rows of the hypotheses chosen: first pass, background model, after T rounds for each T, oracle."""
+        """Return the rows of the chosen hypotheses: first pass, background model, each T, oracle."""
         lists = self.second_pass.lists
-        found = {FIRST_PASS: lists.first(), BASELINE: self.second_pass.unadapted()}
+        choices = {FIRST_PASS: lists.first(), BASELINE: self.second_pass.unadapted()}
         for number in rounds:
-            found[f"T = {number}"] = self.adapted(mixture, replace(self.schedule, rounds=number))
-        return {**found, ORACLE: lists.oracle()}
+            choices[f"T = {number}"] = self.adapted(mixture, replace(self.schedule, rounds=number))
+        return {**choices, ORACLE: lists.oracle()}
 
     def adapted(self, mixture: Mixture, schedule: Schedule | None = None) -> np.ndarray:
         history = self.federation.history(mixture.sigma, schedule or self.schedule)
         return self.second_pass.best(self.federation.ratios(history, mixture), mixture.lam)
 
     def variations(self, mixture: Mixture) -> dict[str, np.ndarray]:
-        """Table 3: other widths, and everyone's words or one's own alone, λ as it was found."""
+        """Return the choices of table 3: other σ, and only shared or only own words; λ as it was found."""
         mixtures = [replace(mixture, sigma=sigma) for sigma in dict.fromkeys((mixture.sigma, *SIGMAS))]
         mixtures += [replace(mixture, alpha=alpha, beta=beta) for alpha, beta in ONE_SIDED]
         return {described(each): self.adapted(each) for each in mixtures}
 
     def by_client(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Errors and words of each client, in the order of `federation.clients`."""
+        """Return the errors and words of each client, in the order of `federation.clients`."""
         errors = self.second_pass.lists.errors[rows]
         groups = [errors[list(places)].sum(axis=0) for places in self.federation.clients.values()]
         table = np.array(groups)
@@ -96,8 +95,8 @@ def described(mixture: Mixture) -> str:
 def write_results(
     folder: Path, trial: Trial, rows: Sequence[Row], mixture: Mixture, before: np.ndarray, after: np.ndarray
 ) -> None:
-    """results.json: all figures; clients.svg: error rates of every client before and after."""
-    # matplotlib takes a second to import: only who draws waits for it.
+    """Write results.json (all figures) and clients.svg (error rates of every client before and after)."""
+    # Imported here because matplotlib takes a second to import.
     from antiphon.report.speaker_plots import dumbbells
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A client's running cache: how often it said which words, as far as its N-best lists tell.
+"""A client's cache: how often it said each word, counted in its N-best lists.
 
 Z. Liu and F. Peng, "Federated Marginal Personalization for ASR Rescoring", 2020, §2.2.
 
@@ -8,15 +8,15 @@ Z. Liu and F. Peng, "Federated Marginal Personalization for ASR Rescoring", 2020
 | Σ_s K(s) c_s(w) | `Cache.counts` of word w |
 | c_i | `Cache.total`, eq. 5 |
 
-Conventions: of hypotheses that read the same only the first counts, and those after it move up a rank. σ =
-0 is the limit of small σ: the best hypothesis alone; σ = ∞ gives all of them the same weight.
+Conventions: if hypotheses have the same text, only the first counts, and the next ones move up a rank. σ = 0
+is the limit of small σ: only the best hypothesis counts. σ = ∞ gives all of them the same weight.
 
-Beyond the paper: `agreement`. Words that were recognised wrongly are counted too, and a word is the likelier
-to be one of them the fewer hypotheses of its list have it. It counts by their share to the power of
-`agreement`: 0 is the paper, where all words of a hypothesis count alike.
+Beyond the paper: `agreement`. Wrong words are counted too. A word is more likely to be wrong if few
+hypotheses of its list contain it. So a word counts by the share of hypotheses that contain it, to the power of
+`agreement`. With 0, as in the paper, all words of a hypothesis count alike.
 
-A cache holds 12 bytes for each *different* word a client said, whatever the size of the vocabulary: 10,000
-clients with 2,000 different words each take 240 MB, where rows of 100,000 words would take 8 GB.
+A cache needs 12 bytes for each *different* word that a client said, for any size of the vocabulary: 10,000
+clients with 2,000 different words each take 240 MB. Dense rows of 100,000 words would take 8 GB.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 
 from antiphon.decoding.nbest import NBest
 
-NEGLIGIBLE = 1e-6  # weights below it are not worth an entry in a cache
+NEGLIGIBLE = 1e-6  # weights below it are not counted
 
 
 @dataclass(frozen=True)
@@ -55,20 +55,20 @@ class Cache:
         return self.ids.nbytes + self.counts.nbytes
 
     def plus(self, ids: np.ndarray, counts: np.ndarray) -> Cache:
-        """With these counts added; an id may come more than once."""
-        found, places = np.unique(np.concatenate([self.ids, ids]), return_inverse=True)
-        summed = np.bincount(places, np.concatenate([self.counts, counts]), minlength=len(found))
-        return Cache(found.astype(np.int32), summed)
+        """Return the cache with these counts added; an id may occur more than once."""
+        all_ids, places = np.unique(np.concatenate([self.ids, ids]), return_inverse=True)
+        summed = np.bincount(places, np.concatenate([self.counts, counts]), minlength=len(all_ids))
+        return Cache(all_ids.astype(np.int32), summed)
 
     def at(self, ids: np.ndarray) -> np.ndarray:
-        """Counts of these words, 0 where one was never said."""
+        """Return the counts of these words; 0 for a word that was never said."""
         if not len(self.ids):
             return np.zeros(len(ids))
         places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
         return np.where(self.ids[places] == ids, self.counts[places], 0.0)
 
     def dense(self, size: int) -> np.ndarray:
-        """A row of the whole vocabulary: for the moment of sending, never to be kept."""
+        """Return the counts as a row over the whole vocabulary."""
         row = np.zeros(size)
         row[self.ids] = self.counts
         return row
@@ -76,7 +76,7 @@ class Cache:
     def observed(
         self, entry: NBest, encode: Callable[[str], np.ndarray], sigma: float, agreement: float = 0.0
     ) -> Cache:
-        """With the words of a list added; a list without words adds nothing."""
+        """Return the cache with the words of a list added."""
         if not agreement >= 0:
             raise ValueError(f"agreement must not be negative, got {agreement}")
         texts = list(dict.fromkeys(hypothesis.text for hypothesis in entry.hypotheses))
@@ -94,7 +94,7 @@ class Cache:
 
 
 def rank_weights(num_hypotheses: int, sigma: float) -> np.ndarray:
-    """K of ranks 1, 2, … (eq. 3), as far as they are worth counting.
+    """Return K of ranks 1, 2, … (eq. 3), without negligible weights.
 
     >>> rank_weights(3, 1.0).round(4).tolist(), rank_weights(3, 0.0).tolist()
     ([1.0, 0.6065, 0.1353], [1.0])

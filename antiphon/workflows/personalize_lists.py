@@ -33,10 +33,11 @@ ROUNDS = "rounds"  # in the folder of results: a folder for each run of rounds, 
 class NoiseSettings:
     """Noise on what the server publishes.
 
-    noise: kinds with their values of ε, such as "gaussian=2,1": paper, laplace or gaussian.
-    cap: the words that a client may add: in l1 for laplace (100), in l2 for gaussian (20).
-    populations: for each number, noise as if every client were that many clients who speak alike.
-    num_seeds: draws of noise to average over. secure: noise of the operating system, not of seeds.
+    noise: kinds (paper, laplace or gaussian) with their values of ε, such as "gaussian=2,1".
+    cap: the norm of the counts that a client may send: l1 for laplace (100), l2 for gaussian (20).
+    populations: for each number, counts as if every client were that many clients with the same words.
+    num_seeds: draws of noise to average over.
+    secure: noise from the operating system, not from seeds.
     """
 
     noise: tuple[str, ...]
@@ -49,7 +50,7 @@ class NoiseSettings:
         self.protections()  # refuses unknown noise
         for population in self.populations:
             if population < 1:
-                raise ValueError(f"a population is at least 1 client for each that speaks, not {population}")
+                raise ValueError(f"a population must be at least 1, got {population}")
 
     def protections(self) -> list[tuple[str, Protection, list[float]]]:
         return [read_protection(text, self.cap) for text in self.noise]
@@ -67,9 +68,9 @@ class ClientChange:
 
 @dataclass(frozen=True)
 class NoiseResults:
-    """Word error rates under noise, beside those without noise, with clients' own words alone, and with none.
+    """Word error rates with noise, without noise, with only own words, and of the background model.
 
-    num_clients: that report.
+    num_clients: the number of clients that report.
     """
 
     background: float

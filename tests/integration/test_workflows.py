@@ -265,7 +265,7 @@ def test_personalize(antiphon: Antiphon, finished: Path, lm: Path, tmp_path: Pat
     ("settings", "message"),
     [
         ({"noise": ("salt=1",)}, "--private takes paper, laplace, gaussian"),
-        ({"noise": ("paper=1",), "populations": (0,)}, "a population is at least 1 client"),
+        ({"noise": ("paper=1",), "populations": (0,)}, "a population must be at least 1"),
     ],
 )
 def test_noise_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:

@@ -121,7 +121,7 @@ def test_settings_are_checked_when_it_is_made() -> None:
 
 @pytest.mark.parametrize("bad", [torch.zeros(3), torch.full((BACKGROUND.size,), -0.1)])
 def test_a_marginal_that_cannot_be_is_refused(bad: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="one a word of the background"):
+    with pytest.raises(ValueError, match="one for each word of the background"):
         fresh().receive(bad)
 
 
