@@ -12,8 +12,8 @@ Conventions: if hypotheses have the same text, only the first counts, and the ne
 is the limit of small σ: only the best hypothesis counts. σ = ∞ gives all of them the same weight.
 
 Beyond the paper: `agreement`. Wrong words are counted too. A word is more likely to be wrong if few
-hypotheses of its list contain it. So a word counts by the share of hypotheses that contain it, to the power of
-`agreement`. With 0, as in the paper, all words of a hypothesis count alike.
+hypotheses of its list contain it. So a word counts by the share of hypotheses that contain it, to the power
+of `agreement`. With 0, as in the paper, all words of a hypothesis count alike.
 
 A cache needs 12 bytes for each *different* word that a client said, for any size of the vocabulary: 10,000
 clients with 2,000 different words each take 240 MB. Dense rows of 100,000 words would take 8 GB.
