@@ -20,7 +20,7 @@ import torch
 from antiphon.core import Algorithm, Pool, Stopped, Tensors
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.recording import Faults, RecordingPool, no_faults
-from antiphon.records.writer import KeptStates, Record, expected_states
+from antiphon.records.writer import ClientStateFiles, Record, expected_states
 from antiphon.seeding import derive
 from antiphon.server.run_context import RunContext, personal_pool, prepare
 from antiphon.tasks.submodel import SubmodelPool
@@ -110,7 +110,7 @@ class Engine:
         group: ProcessGroup | None = None,
         expect: Expect = lambda cohort: None,
         context: RunContext | None = None,
-        states: KeptStates | None = None,
+        states: ClientStateFiles | None = None,
         faults: Faults = no_faults,
         draw: Draw = sample_cohort,
     ) -> None:

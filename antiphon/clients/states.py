@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from antiphon.core import Tensors
+from antiphon.records.files import sync
 
 Moment = tuple[int, int]  # round, call
 SUFFIX, WRITING = ".safetensors", ".writing"
@@ -94,7 +95,7 @@ class ClientStates:
             return
         parents = {path.parent for path in self._unsynced} | {self.folder, self.folder.parent}
         for target in (*self._unsynced, *sorted(parents)):
-            _sync(target)
+            sync(target)
         self._unsynced = []
 
     def prune(self, rounds: Iterable[int]) -> None:
@@ -156,11 +157,3 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())  # NumPy has no bfloat16
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,8 +14,7 @@ from antiphon.decoding.rescoring import Lists
 from antiphon.personalisation.federation import Federation, Schedule
 from antiphon.personalisation.marginal_adaptation import Mixture
 from antiphon.scoring.error_rate import alignment
-from antiphon.scoring.segments import error_segments
-from antiphon.scoring.significance import MatchedPairs, matched_pairs
+from antiphon.scoring.significance import MatchedPairs, error_segments, matched_pairs
 
 RATIO = "marginal"  # a column of lists: Σ ln(g/u) over the words of a hypothesis
 

@@ -1,4 +1,4 @@
-"""Checkpoints: a state as safetensors + JSON, written whole or not at all, and never trusted blindly."""
+"""Checkpoints: a state as safetensors and JSON, written completely or not at all, with checksums."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from antiphon.records.files import sync
+
 FORMAT = "antiphon-checkpoint/1"
 T = TypeVar("T")
 
 
 class CorruptCheckpoint(ValueError):
-    """A checkpoint that does not say what it said when it was written."""
+    """The checksum of a checkpoint does not match: a file was damaged or edited."""
 
 
 def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """A JSON tree of the value; its tensors go to `tensors`, by path.
+    """Return the value as a JSON tree, and add its tensors to `tensors` under their paths.
 
-    >>> found = {}
-    >>> pack({"step": 3, "first": {"w": Tensor([0.0])}}, "opt", found), list(found)
+    >>> tensors = {}
+    >>> pack({"step": 3, "first": {"w": Tensor([0.0])}}, "opt", tensors), list(tensors)
     ({'step': 3, 'first': {'w': {'__tensor__': 'opt/first/w'}}}, ['opt/first/w'])
     """
     if isinstance(value, Tensor):
@@ -47,9 +49,9 @@ def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def unpack(tree: Any, tensors: Mapping[str, Tensor], like: Any = None) -> Any:
-    """What `pack` packed; `like` is a value whose dataclasses are built anew."""
+    """Return the value that `pack` was given; `like` is a value with the same dataclasses."""
     if is_dataclass(like) and not isinstance(like, type):
-        tree = _by_present_names(tree, like)
+        tree = _with_present_names(tree, like)
         return type(like)(**{k: unpack(v, tensors, getattr(like, k, None)) for k, v in tree.items()})
     if isinstance(tree, dict):
         if "__tensor__" in tree:
@@ -60,29 +62,25 @@ def unpack(tree: Any, tensors: Mapping[str, Tensor], like: Any = None) -> Any:
     return tree
 
 
-def _by_present_names(tree: Mapping[str, Any], like: Any) -> Mapping[str, Any]:
-    """The fields of a state as it is today.
+def _with_present_names(tree: Mapping[str, Any], like: Any) -> Mapping[str, Any]:
+    """Return the fields of an old state under their present names.
 
-    Fields may have had other names. Wrappers once kept the fields of the inner state among their own.
+    Wrappers once stored the fields of the inner state among their own.
     """
     names = {field.name for field in fields(like)}
     tree = {like.renamed.get(key, key): value for key, value in tree.items()} if tree.keys() - names else tree
-    if "inner" in names and "inner" not in tree:
-        inner = {key: value for key, value in tree.items() if key not in names}
-        fitting = {f.name for part in _states_in(like.inner) for f in fields(part)}
-        own = {key: value for key, value in tree.items() if key in names}
-        return {"inner": {key: value for key, value in inner.items() if key in fitting}, **own}
-    return tree
-
-
-def _states_in(state: Any) -> list[Any]:
-    """A state and those inside it."""
-    inner = getattr(state, "inner", None)
-    return [state, *(_states_in(inner) if is_dataclass(inner) else [])]
+    if "inner" not in names or "inner" in tree:
+        return tree
+    known, state = set[str](), like.inner
+    while is_dataclass(state):
+        known |= {field.name for field in fields(state)}
+        state = getattr(state, "inner", None)
+    inner = {key: value for key, value in tree.items() if key in known - names}
+    return {"inner": inner, **{key: value for key, value in tree.items() if key in names}}
 
 
 def save(folder: Path, state: Any, notes: Mapping[str, Any]) -> None:
-    """Writes a checkpoint folder: complete under its name, or not there. `notes` is JSON of the caller's."""
+    """Write a checkpoint folder; `notes` is JSON of the caller. It gets its name when it is complete."""
     temporary = folder.with_name(f".{folder.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -90,34 +88,32 @@ def save(folder: Path, state: Any, notes: Mapping[str, Any]) -> None:
         tensors: dict[str, Tensor] = {}
         tree = pack(state, "state", tensors)
         save_file(unshared(tensors), temporary / "state.safetensors")
-        body = {"format": FORMAT, "state": tree, "notes": dict(notes)}
-        body["tensors_sha256"] = _digest(temporary / "state.safetensors")
-        text = json.dumps(body)
-        body_hash = hashlib.sha256(text.encode()).hexdigest()
-        (temporary / "state.json").write_text(f"{body_hash}\n{text}\n")
+        digest = _digest(temporary / "state.safetensors")
+        text = json.dumps({"format": FORMAT, "state": tree, "notes": dict(notes), "tensors_sha256": digest})
+        (temporary / "state.json").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n")
         for name in ("state.safetensors", "state.json"):
-            _sync(temporary / name)
+            sync(temporary / name)
         _remove(folder)
         os.replace(temporary, folder)
-        _sync(folder.parent)
-    except (OSError, SafetensorError) as error:  # a full disk is the latter when safetensors meets it
+        sync(folder.parent)
+    except (OSError, SafetensorError) as error:  # safetensors raises the latter if the disk is full
         shutil.rmtree(temporary, ignore_errors=True)
         raise OSError(f"could not write checkpoint {folder} ({error}); earlier ones are intact") from error
 
 
 def unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, with a copy wherever two parts of a state share memory: safetensors refuses that."""
+    """Copy tensors to the CPU. Tensors that share memory are cloned: safetensors refuses shared memory."""
     seen: set[int] = set()
-    out = {}
+    copies = {}
     for name, tensor in tensors.items():
         memory = tensor.untyped_storage().data_ptr()
-        out[name] = tensor.cpu().clone() if memory in seen else tensor.cpu()
+        copies[name] = tensor.cpu().clone() if memory in seen else tensor.cpu()
         seen.add(memory)
-    return out
+    return copies
 
 
 def load(folder: Path, like: T, device: str = "cpu") -> tuple[T, dict[str, Any]]:
-    """State and notes of a checkpoint; CorruptCheckpoint if a single byte of it has changed."""
+    """Return the state and notes of a checkpoint; raise CorruptCheckpoint if any byte has changed."""
     try:
         expected, text, *_ = (folder / "state.json").read_text().split("\n")
         if hashlib.sha256(text.encode()).hexdigest() != expected:
@@ -127,9 +123,9 @@ def load(folder: Path, like: T, device: str = "cpu") -> tuple[T, dict[str, Any]]
             raise CorruptCheckpoint(f"checkpoint {folder} has format {body['format']!r}, not {FORMAT!r}")
         if _digest(folder / "state.safetensors") != body["tensors_sha256"]:
             raise CorruptCheckpoint(f"checkpoint {folder} is damaged: state.safetensors was changed")
+    except CorruptCheckpoint:
+        raise
     except (OSError, ValueError, KeyError) as error:
-        if isinstance(error, CorruptCheckpoint):
-            raise
         raise CorruptCheckpoint(f"checkpoint {folder} is damaged: {error}") from error
     return unpack(body["state"], load_file(folder / "state.safetensors", device=device), like), body["notes"]
 
@@ -139,12 +135,12 @@ def folder_of(checkpoints: Path, round: int) -> Path:
 
 
 def saved_rounds(checkpoints: Path) -> list[int]:
-    """Rounds that have a checkpoint, oldest first."""
+    """Return the rounds that have a checkpoint, oldest first."""
     return sorted(int(path.name.removeprefix("round-")) for path in checkpoints.glob("round-*"))
 
 
 def prune(checkpoints: Path, keep_last: int, keep: set[int]) -> None:
-    """Removes all but the newest `keep_last` checkpoints and those named in `keep`, and what kills left."""
+    """Remove all but the newest `keep_last` checkpoints and the rounds in `keep`, and unfinished folders."""
     for leftover in checkpoints.glob(".round-*"):
         shutil.rmtree(leftover)
     for round in saved_rounds(checkpoints)[:-keep_last]:
@@ -153,22 +149,14 @@ def prune(checkpoints: Path, keep_last: int, keep: set[int]) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Takes the name away first: a kill half-way must not leave half a checkpoint under it."""
+    """Rename a checkpoint, then remove it: a killed process must not leave half of one under its name."""
     if folder.exists():
-        doomed = folder.with_name(f".{folder.name}.removing")
-        shutil.rmtree(doomed, ignore_errors=True)
-        os.replace(folder, doomed)
-        shutil.rmtree(doomed)
+        renamed = folder.with_name(f".{folder.name}.removing")
+        shutil.rmtree(renamed, ignore_errors=True)
+        os.replace(folder, renamed)
+        shutil.rmtree(renamed)
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

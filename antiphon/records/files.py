@@ -1,7 +1,7 @@
 """Files and folders that appear complete or not at all.
 
-A process can be killed at any time. Until a file or folder is complete it has another name, and what was
-there before is unchanged.
+A process can be killed at any time. Until a file or folder is complete it has another name, and the old one
+stays unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file, which takes its name when it is complete: `write` gets the path to write to."""
+    """Write a file, which gets its name when it is complete. `write` is called with the path to write to."""
     unfinished = path.with_name(f".{path.name}.part")
     write(unfinished)
     os.replace(unfinished, path)
@@ -23,9 +23,9 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 @contextmanager
 def new_folder(destination: Path) -> Iterator[Path]:
-    """A folder to fill beside its destination, which takes the destination's name and place at the end.
+    """Yield an empty folder beside the destination; at the end it replaces the destination.
 
-    On any error, including Ctrl-C, it is removed and the destination is as before.
+    On any error, including Ctrl-C, it is removed and the destination stays as it was.
     """
     destination = destination.absolute()
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -34,13 +34,14 @@ def new_folder(destination: Path) -> Iterator[Path]:
     folder.mkdir()
     try:
         yield folder
-        _put_in_place(folder, destination, destination.with_name(f".{destination.name}.old-{token}"))
+        _move(folder, destination, destination.with_name(f".{destination.name}.old-{token}"))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def _put_in_place(folder: Path, destination: Path, old: Path) -> None:
+def _move(folder: Path, destination: Path, old: Path) -> None:
+    """Rename a folder to its destination; a folder already there is first renamed to `old`."""
     if not destination.exists():
         os.rename(folder, destination)
         return
@@ -54,7 +55,7 @@ def _put_in_place(folder: Path, destination: Path, old: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on disk, so that it outlives a crash of the machine."""
+    """Wait until a file or folder is on disk, so that it survives a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,21 +1,22 @@
-"""The journal: one JSON object a line, only ever added to, cut back exactly when a run resumes."""
+"""The journal: one JSON object per line. Lines are only added; when a run resumes, the file is cut back."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from antiphon.records.files import sync
 
 log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Appends entries to a JSON-lines file; they outlive a killed process, and after `sync` a machine.
+    """Appends entries to a JSON-lines file. They survive a killed process, and after `sync` a crash.
 
-    A last line without its newline was never finished: it is cut off when the file is opened.
+    A last line without a newline is incomplete: it is removed when the file is opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,11 +27,11 @@ class Journal:
 
     @property
     def size(self) -> int:
-        """Bytes written so far: keep it in a checkpoint and hand it to `truncate` on resume."""
+        """Bytes written so far. A checkpoint stores it, and `truncate` gets it on resume."""
         return self.path.stat().st_size
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Writes one line, keys in the order given."""
+        """Write one line, keys in the order given."""
         try:
             line = json.dumps(entry, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         except ValueError as error:
@@ -42,29 +43,24 @@ class Journal:
             file.write(line.encode() + b"\n")
 
     def sync(self) -> None:
-        """Waits until all entries are on disk. Before a checkpoint counts on them, and no more often: it is
-        the most costly part of a short round."""
-        with self.path.open("rb") as file:
-            os.fsync(file.fileno())
+        """Wait until all entries are on disk. This is slow: only a checkpoint needs it."""
+        sync(self.path)
 
     def truncate(self, size: int) -> None:
-        """Cuts the file back to its first `size` bytes, which must end a line."""
+        """Cut the file back to its first `size` bytes, which must end a line."""
         if size > self.size:
-            raise ValueError(
-                f"{self.path} holds {self.size} bytes but {size} were recorded: it was cut short"
-            )
+            raise ValueError(f"{self.path} has {self.size} bytes but {size} were recorded: it was cut short")
         with self.path.open("r+b") as file:
             if size:
                 file.seek(size - 1)
                 if file.read(1) != b"\n":
                     raise ValueError(f"{self.path}: byte {size} is not the end of a line; it was edited")
             file.truncate(size)
-            file.flush()
-            os.fsync(file.fileno())
+        self.sync()
 
 
 def read(path: Path, note: Callable[[str], None] = log.warning) -> list[dict[str, Any]]:
-    """All finished entries. A torn last line is left out and `note` is told; other damage is an error."""
+    """Return all complete entries. `note` is called for an incomplete last line; other damage is an error."""
     entries: list[dict[str, Any]] = []
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):

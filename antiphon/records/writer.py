@@ -1,23 +1,24 @@
-"""What a run leaves in its folder: journal, clock, TensorBoard files, checkpoints."""
+"""The files that a run writes to its folder: journal, clock, TensorBoard files, checkpoints."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from antiphon.records import checkpoint
 from antiphon.records.journal import Journal, read
-from antiphon.records.tensorboard import EventWriter, scalars_of
 
 Moment = tuple[int, int]  # round, call
+Entry = Mapping[str, Any]
+EVENTS_SUFFIX = ".antiphon"
 
 
-class KeptStates(Protocol):
-    """What clients keep from round to round (`antiphon.clients.states`)."""
+class ClientStateFiles(Protocol):
+    """The states that clients keep from round to round (`antiphon.clients.states`)."""
 
     expected: dict[str, Moment]
 
@@ -27,8 +28,8 @@ class KeptStates(Protocol):
     def rollback(self, round: int) -> None: ...
 
 
-def expected_states(entries: Iterable[Mapping[str, Any]]) -> dict[str, Moment]:
-    """Return, by a run's journal, which clients have a state and the round that wrote it."""
+def expected_states(entries: Iterable[Entry]) -> dict[str, Moment]:
+    """Return the clients that have a state by a run's journal, with the round that wrote it."""
     expected: dict[str, Moment] = {}
     for entry in entries:
         for client, stats in entry.get("clients", {}).items():
@@ -38,9 +39,9 @@ def expected_states(entries: Iterable[Mapping[str, Any]]) -> dict[str, Moment]:
 
 
 class Record:
-    """A run's folder. Nothing is touched before `begin` or `restore`; `close` it at the end."""
+    """The folder of a run. Call `begin` or `restore` first, and `close` at the end."""
 
-    def __init__(self, folder: Path, keep_last: int, states: KeptStates | None = None) -> None:
+    def __init__(self, folder: Path, keep_last: int, states: ClientStateFiles | None = None) -> None:
         self.folder, self.keep_last, self.states = folder, keep_last, states
         self.checkpoints = folder / "checkpoints"
         self.best: dict[str, float] | None = None
@@ -51,7 +52,7 @@ class Record:
         return bool(checkpoint.saved_rounds(self.checkpoints))
 
     def begin(self, state: Any) -> Any:
-        """An empty folder for a run that starts here."""
+        """Empty the folder for a new run, and return its state."""
         self._open_journals()
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         if self.states is not None:
@@ -62,7 +63,7 @@ class Record:
         return state
 
     def restore(self, like: Any, skip_corrupt: bool) -> Any:
-        """The newest checkpoint; the journal is cut back to what it knew."""
+        """Return the state of the newest checkpoint, and cut the journal back to that round."""
         self._open_journals()
         device = str(next(iter(like.params.values())).device)
         for round in reversed(checkpoint.saved_rounds(self.checkpoints)):
@@ -71,9 +72,8 @@ class Record:
                 state, notes = checkpoint.load(folder, like, device)
             except checkpoint.CorruptCheckpoint as error:
                 if not skip_corrupt:
-                    raise checkpoint.CorruptCheckpoint(
-                        f"{error}. To go on from the one before it, add --skip-corrupt"
-                    ) from error
+                    hint = "To go on from the one before it, add --skip-corrupt"
+                    raise checkpoint.CorruptCheckpoint(f"{error}. {hint}") from error
                 print(f"skipping: {error}", file=sys.stderr)
                 continue
             self.best = notes["best"]
@@ -83,10 +83,10 @@ class Record:
                 self.states.rollback(state.round)
             self._open_events()
             return state
-        raise checkpoint.CorruptCheckpoint(f"no checkpoint in {self.checkpoints} is whole")
+        raise checkpoint.CorruptCheckpoint(f"no checkpoint in {self.checkpoints} is intact")
 
-    def add(self, entry: Mapping[str, Any], clock: Mapping[str, Any], state: Any, is_due: bool) -> None:
-        """One round, or the starting model; saved if it is due, or the best so far by validation WER."""
+    def add(self, entry: Entry, clock: Entry, state: Any, is_due: bool) -> None:
+        """Add one round, or the starting model. Save it if it is due or has the best validation WER."""
         assert self.events is not None, "begin or restore first"
         may_win = "valid" in entry and state.is_result
         if may_win and (self.best is None or entry["valid"]["wer"] < self.best["wer"]):
@@ -108,12 +108,12 @@ class Record:
             self.states.prune(checkpoint.saved_rounds(self.checkpoints))
 
     def catch_up(self, state: Any) -> None:
-        """Saves rounds that were not due yet, when a run stops early."""
+        """Save rounds that were not due yet, if a run stops early."""
         if checkpoint.saved_rounds(self.checkpoints)[-1:] not in ([], [state.round]):
             self.save(state)
 
     def best_model(self, state: Any) -> dict[str, Any]:
-        """The parameters that validated best, and their round; without validation, the last."""
+        """Return the parameters with the best validation WER and their round, else the last ones."""
         if self.best is None or self.best["round"] == state.round:
             return {"params": state.model, "submodel": state.submodel, "round": state.round}
         device = str(next(iter(state.params.values())).device)
@@ -122,7 +122,7 @@ class Record:
         return {"params": best.model, "submodel": best.submodel, "round": best.round}
 
     def entries(self) -> list[dict[str, Any]]:
-        """The rounds that the journal knows."""
+        """Return the rounds in the journal."""
         return read(self.journal.path)
 
     def close(self) -> None:
@@ -134,8 +134,69 @@ class Record:
         self.clock = Journal(self.folder / "clock.jsonl")
 
     def _open_events(self) -> None:
-        """An event file of what the journal holds already, open for what is to come."""
+        """Open a new event file that has the rounds of the journal."""
         clock = read(self.clock.path)
         started = time.time() - sum(entry["seconds"] for entry in clock)
         self.events = EventWriter(self.folder / "tensorboard")
         self.events.add_rounds(read(self.journal.path), clock, started)
+
+
+class EventWriter:
+    """Writes the scalars of a run to a new TensorBoard file in `folder`, and removes its earlier ones.
+
+    Writes nothing if the package tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        for path in folder.glob(f"events.out.tfevents.*{EVENTS_SUFFIX}*"):
+            path.unlink()
+        try:
+            # Imported when a run begins: it is slow, and other commands do not need it.
+            from torch.utils.tensorboard import FileWriter
+        except ImportError:
+            self._writer = None
+        else:
+            self._writer = FileWriter(str(folder), filename_suffix=EVENTS_SUFFIX)
+
+    def add(self, step: int, scalars: Mapping[str, float], wall_time: float) -> None:
+        """Write all `scalars` (tag → value) at one step."""
+        if self._writer is None:
+            return
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self._writer.add_summary(Summary(value=values), step, wall_time)
+        self._writer.flush()
+
+    def add_rounds(self, journal: Sequence[Entry], clock: Sequence[Entry], started: float) -> None:
+        """Write finished rounds; the time of a round is `started` plus the seconds until its end."""
+        ticks = {entry["round"]: entry for entry in clock}
+        now = started
+        for entry in journal:
+            tick = ticks.get(entry["round"], {})
+            now += tick.get("seconds") or 0.0
+            self.add(entry["round"], scalars_of(entry, tick), now)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def scalars_of(journal_entry: Entry, clock_entry: Entry) -> dict[str, float]:
+    """Return the scalars of one round by tag.
+
+    >>> scalars_of({"round": 1, "loss": 2.0, "valid": {"wer": 0.5}}, {"round": 1, "seconds": 3.0})
+    {'train/loss': 2.0, 'valid/wer': 0.5, 'clock/seconds': 3.0}
+    """
+    flat = {
+        "train/loss": journal_entry.get("loss"),
+        "bytes/down": journal_entry.get("bytes_down"),
+        "bytes/up": journal_entry.get("bytes_up"),
+        **{f"train/{name}": value for name, value in journal_entry.get("metrics", {}).items()},
+        **{f"valid/{name}": value for name, value in journal_entry.get("valid", {}).items()},
+        **{f"clock/{name}": value for name, value in clock_entry.items() if name != "round"},
+    }
+    if "cohort" in journal_entry:
+        flat["cohort/answered"] = len(journal_entry.get("clients", {}))
+        flat["cohort/failed"] = len(journal_entry.get("failures", {}))
+    return {tag: float(value) for tag, value in flat.items() if isinstance(value, int | float)}

@@ -1,8 +1,8 @@
 """Word and character error rates, split into substitutions, deletions and insertions.
 
-Many alignments share the smallest distance and differ in their split. This one is rapidfuzz's (and so
-jiwer's): common ends are cut off, then, walking back from the end, a deletion is preferred to an
-insertion and that to a substitution or match. Without rapidfuzz the same split is computed here.
+Many alignments have the smallest distance; they differ in their split. This one is the split of rapidfuzz and
+jiwer: common ends are cut off; then, from the end backwards, a deletion is preferred to an insertion, and an
+insertion to a substitution or match. Without rapidfuzz the same split is computed here.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 
 try:
     from rapidfuzz.distance.Levenshtein import editops
-except ImportError:  # it is not on every machine that trains
+except ImportError:  # some machines that train do not have it
     editops = None  # type: ignore[assignment]
 
 
 class Edit(StrEnum):
-    """What became of a token of the reference."""
+    """What happened to a token."""
 
     MATCH = "match"
     SUBSTITUTION = "substitution"
@@ -30,9 +30,13 @@ class Edit(StrEnum):
     INSERTION = "insertion"
 
 
+Pair = tuple[Edit, str | None, str | None]  # a token of the reference and one of the hypothesis
+Edits = list[tuple[Edit, int, int]]  # edit, position in the reference, position in the hypothesis; no matches
+
+
 @dataclass(frozen=True)
 class Errors:
-    """Edits that turn a reference of `length` tokens into a hypothesis; `+` pools utterances.
+    """The number of edits that turn a reference of `length` tokens into a hypothesis; `+` pools utterances.
 
     >>> (word_errors("the cat sat", "a cat") + word_errors("yes", "yes")).rate
     0.5
@@ -62,15 +66,15 @@ class Errors:
 
     @property
     def rate(self) -> float:
-        """Errors per token of the reference; infinite where words were heard and nothing was said."""
-        if self.length == 0:
-            return float("inf") if self.total else 0.0
-        return self.total / self.length
+        """Errors per token of the reference; infinite if there are errors and the reference is empty."""
+        if self.length:
+            return self.total / self.length
+        return float("inf") if self.total else 0.0
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Errors in words and in characters over utterances; `+` pools."""
+    """Errors in words and in characters over utterances; `+` pools utterances."""
 
     words: Errors = Errors()
     characters: Errors = Errors()
@@ -78,12 +82,12 @@ class Tally:
 
     @classmethod
     def of(cls, reference: str, hypothesis: str) -> Tally:
-        """One utterance."""
+        """Count the errors of one utterance."""
         return cls(word_errors(reference, hypothesis), character_errors(reference, hypothesis), 1)
 
     @classmethod
     def from_dict(cls, scores: Mapping[str, Any]) -> Tally:
-        """The counts in a scores.json, of all or of one speaker or session."""
+        """Read the counts of a scores.json, or of one speaker or session in it."""
         kinds = [field.name for field in fields(Errors)]
         words, characters = (
             Errors(*(scores[unit][kind] for kind in kinds)) for unit in ("words", "characters")
@@ -91,28 +95,22 @@ class Tally:
         return cls(words, characters, int(scores["num_utterances"]))
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            self.words + other.words,
-            self.characters + other.characters,
-            self.num_utterances + other.num_utterances,
-        )
-
-
-Edits = list[tuple[Edit, int, int]]  # without matches: what, place in the reference, place in the hypothesis
+        num_utterances = self.num_utterances + other.num_utterances
+        return Tally(self.words + other.words, self.characters + other.characters, num_utterances)
 
 
 def word_errors(reference: str, hypothesis: str) -> Errors:
-    """Errors in words, which white space parts."""
+    """Count errors in words, which are separated by white space."""
     return token_errors(reference.split(), hypothesis.split())
 
 
 def character_errors(reference: str, hypothesis: str) -> Errors:
-    """Errors in characters, spaces among them."""
+    """Count errors in characters, including spaces."""
     return token_errors(reference, hypothesis)
 
 
 def word_distances(texts: Sequence[str]) -> np.ndarray:
-    """Words that must be changed, removed or added to get from each text to each other: [n, n].
+    """Return the word-level edit distance between each two texts: [n, n].
 
     >>> word_distances(["a cat sat", "the cat sat", "the cat"]).tolist()
     [[0, 1, 2], [1, 0, 1], [2, 1, 0]]
@@ -130,45 +128,40 @@ def token_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> Errors:
     return Errors.count((edit for edit, _, _ in find_edits(reference, hypothesis)), len(reference))
 
 
-def alignment(
-    reference: Sequence[str], hypothesis: Sequence[str]
-) -> list[tuple[Edit, str | None, str | None]]:
-    """Every token of both, side by side; None faces a token that was deleted or inserted.
+def alignment(reference: Sequence[str], hypothesis: Sequence[str]) -> list[Pair]:
+    """Return all tokens of both, side by side; None is opposite a token that was deleted or inserted.
 
     >>> [(str(edit), *pair) for edit, *pair in alignment("the cat sat".split(), "a cat".split())]
     [('substitution', 'the', 'a'), ('match', 'cat', 'cat'), ('deletion', 'sat', None)]
     """
-    rows: list[tuple[Edit, str | None, str | None]] = []
+    rows: list[Pair] = []
     done = 0  # tokens of the reference already in rows
-
-    def add_matches(until: int) -> None:
-        rows.extend((Edit.MATCH, token, token) for token in reference[done:until])
-
-    for edit, place, other in find_edits(reference, hypothesis):
-        add_matches(place)
-        said = None if edit is Edit.INSERTION else reference[place]
+    for edit, position, other in find_edits(reference, hypothesis):
+        rows += [(Edit.MATCH, token, token) for token in reference[done:position]]
+        said = None if edit is Edit.INSERTION else reference[position]
         heard = None if edit is Edit.DELETION else hypothesis[other]
         rows.append((edit, said, heard))
-        done = place if said is None else place + 1
-    add_matches(len(reference))
-    return rows
+        done = position if said is None else position + 1
+    return rows + [(Edit.MATCH, token, token) for token in reference[done:]]
 
 
 def find_edits(reference: Sequence[str], hypothesis: Sequence[str]) -> Edits:
     if editops is None:
-        return own_edits(reference, hypothesis)
-    return [(_TAGS[edit.tag], edit.src_pos, edit.dest_pos) for edit in editops(reference, hypothesis)]
+        return find_edits_without_rapidfuzz(reference, hypothesis)
+    tags = {"replace": Edit.SUBSTITUTION, "delete": Edit.DELETION, "insert": Edit.INSERTION}
+    return [(tags[edit.tag], edit.src_pos, edit.dest_pos) for edit in editops(reference, hypothesis)]
 
 
-_TAGS = {"replace": Edit.SUBSTITUTION, "delete": Edit.DELETION, "insert": Edit.INSERTION}
+def find_edits_without_rapidfuzz(reference: Sequence[str], hypothesis: Sequence[str]) -> Edits:
+    """Find the same edits as rapidfuzz, in the same order.
 
-
-def own_edits(reference: Sequence[str], hypothesis: Sequence[str]) -> Edits:
-    """The same edits as rapidfuzz's, in order (up to sizes where it changes to Hirschberg's method).
-
-    That is where the product of the lengths passes 4 million: beyond any utterance.
+    This holds while the product of the lengths is below 4 million, which is longer than any utterance. Above,
+    rapidfuzz uses Hirschberg's method.
     """
-    start, end = common_ends(reference, hypothesis)
+    shorter = min(len(reference), len(hypothesis))
+    start = next((i for i in range(shorter) if reference[i] != hypothesis[i]), shorter)
+    rest = shorter - start
+    end = next((i for i in range(rest) if reference[-1 - i] != hypothesis[-1 - i]), rest)
     said, heard = reference[start : len(reference) - end], hypothesis[start : len(hypothesis) - end]
     rises, falls = row_steps(said, heard)
     row, column = len(heard), len(said)
@@ -186,39 +179,30 @@ def own_edits(reference: Sequence[str], hypothesis: Sequence[str]) -> Edits:
         column -= 1
         if said[column] != heard[row]:
             edits.append((Edit.SUBSTITUTION, column, row))
-    edits.extend((Edit.DELETION, place, 0) for place in reversed(range(column)))
-    edits.extend((Edit.INSERTION, 0, place) for place in reversed(range(row)))
-    return [(edit, place + start, other + start) for edit, place, other in reversed(edits)]
-
-
-def common_ends(left: Sequence[str], right: Sequence[str]) -> tuple[int, int]:
-    """How many tokens two sequences share at their start, and then at their end."""
-    shorter = min(len(left), len(right))
-    start = next((i for i in range(shorter) if left[i] != right[i]), shorter)
-    rest = shorter - start
-    end = next((i for i in range(rest) if left[-1 - i] != right[-1 - i]), rest)
-    return start, end
+    edits.extend((Edit.DELETION, i, 0) for i in reversed(range(column)))
+    edits.extend((Edit.INSERTION, 0, i) for i in reversed(range(row)))
+    return [(edit, position + start, other + start) for edit, position, other in reversed(edits)]
 
 
 def row_steps(said: Sequence[str], heard: Sequence[str]) -> tuple[list[int], list[int]]:
-    """The edit distance table as bits, a row for every prefix of `heard` (Hyyrö 2003).
+    """Return the table of edit distances as bits, with one row for every prefix of `heard` (Hyyrö 2003).
 
-    With D[row][column] the distance of heard[:row] from said[:column], bit c of `rises[row]` says that
-    D[row][c + 1] = D[row][c] + 1, and of `falls[row]` that it is D[row][c] - 1. A row costs a few
-    operations on whole numbers of len(said) bits.
+    D[row][column] is the distance of heard[:row] from said[:column]. Bit c of `rises[row]` is set if
+    D[row][c + 1] = D[row][c] + 1, and bit c of `falls[row]` if it is D[row][c] - 1. A row takes a few
+    operations on integers of len(said) bits.
     """
-    every = (1 << len(said)) - 1
-    places: dict[str, int] = {}
-    for place, token in enumerate(said):
-        places[token] = places.get(token, 0) | 1 << place
-    rise, fall = every, 0
+    all_bits = (1 << len(said)) - 1
+    positions: dict[str, int] = {}
+    for position, token in enumerate(said):
+        positions[token] = positions.get(token, 0) | 1 << position
+    rise, fall = all_bits, 0
     rises, falls = [rise], [fall]
     for token in heard:
-        same = places.get(token, 0)
+        same = positions.get(token, 0)
         diagonal = (((same & rise) + rise) ^ rise) | same | fall  # D[row][c + 1] = D[row - 1][c]
-        up = ((fall | ~(diagonal | rise)) << 1 | 1) & every
-        down = (diagonal & rise) << 1 & every
-        rise = (down | ~(diagonal | up)) & every
+        up = ((fall | ~(diagonal | rise)) << 1 | 1) & all_bits
+        down = (diagonal & rise) << 1 & all_bits
+        rise = (down | ~(diagonal | up)) & all_bits
         fall = up & diagonal
         rises.append(rise)
         falls.append(fall)

@@ -1,7 +1,7 @@
-"""What is done to reference and hypothesis before errors are counted: said in full, and kept with the scores.
+"""Normalisation of reference and hypothesis before errors are counted. The scores say which steps were taken.
 
-A corpus is normalised once when it is imported (`data/transcripts.py`); this is about two texts that were
-written by different hands, and by default nothing is done to them.
+A corpus is normalised once, when it is imported (`data/transcripts.py`). Here two texts from different
+sources are compared; by default they stay as they are.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ APOSTROPHES = {"'", "’"}
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Steps in the order they are taken; none of them is the default, and leaves a text as it is.
+    """The steps, in the order in which they are taken. By default there are none, and a text stays as it is.
 
-    nfc: Unicode's composed form, a letter and its accent as one character
+    nfc: Unicode's composed form, in which a letter and its accent are one character
     lower_case: no capitals
-    strip_punctuation: every mark of Unicode's classes P becomes a space, but an apostrophe inside a word
-        stays (and becomes '); then single spaces. Symbols such as + and $ stay.
-    collapse_spaces: single spaces between words, none around. Words are parted at any white space anyway:
-        this matters to characters.
+    strip_punctuation: every mark of Unicode's classes P becomes a space, except that an apostrophe inside a
+        word becomes '; then single spaces. Symbols such as + and $ stay.
+    collapse_spaces: single spaces between words, none around. This only changes character errors: words are
+        split at any white space.
 
     >>> Normalisation(lower_case=True, strip_punctuation=True)("Don’t stop -- twenty-one!")
     "don't stop twenty one"
@@ -38,7 +38,7 @@ class Normalisation:
 
     @classmethod
     def of(cls, steps: Iterable[str]) -> Normalisation:
-        """The steps of these names.
+        """Return the normalisation with these steps.
 
         >>> Normalisation.of(["nfc", "lower_case"]).steps
         ('nfc', 'lower_case')
@@ -52,7 +52,7 @@ class Normalisation:
 
     @classmethod
     def recorded(cls, scores: Mapping[str, Any]) -> Normalisation:
-        """What the scores of a scores.json were counted after; older ones, that do not say, after nothing."""
+        """Return the normalisation that a scores.json names; older files name none and had none."""
         return cls.of(step for step, taken in scores.get("normalisation", {}).items() if taken)
 
     @property
@@ -67,23 +67,22 @@ class Normalisation:
             text = unicodedata.normalize("NFC", text)
         if self.lower_case:
             text = text.lower()
-            # Lower-casing can leave a letter and its accent apart that have a form together.
+            # Lower-casing can separate a letter from its accent although a composed form exists.
             text = unicodedata.normalize("NFC", text) if self.nfc else text
         if self.strip_punctuation:
-            text = without_punctuation(text)
+            text = strip_punctuation(text)
         return " ".join(text.split()) if self.collapse_spaces else text
 
 
-def without_punctuation(text: str) -> str:
+def strip_punctuation(text: str) -> str:
     """
-    >>> without_punctuation("rock 'n' roll, o'clock; a.m.")
+    >>> strip_punctuation("rock 'n' roll, o'clock; a.m.")
     "rock n roll o'clock a m"
     """
-    kept = []
-    for place, mark in enumerate(text):
-        if not unicodedata.category(mark).startswith("P"):
-            kept.append(mark)
-            continue
-        around = text[place - 1 : place] + text[place + 1 : place + 2]
-        kept.append("'" if mark in APOSTROPHES and len(around) == 2 and around.isalnum() else " ")
-    return " ".join("".join(kept).split())
+    characters = list(text)
+    for position, mark in enumerate(text):
+        if unicodedata.category(mark).startswith("P"):
+            around = text[position - 1 : position] + text[position + 1 : position + 2]
+            is_inside = mark in APOSTROPHES and len(around) == 2 and around.isalnum()
+            characters[position] = "'" if is_inside else " "
+    return " ".join("".join(characters).split())

@@ -1,39 +1,47 @@
-"""Is the difference between two recognisers real, or chance? Two tests, and what they say in words.
+"""Is the difference between two recognisers real, or chance? Two tests, and their results in words.
 
-Matched pairs (MAPSSWE): L. Gillick & S. Cox, ICASSP 1989. Over segments whose errors are independent, the
-mean of the differences has a normal distribution about 0 if the recognisers are equally good.
+Matched pairs (MAPSSWE): L. Gillick & S. Cox, "Some statistical issues in the comparison of speech recognition
+algorithms", ICASSP 1989; D. Pallett, W. Fisher & J. Fiscus, "Tools for the analysis of benchmark speech
+recognition tests", ICASSP 1990; NIST's sc_stats. The test compares errors in segments that are far enough
+apart to be independent: two words that both recognisers have right, or an end of the utterance, separate
+segments. A word that was inserted between two others is an error between them. If the recognisers are equally
+good, the mean of the differences has a normal distribution around 0.
 
-    Z_i  difference           errors of the second in segment i, less those of the first
+    Z_i  difference           errors of the second in segment i minus those of the first
     μ_Z  mean                 σ_Z  spread (n − 1 in the denominator)
     W    z = μ_Z / (σ_Z / √n) with p = 2 · P(N(0, 1) ≥ |z|)
 
-Deviation: where all segments differ by the same amount σ_Z is 0, and NIST says z = 0; here the spread is
-then taken about the mean of the hypothesis tested, which is 0: z = Σ Z / √(Σ Z²).
+Deviations. NIST ignores what the second recogniser inserts after the last word of the first; here these
+errors count like others. If all segments differ by the same amount, σ_Z is 0 and NIST says z = 0; here the
+spread is then taken around 0, the mean under the hypothesis: z = Σ Z / √(Σ Z²).
 
 Paired bootstrap: M. Bisani & H. Ney, "Bootstrap estimates for confidence intervals in ASR performance
 evaluation", ICASSP 2004. Deviation: speakers are drawn, not utterances, which are not independent.
 
-The first speaks about the speech at hand, the second about new speakers too.
+The first test is about the speech at hand, the second about new speakers too.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.scoring.error_rate import Edit, Pair
 from antiphon.scoring.statistics import LEVEL, Interval, difference_interval, plural, resampled_sums, signed
 
+NUM_CORRECT = 2  # words that separate two segments
 ENOUGH_SEGMENTS = 50  # Gillick & Cox's condition for the normal distribution
-ENOUGH_SPEAKERS = 10  # with fewer, resampling them gives intervals that are too narrow
+ENOUGH_SPEAKERS = 10  # with fewer, resampling gives intervals that are too narrow
 Names = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class MatchedPairs:
-    """`mean` and `spread`: of the errors a segment that the second makes more than the first."""
+    """The test over segments. `mean` and `spread` are those of the second's errors minus the first's."""
 
     num_segments: int
     mean: float
@@ -48,9 +56,10 @@ class MatchedPairs:
 
 @dataclass(frozen=True)
 class PairedBootstrap:
-    """`difference`: rate of the second less that of the first, None when fewer than two speakers have words.
+    """The test over speakers.
 
-    `improvement`: share of the resamples in which the second makes fewer errors (a draw is half a win).
+    difference: rate of the second minus that of the first; None if fewer than two speakers have words
+    improvement: share of the resamples in which the second makes fewer errors; a tie counts half
     """
 
     num_speakers: int
@@ -62,11 +71,51 @@ class PairedBootstrap:
         return self.difference is not None and self.difference.excludes_zero
 
 
-def matched_pairs(first: npt.ArrayLike, second: npt.ArrayLike) -> MatchedPairs:
-    """The test on the errors of two recognisers in the same segments, both [segments].
+def error_segments(
+    first: Sequence[Pair], second: Sequence[Pair], num_correct: int = NUM_CORRECT
+) -> list[tuple[int, int]]:
+    """Return the errors of both recognisers in each segment; both alignments have the same reference.
 
-    >>> found = matched_pairs([1, 0, 2, 1], [0, 0, 0, 0])
-    >>> found.num_segments, found.mean, round(found.z, 4), round(found.p, 4)
+    >>> from antiphon.scoring.error_rate import alignment
+    >>> said = "a b c d e f".split()
+    >>> error_segments(alignment(said, "x b c d e f".split()), alignment(said, "a b c y z f g".split()))
+    [(1, 0), (0, 3)]
+    """
+    segments: list[tuple[int, int]] = []
+    errors, correct = (0, 0), 0
+    counts = zip(errors_by_position(first), errors_by_position(second), strict=True)
+    for position, (one, other) in enumerate(counts):
+        if one or other:
+            errors, correct = (errors[0] + one, errors[1] + other), 0
+        elif position % 2 == 1:
+            correct += 1
+        if correct == num_correct and any(errors):
+            segments.append(errors)
+            errors = (0, 0)
+    return [*segments, errors] if any(errors) else segments
+
+
+def errors_by_position(rows: Sequence[Pair]) -> list[int]:
+    """Return the errors before the first word of the reference, at it, between it and the next, and so on.
+
+    >>> from antiphon.scoring.error_rate import alignment
+    >>> errors_by_position(alignment("a b".split(), "a x y".split()))
+    [0, 0, 1, 1, 0]
+    """
+    counts = [0]
+    for edit, _, _ in rows:
+        if edit is Edit.INSERTION:
+            counts[-1] += 1
+        else:
+            counts += [int(edit is not Edit.MATCH), 0]
+    return counts
+
+
+def matched_pairs(first: npt.ArrayLike, second: npt.ArrayLike) -> MatchedPairs:
+    """Test the errors of two recognisers in the same segments, both [segments].
+
+    >>> test = matched_pairs([1, 0, 2, 1], [0, 0, 0, 0])
+    >>> test.num_segments, test.mean, round(test.z, 4), round(test.p, 4)
     (4, -1.0, -2.4495, 0.0143)
     """
     difference = np.asarray(second, dtype=float) - np.asarray(first, dtype=float)
@@ -85,7 +134,7 @@ def matched_pairs(first: npt.ArrayLike, second: npt.ArrayLike) -> MatchedPairs:
 def paired_bootstrap(
     first: npt.ArrayLike, second: npt.ArrayLike, lengths: npt.ArrayLike, *, seed: int = 0
 ) -> PairedBootstrap:
-    """The test on the errors of two recognisers and the words said, all [speakers]."""
+    """Test the errors of two recognisers, given the number of words said, all [speakers]."""
     difference = np.asarray(second, dtype=float) - np.asarray(first, dtype=float)
     sums = resampled_sums(difference[None], seed)[0]
     improvement = float((sums < 0).mean() + (sums == 0).mean() / 2)
@@ -101,11 +150,11 @@ def segments_verdict(test: MatchedPairs, names: Names) -> str:
     if test.num_segments == 0:
         return "neither made an error: there is nothing to compare"
     shown = "p < 0.0001" if test.p < 1e-4 else f"p = {test.p:.4f}"
-    segments = plural(test.num_segments, "segment")
     few = "" if test.num_segments >= ENOUGH_SEGMENTS else f" ({ENOUGH_SEGMENTS} would make p reliable)"
-    if not test.is_significant:
-        return f"{shown} over {segments}{few}: chance alone could do as much"
-    return f"{shown} over {segments}{few}: {_better(test, names)} is better, more than by chance"
+    verdict = "the difference may be chance"
+    if test.is_significant:
+        verdict = f"{_better(test, names)} is better, more than by chance"
+    return f"{shown} over {plural(test.num_segments, 'segment')}{few}: {verdict}"
 
 
 def speakers_verdict(test: PairedBootstrap, names: Names) -> str:
@@ -114,21 +163,20 @@ def speakers_verdict(test: PairedBootstrap, names: Names) -> str:
     'b − a = −2.00 [−3.00, −1.00] points over 40 speakers, b ahead in 99.9 % of resamples: holds for others'
     """
     if test.difference is None:
-        return "one speaker says nothing about another: two are needed"
+        return "one speaker is not enough for an interval over speakers: two are needed"
     speakers = plural(test.num_speakers, "speaker")
     few = "" if test.num_speakers >= ENOUGH_SPEAKERS else " (few: the interval is too narrow)"
     shown = f"{names[1]} − {names[0]} = {signed(test.difference)} points over {speakers}{few}"
     ahead = f"{names[1]} ahead in {100 * test.improvement:.1f} % of resamples"
-    says = "holds for others" if test.is_significant else "others may see none"
-    return f"{shown}, {ahead}: {says}"
+    return f"{shown}, {ahead}: {'holds for others' if test.is_significant else 'may not hold for others'}"
 
 
 def conclusion(segments: MatchedPairs, speakers: PairedBootstrap, names: Names) -> str:
-    """Both tests in one sentence."""
+    """Return the result of both tests in one sentence."""
     if segments.num_segments == 0 or (segments.mean == 0 and segments.spread == 0):
         return "There is no difference: both make as many errors in every segment."
     if not segments.is_significant and not speakers.is_significant:
-        return "No real difference is shown: chance explains it. With more speech one might show."
+        return "No real difference is shown: chance explains it. More test speech may show a difference."
     better = _better(segments, names)
     worse = names[1 - names.index(better)]
     if not speakers.is_significant:

@@ -1,7 +1,7 @@
-"""What the figures of a run are worth: intervals by speaker, coverage, worst speakers, rounds needed.
+"""Statistics of results: intervals over speakers, coverage, worst speakers, rounds needed.
 
-Utterances of one speaker are not independent, speakers nearly are: intervals come from resampling
-*speakers* with replacement and pooling errors over them (Bisani & Ney, ICASSP 2004).
+Utterances of one speaker are not independent, speakers nearly are. So intervals come from resampling
+*speakers* with replacement and pooling their errors (Bisani & Ney, ICASSP 2004).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Interval:
 
 
 def rate_interval(errors: npt.ArrayLike, lengths: npt.ArrayLike, *, seed: int = 0) -> Interval | None:
-    """Interval of the pooled error rate Σ errors / Σ lengths, both [speakers].
+    """Return the interval of the pooled error rate Σ errors / Σ lengths, both [speakers].
 
-    None when fewer than two speakers have words: one speaker says nothing about another.
+    None if fewer than two speakers have words: one speaker gives no interval over speakers.
 
     >>> rate_interval([1, 1, 1], [10, 10, 10])
     Interval(estimate=0.1, low=0.1, high=0.1)
@@ -44,26 +44,27 @@ def rate_interval(errors: npt.ArrayLike, lengths: npt.ArrayLike, *, seed: int = 
         return None
     total, sums = columns.sum(axis=1), resampled_sums(columns, seed)
     sums = sums[:, sums[1] > 0]
-    return _interval(total[0] / total[1], sums[0] / sums[1])
+    low, high = np.quantile(sums[0] / sums[1], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(total[0] / total[1]), float(low), float(high))
 
 
 def difference_interval(
     errors: npt.ArrayLike, others: npt.ArrayLike, lengths: npt.ArrayLike, *, seed: int = 0
 ) -> Interval | None:
-    """Paired interval of rate(errors) − rate(others), two systems on the same speakers, all [speakers]."""
+    """Return the paired interval of rate(errors) − rate(others), all [speakers]."""
     # The lengths are the same, so a difference of rates is the rate of differences.
     difference = np.asarray(errors, dtype=float) - np.asarray(others, dtype=float)
     return rate_interval(difference, lengths, seed=seed)
 
 
 def relative_interval(after: npt.ArrayLike, before: npt.ArrayLike, *, seed: int = 0) -> Interval | None:
-    """Paired interval of the relative change (after − before) / before of errors, both [speakers]."""
+    """Return the paired interval of the relative change (after − before) / before, both [speakers]."""
     before = np.asarray(before, dtype=float)
     return rate_interval(np.asarray(after, dtype=float) - before, before, seed=seed)
 
 
 def resampled_sums(columns: Array, seed: int) -> Array:
-    """Sums [columns, resamples] over speakers drawn with replacement from `columns` [columns, speakers]."""
+    """Sum `columns` [columns, speakers] over speakers drawn with replacement: [columns, resamples]."""
     generator = np.random.default_rng(seed)
     num_speakers = columns.shape[1]
     sums = np.empty((len(columns), NUM_RESAMPLES))
@@ -76,13 +77,8 @@ def resampled_sums(columns: Array, seed: int) -> Array:
     return sums
 
 
-def _interval(estimate: float, resampled: Array) -> Interval:
-    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(estimate), float(low), float(high))
-
-
 def expected_coverage(cohort_size: int, num_clients: int, rounds: npt.ArrayLike) -> Array:
-    """Share of the pool drawn at least once after T rounds, expected: 1 − (1 − N/K)^T.
+    """Return the share of the pool expected to be drawn at least once after T rounds: 1 − (1 − N/K)^T.
 
     >>> expected_coverage(1, 2, [0, 1, 2])
     array([0.  , 0.5 , 0.75])
@@ -92,7 +88,7 @@ def expected_coverage(cohort_size: int, num_clients: int, rounds: npt.ArrayLike)
 
 
 def measured_coverage(cohorts: Iterable[Iterable[str]], num_clients: int) -> Array:
-    """Share of the pool drawn at least once after each round.
+    """Return the share of the pool that was drawn at least once, after each round.
 
     >>> measured_coverage([["a", "b"], ["b"], ["c"]], num_clients=4)
     array([0.5 , 0.5 , 0.75])
@@ -106,7 +102,7 @@ def measured_coverage(cohorts: Iterable[Iterable[str]], num_clients: int) -> Arr
 
 
 def worst_decile(rates: Mapping[str, float]) -> list[str]:
-    """The tenth of the speakers (at least one) with the highest error rate, worst first.
+    """Return the tenth of the speakers (at least one) with the highest error rate, worst first.
 
     >>> worst_decile({"a": 0.1, "b": 0.4, "c": 0.2})
     ['b']
@@ -116,7 +112,7 @@ def worst_decile(rates: Mapping[str, float]) -> list[str]:
 
 
 def round_of_best(rounds: Sequence[int], values: Sequence[float]) -> int | None:
-    """The first round with the lowest value; NaN never wins.
+    """Return the first round with the lowest value; NaN is ignored.
 
     >>> round_of_best([0, 5, 10, 15], [0.9, 0.4, 0.3, 0.3])
     10
@@ -126,7 +122,7 @@ def round_of_best(rounds: Sequence[int], values: Sequence[float]) -> int | None:
 
 
 def round_to_target(rounds: Sequence[int], values: Sequence[float], target: float) -> int | None:
-    """The first round whose value is at or below the target, None when there is none.
+    """Return the first round whose value is at or below the target, or None.
 
     >>> round_to_target([0, 5, 10], [0.9, 0.4, 0.3], target=0.5)
     5
@@ -136,7 +132,7 @@ def round_to_target(rounds: Sequence[int], values: Sequence[float], target: floa
 
 
 def effective_number(weights: npt.ArrayLike) -> float:
-    """How many equally weighted clients would give the same variance: (Σα)² / Σα².
+    """Return how many equally weighted clients would give the same variance: (Σα)² / Σα².
 
     >>> effective_number([0.5, 0.5, 0.0])
     2.0
@@ -147,17 +143,15 @@ def effective_number(weights: npt.ArrayLike) -> float:
 
 
 def signed(interval: Interval | None, digits: int = 2) -> str:
-    """A change in percent (or points) with its interval.
+    """Format a change in percent (or points) with its interval.
 
     >>> signed(Interval(-0.12, -0.14, 0.1), digits=1)
     '−12.0 [−14.0, +10.0]'
     """
     if interval is None:
         return "–"
-    middle, low, high = (
-        f"{100 * value:+.{digits}f}".replace("-", "−")
-        for value in (interval.estimate, interval.low, interval.high)
-    )
+    values = (interval.estimate, interval.low, interval.high)
+    middle, low, high = (f"{100 * value:+.{digits}f}".replace("-", "−") for value in values)
     return f"{middle} [{low}, {high}]"
 
 

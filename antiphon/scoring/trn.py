@@ -1,9 +1,8 @@
-"""Transcripts for NIST sclite: one `text (speaker-utterance)` a line.
+"""Transcripts for NIST sclite: one `text (speaker-utterance)` per line.
 
-sclite takes everything before the first `-` or `_` as the speaker, and reads parentheses, braces,
-`@` and a leading `;;` in its own way. Those characters are percent-encoded where they would be
-misread, the same in reference and hypothesis, so words still match and reading gives back what was
-written.
+For sclite, the speaker is everything before the first `-` or `_`, and parentheses, braces, `@` and a leading
+`;;` have a special meaning. These characters are percent-encoded where sclite would misread them, in
+reference and hypothesis alike. So words still match, and `read_trn` returns what `write_trn` was given.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from urllib.parse import unquote
 
 Row = tuple[str, str, str]  # text, speaker, utterance id
 
-_LINE = re.compile(r"(?:(?P<text>.*) )?\((?P<speaker>[^-_()\s]+)-(?P<utterance>[^()\s]+)\)")
+_LINE = re.compile(r"(?:(.*) )?\(([^-_()\s]+)-([^()\s]+)\)")
 
 
 def write_trn(path: Path, rows: Iterable[Row]) -> None:
-    """Writes (text, speaker, utterance id) rows in the order given."""
+    """Write (text, speaker, utterance id) rows in the order given."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for text, speaker, utterance in rows:
             file.write(format_line(text, speaker, utterance) + "\n")
 
 
 def read_trn(path: Path) -> list[Row]:
-    """The rows of a file that `write_trn` wrote, or of any with ids of the form `speaker-utterance`."""
+    """Read the rows of a file that `write_trn` wrote, or of any file with ids `speaker-utterance`."""
     rows: list[Row] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line or line.startswith(";;"):
@@ -34,14 +33,13 @@ def read_trn(path: Path) -> list[Row]:
         match = _LINE.fullmatch(line)
         if match is None:
             raise ValueError(f"{path}: line {number} does not end in (speaker-utterance)")
-        rows.append(
-            (unquote(match["text"] or "").strip(), unquote(match["speaker"]), unquote(match["utterance"]))
-        )
+        text, speaker, utterance = (unquote(part or "") for part in match.groups())
+        rows.append((text.strip(), speaker, utterance))
     return rows
 
 
 def format_line(text: str, speaker: str, utterance: str) -> str:
-    """One line, without its newline.
+    """Return one line, without its newline.
 
     >>> format_line("the cat sat", "84", "84-121123-0001")
     'the cat sat (84-84-121123-0001)'
@@ -50,7 +48,7 @@ def format_line(text: str, speaker: str, utterance: str) -> str:
     """
     if not speaker or not utterance:
         raise ValueError(
-            f"a transcript needs a speaker and an utterance id; got {speaker!r} and {utterance!r}"
+            f"a transcript needs a speaker and an utterance id, not {speaker!r} and {utterance!r}"
         )
     words = [_encode(r"@" if word == "@" else r"[(){}%]", word) for word in text.split()]
     if words and words[0].startswith(";;"):

@@ -11,7 +11,7 @@ from typing import Any
 
 from antiphon.experiment.score import write_json
 from antiphon.scoring.alignment import (
-    Aligned,
+    AlignedUtterance,
     Confusions,
     align_words,
     find_confusions,
@@ -20,11 +20,11 @@ from antiphon.scoring.alignment import (
 )
 from antiphon.scoring.error_rate import Tally
 from antiphon.scoring.normalisation import Normalisation
-from antiphon.scoring.segments import error_segments
 from antiphon.scoring.significance import (
     MatchedPairs,
     PairedBootstrap,
     conclusion,
+    error_segments,
     matched_pairs,
     paired_bootstrap,
     segments_verdict,
@@ -57,7 +57,7 @@ class Transcripts:
     def part(self, keys: Iterable[Key]) -> Transcripts:
         return replace(self, rows={key: self.rows[key] for key in keys})
 
-    def aligned(self) -> list[Aligned]:
+    def aligned(self) -> list[AlignedUtterance]:
         return [align_words(*key, *texts) for key, texts in self.rows.items()]
 
     def by_speaker(self) -> dict[str, Tally]:

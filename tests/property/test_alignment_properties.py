@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from antiphon.scoring.alignment import align_words, find_confusions
 from antiphon.scoring.error_rate import Errors, alignment, word_errors
-from antiphon.scoring.segments import error_segments
+from antiphon.scoring.significance import error_segments
 
 words = st.lists(st.sampled_from("abcd"), max_size=14).map(" ".join)
 

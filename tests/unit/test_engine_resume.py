@@ -172,7 +172,7 @@ def test_when_no_checkpoint_is_whole_that_is_said(trial: Trial) -> None:
     trial.run()
     for round in trial.saved:
         flip_a_byte(trial.folder / "checkpoints" / f"round-{round:06d}" / "state.json")
-    with pytest.raises(CorruptCheckpoint, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(CorruptCheckpoint, match=r"no checkpoint in .* is intact"):
         trial.run(resume=True, skip_corrupt=True)
 
 

@@ -253,7 +253,7 @@ def test_everything_that_was_written_is_synced_once(
     states: ClientStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("antiphon.clients.states._sync", synced.append)
+    monkeypatch.setattr("antiphon.clients.states.sync", synced.append)
     states.write("a", (0, 0), number(1))
     states.write("b", (0, 0), number(1))
     states.sync()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from antiphon.records.tensorboard import EventWriter
+from antiphon.records.writer import EventWriter
 
 JOURNAL = [
     {"round": 0, "valid": {"wer": 0.5}},

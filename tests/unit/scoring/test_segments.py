@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from antiphon.scoring.error_rate import alignment
-from antiphon.scoring.segments import error_segments
+from antiphon.scoring.significance import error_segments
 
 SAID = "a b c d e f g h"
 

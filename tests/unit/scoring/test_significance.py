@@ -90,7 +90,7 @@ def test_one_speaker_says_nothing_about_others():
     found = paired_bootstrap([3], [1], [10])
     assert found.difference is None
     assert not found.is_significant
-    assert speakers_verdict(found, NAMES).startswith("one speaker says nothing")
+    assert speakers_verdict(found, NAMES).startswith("one speaker is not enough")
 
 
 REAL, CHANCE = MatchedPairs(100, -0.5, 1.0, -5.0, 6e-7), MatchedPairs(100, -0.1, 1.0, -1.0, 0.3173)
