@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor
 from antiphon.records.files import sync
 
 FORMAT = "antiphon-checkpoint/1"
+CLASS = "__class__"  # of a dataclass in a packed state
 T = TypeVar("T")
 
 
@@ -35,8 +37,9 @@ def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors[path] = value.detach().contiguous()
         return {"__tensor__": path}
-    if is_dataclass(value):
-        return {f.name: pack(getattr(value, f.name), f"{path}/{f.name}", tensors) for f in fields(value)}
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {f.name: pack(getattr(value, f.name), f"{path}/{f.name}", tensors) for f in fields(value)}
+        return {CLASS: f"{type(value).__module__}:{type(value).__qualname__}", **parts}
     if isinstance(value, dict):
         if odd := [key for key in value if not isinstance(key, str)]:
             raise TypeError(f"a state cannot hold the key {odd[0]!r}, only text (at {path})")
@@ -49,10 +52,14 @@ def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def unpack(tree: Any, tensors: Mapping[str, Tensor], like: Any = None) -> Any:
-    """Return the value that `pack` was given; `like` is a value with the same dataclasses."""
-    if is_dataclass(like) and not isinstance(like, type):
-        tree = _with_present_names(tree, like)
-        return type(like)(**{k: unpack(v, tensors, getattr(like, k, None)) for k, v in tree.items()})
+    """Return what `pack` packed.
+
+    A dataclass is built as an object of the class it had, which must be loaded already. Where that is not
+    found, because it has moved or was not written down, `like` gives the class.
+    """
+    if isinstance(tree, dict) and (cls := _class_of(tree, like)) is not None:
+        parts = _with_present_names({k: v for k, v in tree.items() if k != CLASS}, cls, like)
+        return cls(**{k: unpack(v, tensors, getattr(like, k, None)) for k, v in parts.items()})
     if isinstance(tree, dict):
         if "__tensor__" in tree:
             return tensors[tree["__tensor__"]]
@@ -62,13 +69,29 @@ def unpack(tree: Any, tensors: Mapping[str, Tensor], like: Any = None) -> Any:
     return tree
 
 
-def _with_present_names(tree: Mapping[str, Any], like: Any) -> Mapping[str, Any]:
+def _class_of(tree: Mapping[str, Any], like: Any) -> Any:
+    """Return the class of a packed dataclass; None for a plain dict. Imports nothing."""
+    fresh = type(like) if is_dataclass(like) and not isinstance(like, type) else None
+    if fresh is not None and hasattr(fresh, "renamed"):  # a state may be of a newer class than was written
+        return fresh
+    module, _, name = str(tree.get(CLASS, "")).partition(":")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, type) and is_dataclass(found):
+        return found
+    if fresh is None and CLASS in tree:
+        raise ValueError(f"a state holds a {tree[CLASS]}, which no module that is loaded defines")
+    return fresh
+
+
+def _with_present_names(tree: Mapping[str, Any], cls: Any, like: Any) -> Mapping[str, Any]:
     """Return the fields of an old state under their present names.
 
     Wrappers once stored the fields of the inner state among their own.
     """
-    names = {field.name for field in fields(like)}
-    tree = {like.renamed.get(key, key): value for key, value in tree.items()} if tree.keys() - names else tree
+    names, renamed = {field.name for field in fields(cls)}, getattr(cls, "renamed", {})
+    tree = {renamed.get(key, key): value for key, value in tree.items()} if tree.keys() - names else tree
     if "inner" not in names or "inner" in tree:
         return tree
     known, state = set[str](), like.inner

@@ -48,6 +48,57 @@ def state() -> Memory:
 LIKE = Memory(round=0, params={})
 
 
+@dataclass(frozen=True)
+class Slots:
+    """What a server optimiser of somebody else keeps: there is none before the first round."""
+
+    step: int
+    velocity: dict[str, torch.Tensor]
+    before: Slots | None = None
+
+
+def test_a_field_that_was_nothing_at_first_and_a_dataclass_later_comes_back(tmp_path: Path) -> None:
+    slots = Slots(2, {"w": torch.ones(2)}, Slots(1, {}))
+    save(tmp_path / "c", ServerState(2, {"w": torch.zeros(2)}, slots), {})
+    after, _ = load(tmp_path / "c", ServerState(0, {}))
+    assert_same(after.opt, slots)
+
+
+def test_a_field_that_is_nothing_now_and_was_a_dataclass_at_first_comes_back(tmp_path: Path) -> None:
+    save(tmp_path / "c", ServerState(2, {}), {})
+    after, _ = load(tmp_path / "c", ServerState(0, {}, Slots(0, {})))
+    assert after.opt is None
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What follows `Slots` in another phase of a run."""
+
+    step: int
+
+
+def test_a_field_that_held_another_dataclass_at_first_comes_back(tmp_path: Path) -> None:
+    save(tmp_path / "c", ServerState(2, {}, Rest(2)), {})
+    after, _ = load(tmp_path / "c", ServerState(0, {}, Slots(0, {})))
+    assert after.opt == Rest(2)
+
+
+def test_dataclasses_in_tuples_and_dicts_come_back(tmp_path: Path) -> None:
+    save(tmp_path / "c", Memory(1, {}, {"a": Slots(1, {})}, past=(Slots(2, {}), 3)), {})
+    after, _ = load(tmp_path / "c", LIKE)
+    assert (after.opt, after.past) == ({"a": Slots(1, {})}, (Slots(2, {}), 3))
+
+
+def test_a_dataclass_that_no_loaded_module_defines_is_named(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Local:
+        step: int = 0
+
+    save(tmp_path / "c", ServerState(1, {}, Local()), {})
+    with pytest.raises(ValueError, match=r"<locals>\.Local, which no module that is loaded defines"):
+        load(tmp_path / "c", ServerState(0, {}))
+
+
 def test_a_state_comes_back_to_the_last_bit(tmp_path: Path) -> None:
     before = state()
     save(tmp_path / "round-000003", before, {"best": {"round": 2, "wer": 0.3}})
