@@ -73,6 +73,8 @@ def _fields(cls: type) -> dict[str, Kind]:
 def _write(kind: Kind, value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         choices = Choices(kind)
+        if choices.open is None and type(value) not in choices.closed.values():
+            raise ValueError(f"{value!r} cannot be stored: expected {_describe(kind)}")
         name = choices.name_of(type(value)) if choices.are_named else ""
         fields = {key: _write(inner, getattr(value, key)) for key, inner in _fields(type(value)).items()}
         return {name: fields} if name else fields

@@ -118,11 +118,12 @@ class Registry(Mapping[str, Any]):
         """Return the name by which another process finds a class; ValueError if there is none."""
         self._load_homes()
         path = _origin(cls)
+        is_found = not self.takes_paths or self._is_at_home(cls)  # another process registers it as well
         for name, choice in self._registered.items():
-            if choice is cls:
+            if choice is cls and is_found:
                 return name
         for name, point in self._entry_points().items():
-            if point.value == path:
+            if f"{point.module}:{point.attr}" == path and self._registered.get(name, cls) is cls:
                 return name
         if cls.__module__ == "__main__" or "<locals>" in path:
             raise ValueError(
@@ -132,11 +133,17 @@ class Registry(Mapping[str, Any]):
         self._fitting(path, cls)
         return path
 
+    def _is_at_home(self, cls: type) -> bool:
+        """Whether a class is registered when the homes are imported."""
+        return not self.homes or any(f"{cls.__module__}.".startswith(f"{home}.") for home in self.homes)
+
     def _fitting(self, name: str, choice: Any) -> Any:
         fields = getattr(choice, "__dataclass_fields__", {})
         missing = [need for need in self.needs if not (hasattr(choice, need) or need in fields)]
         if self.is_config and not is_dataclass(choice):
             missing.append("dataclass fields (decorate it with @dataclass(frozen=True))")
+        elif self.is_config and not choice.__dataclass_params__.frozen:
+            missing.append("frozen fields (decorate it with @dataclass(frozen=True))")
         if missing:
             raise ValueError(
                 f"{name!r} cannot be used as one of {self.group}: it has no {', '.join(missing)}"

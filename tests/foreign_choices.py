@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from antiphon.core import Metrics, Pool, Report, ServerState, Task, Tensors
+import numpy as np
+
+from antiphon.core import ALGORITHMS, Metrics, Pool, Report, ServerState, Task, Tensors
 from antiphon.server.weighting import Uniform, Weighting
 from antiphon.tasks.local_training import LocalTraining
 
@@ -38,6 +40,59 @@ class BySeconds:
 
     def __call__(self, report: Report) -> float:
         return self.power * report.stats["seconds"]
+
+
+@ALGORITHMS.register
+@dataclass(frozen=True)
+class Quartering(Halving):
+    """An algorithm that its module registers: a process that does not import the module does not know it."""
+
+    share: float = 0.25
+
+
+@dataclass
+class Thawed:
+    """Not a configuration: its fields can change."""
+
+    def init(self, params: Tensors) -> Any: ...
+    def round(self, state: Any, cohort: Sequence[str], pool: Pool) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Alternating:
+    """A schedule of a stranger."""
+
+    low: float = 0.5
+
+    def __call__(self, round: int) -> float:
+        return self.low if round % 2 else 1.0
+
+
+@dataclass(frozen=True)
+class Signs:
+    """A clipping of a stranger."""
+
+    size: float = 1e-3
+
+    def __call__(self, params: Tensors, delta: Tensors) -> Tensors:
+        return {name: self.size * d.sign() for name, d in delta.items()}
+
+
+@dataclass(frozen=True)
+class EvenAndOdd:
+    """A partition of a stranger."""
+
+    def __call__(self, store: Any, indices: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        return {"even": indices[::2], "odd": indices[1::2]}
+
+
+@dataclass(frozen=True)
+class Averages:
+    """An encoder of a stranger."""
+
+    dim: int = 4
+
+    def build(self, input_dim: int) -> Any: ...
 
 
 @dataclass(frozen=True)

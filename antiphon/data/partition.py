@@ -8,15 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from antiphon.data.store import FeatureStore
+from antiphon.registry import Registry, open_kind
 from antiphon.seeding import derive
 
 Clients = dict[str, np.ndarray]
 
 
+class Partition(Protocol):
+    """A frozen dataclass: (store, indices of utterances, seed) -> the utterances of each client."""
+
+    def __call__(self, store: FeatureStore, indices: np.ndarray, seed: int) -> Clients: ...
+
+
+PARTITIONS = open_kind(
+    Partition,
+    Registry("antiphon.partitions", ("__call__",), homes=["antiphon.data.partition"], default="by_speaker"),
+)
+
+
+@PARTITIONS.register
 @dataclass(frozen=True)
 class BySpeaker:
     """A client is a speaker: `speaker/1272`."""
@@ -25,6 +40,7 @@ class BySpeaker:
         return _by_name("speaker", store.speaker_names, store.speaker_codes, indices)
 
 
+@PARTITIONS.register
 @dataclass(frozen=True)
 class BySession:
     """A client is a session with all its speakers: `session/1272-128104`."""
@@ -33,6 +49,7 @@ class BySession:
         return _by_name("session", store.session_names, store.session_codes, indices)
 
 
+@PARTITIONS.register
 @dataclass(frozen=True)
 class Iid:
     """Clients are random parts whose sizes differ by at most one utterance: `part/0` … `part/<parts - 1>`."""
@@ -51,6 +68,7 @@ class Iid:
         return {f"part/{part}": np.sort(members) for part, members in enumerate(divided)}
 
 
+@PARTITIONS.register
 @dataclass(frozen=True)
 class Dirichlet:
     """Parts skewed by speaker: each speaker's utterances are split in proportions ~ Dirichlet(concentration).
@@ -81,9 +99,6 @@ class Dirichlet:
         # Place p goes to the first part that ends after p; by rounding, one may lie beyond the last part.
         parts = np.minimum(np.searchsorted(ends, np.arange(num_utterances), side="right"), self.parts - 1)
         return generator.permutation(parts)
-
-
-Partition = BySpeaker | BySession | Iid | Dirichlet
 
 
 def _by_name(kind: str, names: list[str], codes: np.ndarray, indices: np.ndarray) -> Clients:

@@ -17,6 +17,7 @@ EXPERIMENT_FORMAT = "antiphon-experiment/1"
 def check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
     """A folder with an experiment in it is only touched to resume, and only the same experiment."""
     path = out / "experiment.json"
+    now = config.to_dict(experiment)  # refuses what could not be stored
     if not path.exists():
         if out.exists() and any(out.glob("[!.]*")):
             raise ValueError(f"{out} is not empty and holds no experiment: choose another --out")
@@ -25,7 +26,6 @@ def check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
         raise ValueError(f"{out} holds an experiment already: add --resume to go on, or choose another --out")
     # What a configuration did not have when it was written is as if it had its default.
     before = config.to_dict(config.from_dict(Experiment, json.loads(path.read_text())["config"]))
-    now = config.to_dict(experiment)
     # A longer run begins like a shorter one, but others may have begun from its end, or been taught by it.
     used = {name for run in experiment.runs.values() for name in (run.start_run, run.teacher_run)}
     longer = {f"runs.{name}.rounds.total" for name in experiment.runs.keys() - used}

@@ -16,7 +16,7 @@ from antiphon.core import Algorithm
 from antiphon.data.corruption.corrupted_clients import Corruption
 from antiphon.data.frontends import Filterbank, Frontend
 from antiphon.data.huggingface_folder import HuggingFaceTokensConfig
-from antiphon.data.partition import BySession, BySpeaker, Dirichlet, Iid
+from antiphon.data.partition import BySpeaker, Partition
 from antiphon.data.store import FeatureStore
 from antiphon.data.tokens import CharactersConfig, SavedTokensConfig, TokensConfig
 from antiphon.engine import Rounds
@@ -27,7 +27,7 @@ from antiphon.models.model import ModelConfig
 from antiphon.models.noise import SpecAugment
 from antiphon.recognizer import Blueprint
 from antiphon.seeding import derive
-from antiphon.server.run_context import parts_of
+from antiphon.server.run_context import check_order, parts_of
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Run:
     # Whose utterances: seed, federated, both or organisation. A mapping says how often a pass over the data
     # takes the utterances of each group: {seed: 4, organisation: 1}.
     data: str | dict[str, int] = "federated"
-    clients: BySpeaker | BySession | Iid | Dirichlet = BySpeaker()
+    clients: Partition = BySpeaker()
     start_run: str = "seed"  # the run whose best model this one starts from; empty: none
     rounds: Rounds = Rounds()
     labelled: float = 1.0  # share of the clients that have texts; the others' texts are never read
@@ -128,6 +128,7 @@ class Run:
             )
         if self.labelled < 1 and self.times != {"federated": 1}:
             raise ValueError("labelled below 1 is for data=federated: the server has the texts of the others")
+        check_order(self.algorithm)
         for part in parts_of(self.algorithm):
             if hasattr(part, "check_run"):
                 part.check_run(self)

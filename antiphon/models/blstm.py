@@ -20,9 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.models.layers import clients_first, is_stacked, num_stacked, reversed_frames, stack_frames
+from antiphon.models.model import ENCODERS
 from antiphon.models.noise import Dropout
 
 
+@ENCODERS.register
 @dataclass(frozen=True)
 class BlstmConfig:
     """`dim` is the width of one direction: encoded frames are twice as wide."""

@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.models.layers import attend, frame_mask, num_stacked, rotary_angles, rotate, stack_frames
+from antiphon.models.model import ENCODERS
 from antiphon.models.noise import Dropout
 
 
+@ENCODERS.register
 @dataclass(frozen=True)
 class ConformerConfig:
     """The defaults make 3.1 M parameters on 288-dimensional features."""

@@ -18,10 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.data.batches import Batch
-from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.layers import at_least_float32, frame_mask, reversal
-from antiphon.models.model import MODELS
+from antiphon.models.model import MODELS, EncoderConfig
 from antiphon.models.noise import FUSED
 
 
@@ -35,7 +34,7 @@ class CtcConfig:
     (True, False)
     """
 
-    encoder: ConformerConfig | BlstmConfig = field(default_factory=ConformerConfig)
+    encoder: EncoderConfig = field(default_factory=ConformerConfig)
 
     def build(self, input_dim: int, num_tokens: int) -> Ctc:
         return Ctc(self, input_dim, num_tokens)

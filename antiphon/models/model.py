@@ -67,7 +67,18 @@ class ModelConfig(Protocol):
     def build(self, input_dim: int, num_tokens: int) -> Model: ...
 
 
+class EncoderConfig(Protocol):
+    """A frozen dataclass of settings that builds the encoder of a CTC model or a transducer.
+
+    The encoder is an `nn.Module`: features [B, T, D] and lengths [B] -> encoded frames [B, T', dim] and their
+    lengths [B]. It has `dim` and `num_output_frames(num_frames)`.
+    """
+
+    def build(self, input_dim: int) -> Any: ...
+
+
 _HOMES = ["antiphon.models", "antiphon.models.huggingface"]
+ENCODERS = open_kind(EncoderConfig, Registry("antiphon.encoders", ("build",), _HOMES, default="conformer"))
 MODELS = open_kind(ModelConfig, Registry("antiphon.models", ("build",), _HOMES, default="ctc"))
 
 

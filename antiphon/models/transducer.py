@@ -28,10 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.data.batches import Batch
-from antiphon.models.blstm import BlstmConfig
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.layers import frame_mask, without_zeros
-from antiphon.models.model import MODELS
+from antiphon.models.model import MODELS, EncoderConfig
 from antiphon.models.noise import Dropout
 from antiphon.models.rnnt_loss import next_log_probs, rnnt_losses
 
@@ -46,7 +45,7 @@ class TransducerConfig:
     True
     """
 
-    encoder: ConformerConfig | BlstmConfig = field(default_factory=lambda: ConformerConfig(stack=4))
+    encoder: EncoderConfig = field(default_factory=lambda: ConformerConfig(stack=4))
     prediction_dim: int = 256
     context: int = 2  # the number of last labels that the prediction network sees
     joint_dim: int = 320

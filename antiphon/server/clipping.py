@@ -19,11 +19,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from antiphon.core import Tensors
+from antiphon.registry import Registry, open_kind
+
+
+class Clipping(Protocol):
+    """A frozen dataclass: (params, delta) -> a delta that is nowhere longer. Nothing it is given changes."""
+
+    def __call__(self, params: Tensors, delta: Tensors) -> Tensors: ...
+
+
+CLIPPINGS = open_kind(
+    Clipping,
+    Registry("antiphon.clippings", ("__call__",), homes=["antiphon.server.clipping"], default="unclipped"),
+)
 
 
 def norms_of(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[float]:
@@ -32,6 +46,7 @@ def norms_of(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[float]:
     return norms
 
 
+@CLIPPINGS.register
 @dataclass(frozen=True)
 class Unclipped:
     """The aggregate as it is."""
@@ -40,6 +55,7 @@ class Unclipped:
         return delta
 
 
+@CLIPPINGS.register
 @dataclass(frozen=True)
 class ClipLayers:
     """Each tensor's part of the delta has an l2 norm of at most `limit`."""
@@ -53,6 +69,7 @@ class ClipLayers:
         return _clipped(delta, [self.limit] * len(delta))
 
 
+@CLIPPINGS.register
 @dataclass(frozen=True)
 class ClipLayersRelative:
     """Each tensor's part of the delta is at most `limit` times as long as the tensor itself.
@@ -71,9 +88,6 @@ class ClipLayersRelative:
     def __call__(self, params: Tensors, delta: Tensors) -> Tensors:
         lengths = norms_of([params[name] for name in delta])
         return _clipped(delta, [self.limit * max(length, self.floor) for length in lengths])
-
-
-Clipping = Unclipped | ClipLayers | ClipLayersRelative
 
 
 def _check(limit: float) -> None:

@@ -36,21 +36,36 @@ class RunContext:
 
 
 def prepare(part: Part, context: RunContext) -> Part:
-    """Return an algorithm that is ready for a run, after the parts in its fields.
-
-    A wrapper with `refuses = {effect: advice}` raises ValueError around a part with that `effect`.
-    """
-    inner = {f.name: getattr(part, f.name) for f in fields(part) if f.init}  # type: ignore[arg-type]
-    ready = {n: prepare(v, context) for n, v in inner.items() if is_dataclass(v) and not isinstance(v, type)}
-    changed = {name: value for name, value in ready.items() if value is not inner[name]}
-    part = replace(part, **changed) if changed else part  # type: ignore[type-var]
-    refuses = getattr(part, "refuses", {})
-    for inside in parts_of(getattr(part, "inner", None)):
-        if advice := refuses.get(getattr(inside, "effect", "")):
-            raise ValueError(f"{choice_name(type(part))} around {choice_name(type(inside))}: {advice}")
-    method = getattr(part, "prepare", None)
-    prepared: Part = method(context) if method else part
+    """Return an algorithm that is ready for a run, after the parts in its fields."""
+    check_order(part)
+    prepared: Part = _prepare(part, context)
     return prepared
+
+
+def _prepare(part: Any, context: RunContext) -> Any:
+    """Prepare a dataclass, or those in a tuple or a dict."""
+    if isinstance(part, tuple):
+        items = tuple(_prepare(item, context) for item in part)
+        return items if any(new is not old for new, old in zip(items, part, strict=True)) else part
+    if isinstance(part, dict):
+        return {key: _prepare(item, context) for key, item in part.items()}
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    inner = {f.name: getattr(part, f.name) for f in fields(part) if f.init}
+    ready = {name: _prepare(value, context) for name, value in inner.items()}
+    changed = {name: value for name, value in ready.items() if value is not inner[name]}
+    part = replace(part, **changed) if changed else part
+    method = getattr(part, "prepare", None)
+    return method(context) if method else part
+
+
+def check_order(algorithm: Any) -> None:
+    """Refuse a wrapper with `refuses = {effect: advice}` around a part that has one of these effects."""
+    for part in parts_of(algorithm):
+        refuses = getattr(part, "refuses", {})
+        for inside in parts_of(getattr(part, "inner", None)):
+            if advice := refuses.get(getattr(inside, "effect", "")):
+                raise ValueError(f"{choice_name(type(part))} around {choice_name(type(inside))}: {advice}")
 
 
 def parts_of(algorithm: Any) -> Iterator[Any]:

@@ -10,8 +10,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
+
+from antiphon.registry import Registry, open_kind
 
 
+class Schedule(Protocol):
+    """A frozen dataclass: the round -> a factor on the learning rate."""
+
+    def __call__(self, round: int) -> float: ...
+
+
+SCHEDULES = open_kind(
+    Schedule,
+    Registry("antiphon.schedules", ("__call__",), homes=["antiphon.server.schedules"], default="constant"),
+)
+
+
+@SCHEDULES.register
 @dataclass(frozen=True)
 class Constant:
     """Always 1."""
@@ -41,6 +57,7 @@ class _Falling:
         raise NotImplementedError
 
 
+@SCHEDULES.register
 class Cosine(_Falling):
     """Rises linearly for `warmup` rounds, then half a cosine from 1 to `final`, reached after `rounds`."""
 
@@ -48,6 +65,7 @@ class Cosine(_Falling):
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
 
 
+@SCHEDULES.register
 class Linear(_Falling):
     """Rises linearly for `warmup` rounds, then a straight line from 1 to `final`, reached after `rounds`."""
 
@@ -55,6 +73,7 @@ class Linear(_Falling):
         return 1 + (self.final - 1) * progress
 
 
+@SCHEDULES.register
 @dataclass(frozen=True)
 class Step:
     """Multiplied by `factor` after every `every` rounds."""
@@ -70,6 +89,7 @@ class Step:
         return self.factor ** (round // self.every)
 
 
+@SCHEDULES.register
 @dataclass(frozen=True)
 class InverseSqrt:
     """Rises linearly to 1 in `warmup` rounds, then falls as 1/sqrt(round) (Vaswani et al. 2017)."""
@@ -83,6 +103,3 @@ class InverseSqrt:
     def __call__(self, round: int) -> float:
         number = round + 1
         return min(number / self.warmup, math.sqrt(self.warmup / number))
-
-
-Schedule = Constant | Cosine | Linear | Step | InverseSqrt

@@ -8,13 +8,26 @@ from typing import Any
 
 import pytest
 import yaml
-from foreign_choices import BySeconds, Halving, NoRound, Plain
+from foreign_choices import (
+    Alternating,
+    Averages,
+    BySeconds,
+    EvenAndOdd,
+    Halving,
+    NoRound,
+    Plain,
+    Quartering,
+    Signs,
+    Thawed,
+)
 
 from antiphon.algorithms.fedavg import FedAvg
+from antiphon.algorithms.geometric_median import GeometricMedian
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.algorithms.self_training import SelfTrained
 from antiphon.config import from_dict, overlay, override, to_dict
 from antiphon.core import ALGORITHMS, Task
+from antiphon.experiment.runner import run_experiment
 from antiphon.experiment.settings import Experiment, Run
 from antiphon.registry import Registry, open_kind
 from antiphon.server.optimizers import Adam
@@ -265,6 +278,70 @@ def test_what_is_stored_has_the_new_name_of_a_field() -> None:
     assert "fraction" not in to_dict(Run(Halving()))["algorithm"][HALVING]
 
 
+# --- What is stored -------------------------------------------------------------------------------
+
+
+def test_a_class_that_a_stranger_s_module_registers_is_stored_by_its_path() -> None:
+    """Another process does not import the module before it looks for the name."""
+    assert ALGORITHMS["quartering"] is Quartering
+    written = to_dict(Run(Quartering()))["algorithm"]
+    assert list(written) == ["foreign_choices:Quartering"]
+    assert from_dict(Run, {"algorithm": written}).algorithm == Quartering()
+
+
+def test_an_entry_point_with_the_name_of_the_package_s_own_choice_is_stored_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name means another class."""
+    install(tmp_path, "antiphon.algorithms", "fed_avg = foreign_choices:Halving")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(to_dict(Run(Halving()))["algorithm"]) == [HALVING]
+
+
+def test_a_subclass_in_a_field_that_takes_one_class_is_refused_when_it_is_stored() -> None:
+    """It would come back as the class itself."""
+
+    @dataclass(frozen=True)
+    class Other(FedAvg):
+        pass
+
+    with pytest.raises(ValueError, match=r"Other\(.* cannot be stored: expected the fields of fed_avg"):
+        to_dict(Run(GeometricMedian(Other())))
+
+
+def test_a_class_that_is_not_in_a_closed_union_is_refused_when_it_is_stored() -> None:
+    with pytest.raises(ValueError, match=r"Alternating\(.* cannot be stored: expected one of frozen_seed, "):
+        to_dict(Run(SelfTrained(teacher=Alternating())))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("place", "choice"),
+    [
+        ("runs.a.algorithm.client_schedule", Alternating()),
+        ("runs.a.algorithm.clipping", Signs()),
+        ("runs.a.clients", EvenAndOdd()),
+        ("model.encoder", Averages()),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
+)
+def test_schedules_clippings_partitions_and_encoders_of_strangers_are_chosen_and_stored(
+    place: str, choice: Any
+) -> None:
+    path = f"foreign_choices:{type(choice).__name__}"
+    experiment = override(Experiment(runs={"a": Run(start_run="")}), [f"{place}={path}"])
+    stored = yaml.safe_load(yaml.safe_dump(to_dict(experiment)))
+    assert f"{path}:" in yaml.safe_dump(stored)
+    chosen: Any = from_dict(Experiment, stored)
+    for name in place.split("."):
+        chosen = chosen[name] if isinstance(chosen, dict) else getattr(chosen, name)
+    assert chosen == choice
+
+
+def test_a_dataclass_that_is_not_frozen_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'foreign_choices:Thawed' .* it has no frozen fields \(decorate"):
+        to_dict(Run(Thawed()))  # type: ignore[arg-type]
+
+
 # --- What another process could not find again ----------------------------------------------------
 
 
@@ -313,6 +390,23 @@ def test_a_lambda_as_weighting_is_refused_when_it_is_stored() -> None:
 
 def test_a_lambda_as_weighting_trains_where_nothing_is_stored() -> None:
     assert FedAvg(weighting=lambda report: 0.0).weighting(None) == 0.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [Plain(), Thawed(), NoRound(), FedAvg(weighting=lambda report: 0.0)],
+    ids=["no dataclass", "not frozen", "no round", "lambda"],
+)
+def test_what_cannot_be_stored_is_refused_before_the_corpus_is_opened(algorithm: Any, tmp_path: Path) -> None:
+    experiment = Experiment(runs={"a": Run(algorithm, start_run="")})
+    with pytest.raises(ValueError, match=r"cannot be (stored|used)"):
+        run_experiment(experiment, tmp_path / "no-corpus", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_wrappers_in_the_wrong_order_are_refused_when_the_run_is_read() -> None:
+    with pytest.raises(ValueError, match=r"rehearsed around federated_pruning: .* write federated_pruning"):
+        override(Run(Rehearsed()), ["algorithm.inner=federated_pruning"])
 
 
 # --- What comes over the wire ---------------------------------------------------------------------
