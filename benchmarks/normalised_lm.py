@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from antiphon.data.tokens import Words
-from antiphon.lm.neural_lm import MOST_LOGITS, NeuralLm, plan_text_batches
+from antiphon.lm.neural_lm import MAX_LOGITS, NeuralLm, plan_text_batches
 from antiphon.lm.ngram import END_ID, NONE, START_ID, NgramModel, contexts_of, walk
 from antiphon.lm.transformer import text_batch
 from antiphon.lm.unigram import Unigram
@@ -156,7 +156,7 @@ class NormalisedNeural:
         self.lm.model.eval()
         encoded = [tokens.encode(text) for text in texts]
         scores = np.zeros(len(texts))
-        for chosen in plan_text_batches(encoded, max(1, MOST_LOGITS // tokens.size), None):
+        for chosen in plan_text_batches(encoded, max(1, MAX_LOGITS // tokens.size), None):
             batch = text_batch([encoded[place] for place in chosen])
             (logits,) = self.lm.model(batch)
             losses = self.lm.model.score((logits + log_factors,), batch)

@@ -1,12 +1,12 @@
-"""Back-off n-gram language models over words: how they are kept, and how they score.
+"""Back-off n-gram language models over words: storage and scores.
 
-p(w | h) is that of the longest n-gram "h' w" the model holds, times the back-off weights of the contexts
-that had to be given up (S. Katz 1987; the ARPA format). Scores are natural logarithms.
+p(w | h) is that of the longest n-gram "h' w" in the model, times the back-off weights of the contexts that
+are too long (S. Katz 1987; the ARPA format). Scores are natural logarithms.
 
-N-grams are a trie read backwards (K. Heafield, "KenLM: Faster and Smaller Language Model Queries", 2011):
-an n-gram hangs on its suffix, so the walk that finds p(w | h) meets every shorter n-gram on its way, and ends
-at the next state. An n-gram is one sorted 64-bit key (place of its suffix · vocabulary + its first word) and
-two 32-bit numbers: 16 bytes.
+N-grams form a reversed trie (K. Heafield, "KenLM: Faster and Smaller Language Model Queries", 2011): the
+parent of an n-gram is its suffix. So the search for p(w | h) visits every shorter n-gram, and ends at the
+next state. An n-gram takes 16 bytes: a sorted 64-bit key (index of its suffix · vocabulary + its first word)
+and two 32-bit numbers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ UNKNOWN, START, END = "<unk>", "<s>", "</s>"
 SPECIAL = (UNKNOWN, START, END)  # words 0, 1 and 2 of every model
 UNKNOWN_ID, START_ID, END_ID = 0, 1, 2
 NEVER = -99 * math.log(10)  # what ARPA files write for a probability of zero
-NONE = -1  # in arrays of contexts: nothing stands here
+NONE = -1  # in arrays of words or indices: there is none
 
 
 class SentenceModel(Protocol):
-    """A language model as a second pass sees it."""
+    """A language model for second passes."""
 
     def score_sentences(self, texts: Sequence[str]) -> np.ndarray:
         """ln p of each text with its end: [len(texts)] float64."""
@@ -36,10 +36,7 @@ class SentenceModel(Protocol):
 
 
 class State(NamedTuple):
-    """What the next word's probability depends on: words, the last one first, and back-offs (ln).
-
-    backoffs[k] is that of the context of the last k + 1 words.
-    """
+    """The context of the next word: words, the last one first; backoffs[k] (ln) is that of the last k + 1."""
 
     words: tuple[int, ...] = ()
     backoffs: tuple[float, ...] = ()
@@ -54,18 +51,19 @@ class Level:
     backoffs: np.ndarray
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Places of keys [n], NONE where there is no such n-gram."""
-        places = np.searchsorted(self.keys, keys)
-        places[places == len(self.keys)] = 0
-        found = (self.keys[places] == keys) if len(self.keys) else np.zeros(len(keys), dtype=bool)
-        return np.where(found, places, NONE)
+        """Indices of keys [n], NONE where there is no such n-gram."""
+        if not len(self.keys):
+            return np.full(len(keys), NONE)
+        indices = np.searchsorted(self.keys, keys)
+        indices[indices == len(self.keys)] = 0
+        return np.where(self.keys[indices] == keys, indices, NONE)
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Of texts, per word: every word and every end of sentence is one prediction.
+    """Perplexity of texts per word: every word and every end of sentence is one prediction.
 
-    `num_unknown` predictions were of a word outside the vocabulary, and paid the price of <unk>.
+    `num_unknown` words are not in the vocabulary and were scored as <unk>.
     """
 
     log_prob: float
@@ -84,9 +82,10 @@ class NgramModel:
 
     >>> from antiphon.lm.kneser_ney import estimate
     >>> model = estimate(["go on", "go home"], order=2)
-    >>> state, first = model.score_next(model.begin(), "go")
-    >>> state, second = model.score_next(state, "home")
-    >>> bool(np.isclose(first + second + model.score_end(state), model.score_sentences(["go home"])[0]))
+    >>> state, first = model.score_id(model.begin(), model.ids["go"])
+    >>> state, second = model.score_id(state, model.ids["home"])
+    >>> _, end = model.score_id(state, END_ID)
+    >>> bool(np.isclose(first + second + end, model.score_sentences(["go home"])[0]))
     True
     """
 
@@ -99,7 +98,7 @@ class NgramModel:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """Of what can be said: a text in which "<s>" is written does not start anew."""
+        """Ids of the words of texts: without <s> and </s>, which have no meaning inside a text."""
         return {word: id for id, word in enumerate(self.words) if id not in (START_ID, END_ID)}
 
     @cached_property
@@ -107,40 +106,33 @@ class NgramModel:
         return sorted(self.ids)
 
     def has_prefix(self, text: str) -> bool:
-        """Whether a word of the vocabulary begins so."""
-        place = bisect_left(self._sorted_words, text)
-        return place < len(self._sorted_words) and self._sorted_words[place].startswith(text)
+        """Whether a word of the vocabulary begins with this text."""
+        index = bisect_left(self._sorted_words, text)
+        return index < len(self._sorted_words) and self._sorted_words[index].startswith(text)
 
     def begin(self) -> State:
         """The start of a sentence."""
         start = float(self.levels[0].backoffs[START_ID])
         return State((START_ID,), (start,)) if self.order > 1 else State()
 
-    def score_next(self, state: State, word: str) -> tuple[State, float]:
-        """The state after a word, and ln p(word | state). A word not in the vocabulary counts as <unk>."""
-        return self.score_id(state, self.ids.get(word, UNKNOWN_ID))
-
-    def score_end(self, state: State) -> float:
-        """ln p(end of sentence | state)."""
-        return self.score_id(state, END_ID)[1]
-
     def score_id(self, state: State, word: int) -> tuple[State, float]:
-        place, order = word, 1
+        """The state after a word, and ln p(word | state)."""
+        index, order = word, 1
         level = self.levels[0]
-        log_prob = float(level.log_probs[place])
-        backoffs = [float(level.backoffs[place])]
+        log_prob = float(level.log_probs[index])
+        backoffs = [float(level.backoffs[index])]
         for earlier in state.words:
             level = self.levels[order]
-            key = place * len(self.words) + earlier
-            place = int(level.keys.searchsorted(key))
-            if place == len(level.keys) or level.keys[place] != key:
+            key = index * len(self.words) + earlier
+            index = int(level.keys.searchsorted(key))
+            if index == len(level.keys) or level.keys[index] != key:
                 break
             order += 1
-            log_prob = float(level.log_probs[place])
-            backoffs.append(float(level.backoffs[place]))
+            log_prob = float(level.log_probs[index])
+            backoffs.append(float(level.backoffs[index]))
         log_prob += sum(state.backoffs[order - 1 :])
-        kept = min(order, self.order - 1)
-        return State((word, *state.words)[:kept], tuple(backoffs[:kept])), log_prob
+        length = min(order, self.order - 1)
+        return State((word, *state.words)[:length], tuple(backoffs[:length])), log_prob
 
     def score_sentences(self, texts: Sequence[str]) -> np.ndarray:
         """ln p of each text with its end: [len(texts)] float64."""
@@ -157,11 +149,11 @@ class NgramModel:
         return Perplexity(total, num_words, len(sentences), num_unknown)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the words and of the end."""
+        """Ids of the words and of the end; a word not in the vocabulary is <unk>."""
         return [self.ids.get(word, UNKNOWN_ID) for word in text.split()] + [END_ID]
 
     def _all_scores(self, sentences: Iterable[list[int]]) -> np.ndarray:
-        """ln p of every word of every sentence, in a row."""
+        """ln p of every word of every sentence, in one array."""
         stream = np.array([id for sentence in sentences for id in (START_ID, *sentence)], dtype=np.int64)
         contexts = contexts_of(stream, self.order - 1)
         real = stream != START_ID
@@ -183,17 +175,17 @@ def contexts_of(stream: np.ndarray, length: int) -> np.ndarray:
     [[-1, -1], [1, -1], [7, 1], [-1, -1], [1, -1]]
     """
     contexts = np.full((len(stream), length), NONE, dtype=np.int64)
-    place = places_in_sentence(stream)
+    position = positions_in_sentence(stream)
     for distance in range(1, min(length + 1, len(stream))):
-        inside = place[distance:] >= distance
+        inside = position[distance:] >= distance
         contexts[distance:, distance - 1] = np.where(inside, stream[:-distance], NONE)
     return contexts
 
 
-def places_in_sentence(stream: np.ndarray) -> np.ndarray:
-    """How many words of its sentence stand before each word, its start being the first."""
-    everywhere = np.arange(len(stream))
-    return everywhere - np.maximum.accumulate(np.where(stream == START_ID, everywhere, 0))
+def positions_in_sentence(stream: np.ndarray) -> np.ndarray:
+    """The position of each word in its sentence; that of <s> is 0."""
+    indices = np.arange(len(stream))
+    return indices - np.maximum.accumulate(np.where(stream == START_ID, indices, 0))
 
 
 def backed_off(
@@ -201,26 +193,26 @@ def backed_off(
 ) -> np.ndarray:
     """ln p of words [n] after contexts [n, length] (the nearest word first, NONE where it ends): [n]."""
     log_probs = np.zeros(len(words))
-    matched = np.zeros(len(words), dtype=np.int64)  # the order of the longest n-gram found
-    for order, places in walk(levels, num_words, words, contexts):
-        found = places != NONE
-        log_probs[found] = levels[order - 1].log_probs[places[found]]
-        matched[found] = order
+    matched = np.zeros(len(words), dtype=np.int64)  # the order of the longest n-gram in the model
+    for order, indices in walk(levels, num_words, words, contexts):
+        exists = indices != NONE
+        log_probs[exists] = levels[order - 1].log_probs[indices[exists]]
+        matched[exists] = order
     if contexts.shape[1]:
-        for order, places in walk(levels, num_words, contexts[:, 0], contexts[:, 1:]):
-            given_up = (places != NONE) & (order >= matched)
-            log_probs[given_up] += levels[order - 1].backoffs[places[given_up]]
+        for order, indices in walk(levels, num_words, contexts[:, 0], contexts[:, 1:]):
+            too_long = (indices != NONE) & (order >= matched)
+            log_probs[too_long] += levels[order - 1].backoffs[indices[too_long]]
     return log_probs
 
 
 def walk(
     levels: Sequence[Level], num_words: int, last: np.ndarray, earlier: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Orders from 1 up, and the places of the n-grams that end in `last` [n] and reach as far back."""
-    places = last
-    yield 1, places
+    """For each order from 1 up, the indices of the n-grams of that order that end in `last` [n]."""
+    indices = last
+    yield 1, indices
     for order in range(2, min(len(levels), earlier.shape[1] + 1) + 1):
         before = earlier[:, order - 2]
-        found = levels[order - 1].find(places * num_words + before)
-        places = np.where((places == NONE) | (before == NONE), NONE, found)
-        yield order, places
+        longer = levels[order - 1].find(indices * num_words + before)
+        indices = np.where((indices == NONE) | (before == NONE), NONE, longer)
+        yield order, indices

@@ -3,11 +3,10 @@
 The configuration is that of "Federated Marginal Personalization for ASR Rescoring" (2020): 3 blocks of width
 256, feed-forward 1024, 4 heads, dropout 0.1; over words, or over subwords.
 
-Deviations, and why: LayerNorm before each branch (trains without a long warm-up); rotary positions (Su et
-al. 2021) have no parameters and no longest sentence; the output shares the embedding's matrix (O. Press and
-L. Wolf, 2017), which nearly halves what travels to a device. Token 0 both starts and ends a sentence.
-
-A padded position stands after all real ones, so that causal attention never sees it: no mask is needed.
+Deviations, and why: LayerNorm before each branch (trains without a long warm-up); rotary positions (Su et al.
+2021) have no parameters and no maximal length; the output shares the matrix of the embedding (O. Press and L.
+Wolf, 2017), which nearly halves the parameters. Token 0 both starts and ends a sentence. Padding comes after
+all real positions, so causal attention never sees it and needs no mask.
 """
 
 from __future__ import annotations
@@ -28,13 +27,14 @@ from antiphon.models.layers import (
     next_tokens,
     rotary_angles,
     rotate,
+    without_zeros,
 )
 from antiphon.models.noise import Dropout
 
 
 @dataclass(frozen=True)
 class TransformerLmConfig:
-    """With 1,000 tokens it holds 2.6 M parameters, with 20,000 words 7.5 M.
+    """A model of 2.6 M parameters with 1,000 tokens, of 7.5 M with 20,000 words.
 
     >>> sum(p.numel() for p in TransformerLmConfig().build(0, 1000).parameters())
     2626792
@@ -52,16 +52,16 @@ class TransformerLmConfig:
         if self.dim % (2 * self.num_heads):
             raise ValueError(
                 f"transformer dim {self.dim} must be a multiple of 2 * num_heads = {2 * self.num_heads}: "
-                "rotary positions turn pairs of values within a head"
+                "rotary positions rotate pairs of values within a head"
             )
 
     def build(self, input_dim: int, num_tokens: int) -> TransformerLm:
-        """A model of texts: it has no use for features, and so none for their dimension."""
+        """Build the model; it reads no features, so `input_dim` has no effect."""
         return TransformerLm(self, num_tokens)
 
 
 class TransformerLm(nn.Module):
-    """Predicts every token, and the end, from the tokens before it. A `Model` that looks at tokens alone."""
+    """Predicts every token, and the end, from the tokens before it. A `Model` that reads tokens only."""
 
     def __init__(self, config: TransformerLmConfig, num_tokens: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class TransformerLm(nn.Module):
         """The likeliest token at every step, given the true ones before it; without id 0."""
         likeliest = self(batch)[0].argmax(dim=-1)
         likeliest = likeliest.masked_fill(~frame_mask(batch.token_lengths, likeliest.shape[1]), 0)
-        return [[token for token in row if token != 0] for row in likeliest.tolist()]
+        return without_zeros(likeliest)
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
         """Any text can be scored."""
@@ -117,9 +117,8 @@ class Block(nn.Module):
     def forward(self, values: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         split = self.query_key_value(self.attention_norm(values)).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, U, dim / heads]
-        attended = F.scaled_dot_product_attention(
-            rotate(query, *rotation), rotate(key, *rotation), value, is_causal=True
-        )
+        query, key = rotate(query, *rotation), rotate(key, *rotation)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         values = values + self.attention_dropout(self.output(attended.transpose(1, 2).flatten(2)))
         return values + self.feed_forward(values)
 

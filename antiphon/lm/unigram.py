@@ -1,7 +1,7 @@
-"""How often words occur: the background u(w) that marginal adaptation compares others with.
+"""Frequencies of words: the background distribution u(w) of marginal adaptation.
 
-Word 0 is <unk>: whatever is not in the vocabulary counts as it. Every word has a probability above zero,
-those never seen as well (additive smoothing, G. Lidstone 1920), so that nothing is ever divided by zero.
+Word 0 is <unk>, which stands for every word outside the vocabulary. Additive smoothing (G. Lidstone 1920)
+gives every word a probability above zero.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Unigram:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        return {word: place for place, word in enumerate(self.words)}
+        return {word: id for id, word in enumerate(self.words)}
 
     @cached_property
     def digest(self) -> str:
-        """Tells vocabularies apart: counts by word id mean nothing with another one."""
+        """A hash of the vocabulary: counts by word id are valid for one vocabulary only."""
         return hashlib.sha256("\n".join(self.words).encode()).hexdigest()[:16]
 
     def encode(self, text: str) -> np.ndarray:
@@ -59,10 +59,10 @@ class Unigram:
 
 
 def estimate_unigram(texts: Iterable[str], vocabulary: Iterable[str] = (), additive: float = 0.5) -> Unigram:
-    """Relative frequencies of the words of the texts, `additive` counts given to every word beforehand.
+    """Relative frequencies of the words of the texts, after `additive` is added to every count.
 
-    vocabulary: words that are to be told apart as well, whether the texts have them or not, such as those of
-    the recogniser's dictionary. Without them a word that only clients say would be one more <unk>.
+    vocabulary: more words, such as those of the recogniser's dictionary. Without them, words that only
+    clients say would all be <unk>.
     """
     if additive <= 0:
         raise ValueError(f"additive must be above 0, or unseen words have no probability: got {additive}")

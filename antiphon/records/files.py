@@ -6,12 +6,14 @@ stays unchanged.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
@@ -19,6 +21,17 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     unfinished = path.with_name(f".{path.name}.part")
     write(unfinished)
     os.replace(unfinished, path)
+
+
+def read_format(path: Path, format: str, what: str) -> dict[str, Any]:
+    """The JSON object in a file that must name its format; `what` says in errors what its folder lacks."""
+    try:
+        body: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path.parent} holds no {what} (cannot read {path.name}: {error})") from error
+    if body.get("format") != format:
+        raise ValueError(f"{path} has format {body.get('format')!r}, not {format!r}")
+    return body
 
 
 @contextmanager

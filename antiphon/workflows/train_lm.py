@@ -11,9 +11,8 @@ from antiphon.data.tokens import UnigramConfig, WordsConfig
 from antiphon.data.transcripts import read_sentences
 from antiphon.lm.arpa import save_ngram
 from antiphon.lm.kneser_ney import estimate
-from antiphon.lm.neural_lm import NeuralLm
+from antiphon.lm.neural_lm import LmTraining, NeuralLm, train_lm
 from antiphon.lm.ngram import NgramModel, Perplexity
-from antiphon.lm.training import LmTraining, train_lm
 from antiphon.workflows.progress import Progress, no_progress
 
 MAX_FOR_TOKENS = 200_000  # sentences that subwords are learnt from

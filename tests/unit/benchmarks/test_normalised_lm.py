@@ -11,8 +11,8 @@ from normalised_lm import NormalisedNeural, NormalisedNgram, normalised
 
 from antiphon.data.tokens import UnigramConfig, WordsConfig
 from antiphon.lm.kneser_ney import estimate
+from antiphon.lm.neural_lm import LmTraining, train_lm
 from antiphon.lm.ngram import END_ID, NgramModel
-from antiphon.lm.training import LmTraining, train_lm
 from antiphon.lm.transformer import TransformerLmConfig, text_batch
 from antiphon.lm.unigram import estimate_unigram
 from antiphon.personalisation.marginal_adaptation import Marginals, Mixture
@@ -86,7 +86,7 @@ class Uniformly:
 
 def test_words_made_likelier_make_sentences_go_on() -> None:
     model = estimate(TEXTS, order=2)
-    end = np.exp(model.score_end(model.begin()))
+    end = np.exp(model.score_id(model.begin(), END_ID)[1])
     (found,) = normalised(model, BACKGROUND).score_sentences([""], Uniformly(3.0))
     assert np.exp(found) == pytest.approx(end / (np.exp(3.0) * (1 - end) + end), rel=1e-5)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from antiphon.lm.arpa import load_ngram
 from antiphon.lm.kneser_ney import FALLBACK, discounts, estimate
-from antiphon.lm.ngram import END, START, START_ID, UNKNOWN, State
+from antiphon.lm.ngram import END, END_ID, START, START_ID, UNKNOWN, State
 
 LMPLZ = Path(__file__).parents[2] / "fixtures" / "lmplz"
 TOY = ["a b", "a b", "a c", "b"]
@@ -71,8 +71,9 @@ def scored(model, history, word):
     """p(word | history), walking from state to state."""
     state = model.begin() if history and history[0] == START else State()
     for earlier in history[1:] if history and history[0] == START else history:
-        state, _ = model.score_next(state, earlier)
-    return math.exp(model.score_end(state) if word == END else model.score_next(state, word)[1])
+        state, _ = model.score_id(state, model.encode(earlier)[0])
+    id = END_ID if word == END else model.encode(word)[0]
+    return math.exp(model.score_id(state, id)[1])
 
 
 def test_a_toy_corpus_gives_the_values_worked_out_by_hand():
@@ -129,7 +130,7 @@ def test_probabilities_after_any_history_add_up_to_one(texts, order, history, pr
     model = estimate(texts, order, (1, 1, 2) if pruned else ())
     state = model.begin() if from_start else State()
     for word in history:
-        state, _ = model.score_next(state, word)
+        state, _ = model.score_id(state, model.encode(word)[0])
     everything = [model.score_id(state, id)[1] for id in range(len(model.words)) if id != START_ID]
     assert math.isclose(sum(map(math.exp, everything)), 1.0, rel_tol=1e-5)
 

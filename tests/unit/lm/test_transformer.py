@@ -12,8 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from antiphon.data.batches import Batch
 from antiphon.data.tokens import CharactersConfig, UnigramConfig, WordsConfig
-from antiphon.lm.neural_lm import NeuralLm
-from antiphon.lm.training import LmTraining, train_lm
+from antiphon.lm.neural_lm import LmTraining, NeuralLm, train_lm
 from antiphon.lm.transformer import TransformerLmConfig, text_batch
 from antiphon.models.noise import noise_from
 
@@ -171,7 +170,7 @@ def test_perplexity_is_per_word_with_ends_whatever_the_tokens_are():
 
 def test_many_sentences_score_as_each_alone(monkeypatch):
     lm = trained(CharactersConfig().fit(TEXTS, None), steps=2)
-    monkeypatch.setattr("antiphon.lm.neural_lm.MOST_LOGITS", 1000)
+    monkeypatch.setattr("antiphon.lm.neural_lm.MAX_LOGITS", 1000)
     together = lm.score_sentences([*TEXTS, ""])
     alone = [lm.score_sentences([text])[0] for text in [*TEXTS, ""]]
     assert np.allclose(together, alone, atol=1e-4)
