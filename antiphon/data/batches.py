@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-JITTER = 0.1  # lengths are drawn this far up or down before sorting: neighbours change every epoch
+from antiphon.data.processes import map_ahead
+
+JITTER = 0.1  # lengths are changed at random by up to this share before sorting: neighbours vary
+RESIDENT_SHARE = 0.25  # the share of the device's memory that the corpus may fill
+Encode = Callable[[str], list[int]]
 
 
 class Utterances(Protocol):
-    """What batches are made of, such as a `FeatureStore`, which describes the arrays."""
+    """The source of batches, such as a `FeatureStore`, which describes the arrays."""
 
     dim: int
     frames_per_second: float
@@ -32,13 +35,13 @@ class Utterances(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Utterances side by side, zero-padded at the end.
+    """Utterances, padded at the end with zeros.
 
     features [B, T, D] float32, feature_lengths [B] int64, tokens [B, U] int64, token_lengths [B] int64;
-    `indices` are the utterances' places in their store.
+    `indices` are those of the utterances in their store.
 
-    An utterance may have N candidate texts instead of one: tokens are then [B · N, U], with the texts of an
-    utterance next to each other, and `weights` [B · N] say how much each counts. The model encodes the
+    An utterance may have N candidate texts instead of one. Then tokens are [B · N, U], with the texts of an
+    utterance next to each other, and `weights` [B · N] are the weights of the texts. The model encodes the
     utterance once for all its texts.
     """
 
@@ -56,7 +59,7 @@ class Batch:
         return Batch.of([tensor.to(device, non_blocking=True) for tensor in self.tensors], self.indices)
 
     def pinned(self) -> Batch:
-        """The batch in pinned memory, which a GPU can read while it computes."""
+        """Return a copy in pinned memory, which a GPU can read while it computes."""
         return Batch.of([tensor.pin_memory() for tensor in self.tensors], self.indices)
 
     @property
@@ -66,7 +69,7 @@ class Batch:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], indices: tuple[int, ...] = ()) -> Batch:
-        """A batch of its tensors, in the order of `tensors`."""
+        """Make a batch from tensors in the order of the property `tensors`."""
         features, feature_lengths, tokens, token_lengths, *weights = tensors
         return cls(features, feature_lengths, tokens, token_lengths, indices, *weights)
 
@@ -76,11 +79,11 @@ class Batch:
         return len(self.tokens) // len(self.features)
 
     def per_text(self, values: Tensor) -> Tensor:
-        """Values of utterances, repeated for each of their texts: [B, ...] -> [B · N, ...]."""
+        """Repeat the values of each utterance for each of its texts: [B, ...] -> [B · N, ...]."""
         return repeated(values, self.num_texts)
 
     def per_token(self, losses: Tensor) -> Tensor:
-        """The training loss: losses of texts [B · N] -> losses per token of utterances [B].
+        """Return the training losses of utterances [B] from the losses of their texts [B · N].
 
         Σ_n p_n · (loss of text n / its number of tokens), with p the weights.
         """
@@ -91,7 +94,7 @@ class Batch:
 
 
 def repeated(values: Tensor, times: int) -> Tensor:
-    """Each row repeated: [B, ...] -> [B · times, ...]; its gradient is a plain sum.
+    """Repeat each row: [B, ...] -> [B · times, ...]. The gradient is a plain sum.
 
     >>> repeated(torch.tensor([1, 2]), 3).tolist()
     [1, 1, 1, 2, 2, 2]
@@ -102,7 +105,7 @@ def repeated(values: Tensor, times: int) -> Tensor:
 
 
 def padded_tokens(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Texts as rows padded with zeros [n, U], and their numbers of tokens [n].
+    """Return texts as rows padded with zeros [n, U], and their numbers of tokens [n].
 
     >>> padded_tokens([[5, 6], [], [7]])[0].tolist()
     [[5, 6], [0, 0], [7, 0]]
@@ -114,37 +117,31 @@ def padded_tokens(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(tokens), torch.tensor(lengths)
 
 
-def collate(
-    store: Utterances, indices: Sequence[int] | np.ndarray, encode: Callable[[str], list[int]]
-) -> Batch:
-    """The utterances at `indices` of the store as one batch, texts encoded by `encode`.
+def collate(store: Utterances, indices: Sequence[int] | np.ndarray, encode: Encode) -> Batch:
+    """Return the utterances of the store at `indices` as one batch.
 
     An index of −1 is a placeholder: one frame of zeros and no tokens.
     """
-    places = tuple(int(index) for index in indices)
-    assert places, "a batch needs an utterance"
-    texts = [encode(store.text(place)) if place >= 0 else [] for place in places]
-    tokens, token_lengths = padded_tokens(texts)
-    feature_lengths = torch.tensor([int(store.num_frames[place]) if place >= 0 else 1 for place in places])
-    features = np.zeros((len(places), int(feature_lengths.max()), store.dim), dtype=np.float32)
-    for row, place in enumerate(places):
-        if place >= 0:
-            frames = store.features(place)
+    indices = tuple(int(index) for index in indices)
+    assert indices, "a batch needs an utterance"
+    tokens, token_lengths = padded_tokens([encode(store.text(i)) if i >= 0 else [] for i in indices])
+    feature_lengths = torch.tensor([int(store.num_frames[i]) if i >= 0 else 1 for i in indices])
+    features = np.zeros((len(indices), int(feature_lengths.max()), store.dim), dtype=np.float32)
+    for row, index in enumerate(indices):
+        if index >= 0:
+            frames = store.features(index)
             features[row, : len(frames)] = frames
-    return Batch(torch.from_numpy(features), feature_lengths, tokens, token_lengths, places)
+    return Batch(torch.from_numpy(features), feature_lengths, tokens, token_lengths, indices)
 
 
 def plan_batches(
-    num_frames: np.ndarray,
-    indices: np.ndarray,
-    max_frames: int,
-    generator: np.random.Generator | None,
+    num_frames: np.ndarray, indices: np.ndarray, max_frames: int, generator: np.random.Generator | None
 ) -> list[np.ndarray]:
     """Divide `indices` into batches of at most `max_frames` frames, padding included.
 
     num_frames [n] holds the lengths of all utterances. An utterance longer than `max_frames` is a batch of
-    its own. Batches go from the shortest utterances to the longest; the generator decides which utterances of
-    similar length are in a batch together.
+    its own. Batches go from the shortest utterances to the longest. The generator decides which utterances of
+    similar length share a batch.
 
     >>> plan_batches(np.array([30, 10, 20, 99]), np.arange(4), max_frames=60, generator=None)
     [array([1, 2]), array([0]), array([3])]
@@ -157,7 +154,13 @@ def plan_batches(
         order = np.lexsort((indices, lengths))
     else:
         order = np.argsort(lengths * generator.uniform(1 - JITTER, 1 + JITTER, len(lengths)), kind="stable")
-    return _pack(indices[order], num_frames, max_frames)
+    ordered, starts, longest = indices[order], [0], 0
+    for position, length in enumerate(num_frames[ordered].tolist()):
+        longest = max(longest, length)
+        if position > starts[-1] and (position + 1 - starts[-1]) * longest > max_frames:
+            starts.append(position)
+            longest = length
+    return np.split(ordered, starts[1:]) if len(ordered) else []
 
 
 def unlabelled_batches(
@@ -166,154 +169,96 @@ def unlabelled_batches(
     max_seconds: float,
     feed: Callable[[np.ndarray], Batch] | None = None,
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Batches without texts of utterances to recognise, with their indices, from the shortest to the longest.
+    """Yield batches without texts, for recognition, with their indices, from the shortest to the longest.
 
-    With a feed (`antiphon.data.batches`), the batch is already on the device.
+    A `Feeder` as `feed` returns batches that are already on the device.
     """
     max_frames = max(1, int(max_seconds * store.frames_per_second))
     for chosen in plan_batches(store.num_frames, indices, max_frames, None):
         yield chosen, feed(chosen) if feed else collate(store, chosen, lambda text: [])
 
 
-def _pack(ordered: np.ndarray, num_frames: np.ndarray, max_frames: int) -> list[np.ndarray]:
-    """Cut a sequence of utterances wherever one more would make the padded batch too large."""
-    starts, longest = [0], 0
-    for place, length in enumerate(num_frames[ordered].tolist()):
-        longest = max(longest, length)
-        if place > starts[-1] and (place + 1 - starts[-1]) * longest > max_frames:
-            starts.append(place)
-            longest = length
-    return np.split(ordered, starts[1:]) if len(ordered) else []
-
-
 # --- Batches on the device -------------------------------------------------------------------------
-# All features at once if they fit there, else read ahead of the training. A place of −1 is a placeholder, for
-# stacked clients with batches of unequal size: a row of one zero frame and no tokens. Its loss is finite and
-# has no weight.
-
-
-Encode = Callable[[str], list[int]]
-Item = TypeVar("Item")
-RESIDENT_SHARE = 0.25  # the share of the device's memory that the corpus may fill
+# All features are there at once if they fit, else they are read ahead of the training. An index of −1 is a
+# placeholder, for stacked clients with batches of unequal size. Its loss is finite and has no weight.
 
 
 class Feeder(Protocol):
-    """Brings the utterances at `places` of the store to the device as one batch."""
+    """Brings the utterances of the store at `indices` to the device as one batch."""
 
-    def __call__(self, places: np.ndarray) -> Batch: ...
+    def __call__(self, indices: np.ndarray) -> Batch: ...
     def one_by_one(self, plan: Iterable[np.ndarray]) -> Iterator[Batch]: ...
 
 
 def feeder(store: Utterances, encode: Encode, device: torch.device) -> Feeder:
-    """The fastest way for this store and device."""
+    """Return the fastest feeder for this store and device."""
     if device.type == "cuda":
-        room = torch.cuda.get_device_properties(device).total_memory
-        if store.frames.nbytes <= RESIDENT_SHARE * room:
+        memory = torch.cuda.get_device_properties(device).total_memory
+        if store.frames.nbytes <= RESIDENT_SHARE * memory:
             return Resident(store, encode, device)
     return Streamed(store, encode, device)
 
 
 class Streamed:
-    """Reads every batch from the store; sends it to a GPU through pinned memory, without waiting."""
+    """Reads every batch from the store. Sends it to a GPU through pinned memory, without waiting."""
 
     def __init__(self, store: Utterances, encode: Encode, device: torch.device) -> None:
         self.store, self.encode, self.device = store, encode, device
 
-    def __call__(self, places: np.ndarray) -> Batch:
-        return self._read(places).to(self.device)
+    def __call__(self, indices: np.ndarray) -> Batch:
+        return self._read(indices).to(self.device)
 
     def one_by_one(self, plan: Iterable[np.ndarray]) -> Iterator[Batch]:
-        """Batches one after another; for a GPU, the next ones are read while this one is trained on."""
-        read = map(self._read, plan)
-        for batch in ahead(read) if self.device.type == "cuda" else read:
+        """Yield batches in order; for a GPU, a thread reads the next two while this one is trained on."""
+        if self.device.type != "cuda":
+            yield from map(self, plan)
+            return
+        for _, batch in map_ahead(ThreadPoolExecutor(1), self._read, plan, 3):
             yield batch.to(self.device)
 
-    def _read(self, places: np.ndarray) -> Batch:
-        batch = collate(self.store, places, self.encode)
+    def _read(self, indices: np.ndarray) -> Batch:
+        batch = collate(self.store, indices, self.encode)
         return batch.pinned() if self.device.type == "cuda" else batch
 
 
 class Resident:
-    """Keeps all frames (float16) and tokens on the device: a batch is one gather, only places are sent."""
+    """Keeps all frames (float16) and tokens on the device: a batch is one gather, only indices are sent."""
 
     def __init__(self, store: Utterances, encode: Encode, device: torch.device) -> None:
         self.device = device
         self.frames = torch.from_numpy(store.frames.copy()).to(device)
-        texts = [encode(store.text(place)) for place in range(len(store))]
+        texts = [encode(store.text(index)) for index in range(len(store))]
         self.tokens = torch.tensor([token for text in texts for token in text] or [0]).to(device)
-        # One more, at place −1: the placeholder, with a masked frame and no token.
+        # The last entry, at index −1, is the placeholder, with a masked frame and no token.
         self.first_frame = np.append(store.first_frame[:-1], 0)
         self.num_frames = np.append(store.num_frames, 0).astype(np.int64)
         self.num_tokens = np.array([*(len(text) for text in texts), 0], dtype=np.int64)
         self.first_token = np.cumsum(self.num_tokens) - self.num_tokens
 
-    def __call__(self, places: np.ndarray) -> Batch:
-        features = self._rows(self.frames, self.first_frame[places], self.num_frames[places], 1)
-        tokens = self._rows(self.tokens, self.first_token[places], self.num_tokens[places], 0)
-        lengths = np.maximum(self.num_frames[places], 1)
-        return Batch(
-            features.float(),
-            self._sent(lengths),
-            tokens,
-            self._sent(self.num_tokens[places]),
-            tuple(places.tolist()),
-        )
+    def __call__(self, indices: np.ndarray) -> Batch:
+        features = self._rows(self.frames, self.first_frame[indices], self.num_frames[indices], 1)
+        tokens = self._rows(self.tokens, self.first_token[indices], self.num_tokens[indices], 0)
+        lengths = self._to_device(np.maximum(self.num_frames[indices], 1))
+        token_lengths = self._to_device(self.num_tokens[indices])
+        return Batch(features.float(), lengths, tokens, token_lengths, tuple(indices.tolist()))
 
     def one_by_one(self, plan: Iterable[np.ndarray]) -> Iterator[Batch]:
         return map(self, plan)
 
-    def _rows(self, values: Tensor, first: np.ndarray, count: np.ndarray, at_least: int) -> Tensor:
-        """Rows of unequal length of `values`, zero-padded: [B, longest, ...]."""
-        place = torch.arange(max(int(count.max()), at_least), device=self.device)
-        source = self._sent(first)[:, None] + place
-        real = place < self._sent(count)[:, None]
-        rows = values[source.masked_fill(~real, 0)]
-        return rows.masked_fill(~real.view(*real.shape, *[1] * (rows.dim() - 2)), 0)
+    def _rows(self, values: Tensor, first: np.ndarray, count: np.ndarray, min_length: int) -> Tensor:
+        """Return rows of unequal length of `values`, padded with zeros: [B, longest, ...]."""
+        position = torch.arange(max(int(count.max()), min_length), device=self.device)
+        source = self._to_device(first)[:, None] + position
+        is_real = position < self._to_device(count)[:, None]
+        rows = values[source.masked_fill(~is_real, 0)]
+        return rows.masked_fill(~is_real.view(*is_real.shape, *[1] * (rows.dim() - 2)), 0)
 
-    def _sent(self, numbers: np.ndarray) -> Tensor:
+    def _to_device(self, numbers: np.ndarray) -> Tensor:
         return to_device(torch.from_numpy(np.ascontiguousarray(numbers)), self.device)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device, sent without waiting."""
+    """Send the tensor to the device without waiting."""
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
-
-
-def ahead(items: Iterable[Item], depth: int = 2) -> Iterator[Item]:
-    """The same items, made by a thread up to `depth` in advance. Its exceptions are raised here."""
-    ready: queue.Queue[tuple[bool, Item | BaseException | None]] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def put(more: bool, what: Item | BaseException | None) -> None:
-        while not stopped.is_set():
-            try:
-                return ready.put((more, what), timeout=0.1)
-            except queue.Full:
-                continue
-
-    def make() -> None:
-        try:
-            for item in items:
-                put(True, item)
-                if stopped.is_set():
-                    return
-            put(False, None)
-        except BaseException as error:
-            put(False, error)
-
-    thread = threading.Thread(target=make, daemon=True)
-    thread.start()
-    try:
-        while True:
-            more, what = ready.get()
-            if more:
-                yield what  # type: ignore[misc]
-            elif isinstance(what, BaseException):
-                raise what
-            else:
-                return
-    finally:
-        stopped.set()
-        thread.join()

@@ -1,9 +1,9 @@
-"""Features of speech by a front end: in order, in this process or in several, in bounded memory."""
+"""Features of speech from a front end: in order, in this process or in several, in bounded memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +20,7 @@ Extracted = Generator[tuple[Utterance, np.ndarray], None, None]  # with float16 
 
 
 class Speech(Protocol):
-    """Utterances and their samples, such as a corpus. Travels to worker processes."""
+    """Utterances and their samples, such as a corpus. It can be sent to other processes."""
 
     @property
     def path(self) -> Path: ...
@@ -29,32 +29,29 @@ class Speech(Protocol):
 
 
 class Extractor:
-    """A loaded front end and the speech to use it on."""
+    """A loaded front end, and the speech to use it on."""
 
     def __init__(self, speech: Speech, frontend: Frontend) -> None:
         self.speech = speech
         self.extract = frontend.load()
 
     def __call__(self, utterance: Utterance) -> np.ndarray:
-        """The float16 frames [frames, dim] of an utterance, on one thread wherever this runs."""
-        # Audio libraries and onnxruntime raise any exception; the user needs to know the utterance.
+        """Return the float16 frames [frames, dim] of an utterance."""
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # sums are the same in any process, and processes do not compete for cores
         try:
-            with one_thread():
-                return as_float16(self.extract(self.speech.read_audio(utterance)))
-        except Exception as error:
+            return as_float16(self.extract(self.speech.read_audio(utterance)))
+        except Exception as error:  # audio libraries and onnxruntime raise many kinds
             raise ValueError(
                 f"cannot compute features of utterance {utterance.id} (speaker {utterance.speaker}) "
                 f"of {self.speech.path}: {error}"
             ) from error
+        finally:
+            torch.set_num_threads(num_threads)
 
 
 def as_float16(frames: np.ndarray) -> np.ndarray:
-    """Frames [frames, dim] in half precision; refused if they are not finite or do not fit.
-
-    >>> as_float16(np.array([[1e5]]))
-    Traceback (most recent call last):
-    ValueError: a feature value of magnitude 100000 does not fit into float16 (at most 65504)
-    """
+    """Return frames in half precision; ValueError if they are not finite or too large for it."""
     largest = float(np.abs(frames).max())
     if not np.isfinite(largest):
         raise ValueError("the front end gave values that are not finite numbers")
@@ -65,29 +62,18 @@ def as_float16(frames: np.ndarray) -> np.ndarray:
     return frames.astype(np.float16)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one torch thread: sums are the same in any process, and workers do not compete for cores."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
-
-
 def extract_in_order(
     speech: Speech,
     frontend: Frontend,
     num_processes: int,
     known: Callable[[int, Utterance], np.ndarray | None] = lambda index, utterance: None,
 ) -> Extracted:
-    """Every utterance with its float16 frames [frames, dim], in the order of the speech.
+    """Yield every utterance with its float16 frames [frames, dim], in the order of the speech.
 
-    known: gives the frames of utterances for which they need not be computed.
+    known: returns the frames of an utterance if they need not be computed.
     """
-    todo = (one for index, one in enumerate(speech.utterances()) if known(index, one) is None)
-    work = map_in_processes(todo, num_processes, CHUNK, "computing features", Extractor, speech, frontend)
+    unknown = (one for index, one in enumerate(speech.utterances()) if known(index, one) is None)
+    work = map_in_processes(unknown, num_processes, CHUNK, "computing features", Extractor, speech, frontend)
     with closing(work):
         for index, utterance in enumerate(speech.utterances()):
             frames = known(index, utterance)

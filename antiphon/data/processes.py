@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 def map_ahead(
     executor: Executor, work: Callable[[Item], Result], items: Iterable[Item], num_ahead: int
 ) -> Generator[tuple[Item, Result], None, None]:
-    """Each item with its result, in order; no more than `num_ahead` items are in memory at once.
+    """Yield each item with its result, in order; at most `num_ahead` items are in memory at once.
 
     The executor is shut down at the end.
     """
@@ -43,10 +43,10 @@ def map_in_processes(
     make_work: Callable[..., Callable[[Item], Result]],
     *arguments: Any,
 ) -> Generator[tuple[Item, Result], None, None]:
-    """Each item with its result, in order; one worker works in this process.
+    """Yield each item with its result, in order. With one process, this process does the work.
 
-    Every process calls `make_work(*arguments)` once, and what it returns for each item. `chunk`: items in a
-    message. `doing` says in errors what the work is.
+    Every process calls `make_work(*arguments)` once, and the function that it returns for each item. `chunk`
+    is the number of items in a message. `doing` describes the work in errors.
     """
     if num_processes < 1:
         raise ValueError(f"num_processes must be at least 1, not {num_processes}")
@@ -54,15 +54,15 @@ def map_in_processes(
         work = make_work(*arguments)
         yield from ((item, work(item)) for item in items)
         return
-    # Not forked from here: a forked child of a process that has used torch's threads can hang. The fork
-    # server imports torch once for all workers.
+    # Do not fork from here: a forked child of a process that has used torch's threads can hang. The fork
+    # server imports torch once for all processes.
     context = get_context("forkserver")
     context.set_forkserver_preload([make_work.__module__])
-    executor = ProcessPoolExecutor(
-        num_processes, context, initializer=_start, initargs=(make_work, *arguments)
-    )
+    executor = ProcessPoolExecutor(num_processes, context, _start, (make_work, *arguments))
+    source = iter(items)
+    chunks = iter(lambda: list(islice(source, chunk)), [])
     try:
-        with closing(map_ahead(executor, _work_on, chunks(items, chunk), 3 * num_processes)) as done:
+        with closing(map_ahead(executor, _work_on, chunks, 3 * num_processes)) as done:
             for ordered, results in done:
                 yield from zip(ordered, results, strict=True)
     except BrokenProcessPool as error:
@@ -72,23 +72,12 @@ def map_in_processes(
         ) from error
 
 
-def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Lists of `size` items; the last one has the rest.
-
-    >>> list(chunks("abc", 2))
-    [['a', 'b'], ['c']]
-    """
-    source = iter(items)
-    while chunk := list(islice(source, size)):
-        yield chunk
-
-
-_work: Callable[[Any], Any] | None = None  # one in each worker process
+_work: Callable[[Any], Any] | None = None  # one in each process of the executor
 
 
 def _start(make_work: Callable[..., Callable[[Any], Any]], *arguments: Any) -> None:
     global _work
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops this process
     _work = make_work(*arguments)
 
 

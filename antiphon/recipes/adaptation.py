@@ -28,7 +28,8 @@ from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.overlap import Forbidden
 from antiphon.data.partition import BySession, Iid
 from antiphon.data.session_texts import SessionText, TextRules, read_session_texts
-from antiphon.data.store import FeatureStore, borrow_features
+from antiphon.data.store import FeatureStore
+from antiphon.data.store import compute_features as compute_store
 from antiphon.data.tokens import UNKNOWN, SavedTokensConfig, Tokens, load_tokens
 from antiphon.data.tts.installed_engines import draw_voices, find_engines
 from antiphon.data.tts.spoken_corpus import Progress, RealSpeech, SpokenCorpus, plan_sayings, speak_corpus
@@ -191,7 +192,8 @@ def compute_features(
 ) -> FeatureStore:
     """Of the new corpus: computed for synthetic speech, copied for real speech whose features there are."""
     ids = frozenset(utterance.id for utterance, _ in real.chosen)
-    return borrow_features(spoken.corpus, real.corpus, ids, seed.blueprint.frontend, num_processes, progress)
+    frontend = seed.blueprint.frontend
+    return compute_store(spoken.corpus, frontend, num_processes, progress, lender=real.corpus, lent=ids)
 
 
 def parts(names: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -200,10 +200,10 @@ def corrupted_features(
         def extract() -> Extracted:
             voices = _draw_voices(clean, audio.num_voices, chosen.utterances, pool, seed)
             speech = Distorted(corpus, audio, seed, _orders(corpus, chosen, voices))
-            return extract_in_order(speech, frontend, num_processes, known)
+            yield from extract_in_order(speech, frontend, num_processes, known)
 
         key = f"{frontend.key()}-corrupted-{digest[:16]}"
-        store = stored(corpus, frontend, key, fingerprint, extract, progress)
+        store = stored(corpus, frontend, key, fingerprint, extract(), progress)
     if chosen.kept and corruption.transcripts is not None:
         texts = corruption.transcripts(clean, chosen.kept, pool, seed)
         store = FeatureStore.open(store.folder, texts)

@@ -11,7 +11,7 @@ from world import World, tones
 from antiphon.data.corpus import Corpus
 from antiphon.data.frontends import Filterbank
 from antiphon.data.session_texts import Sentence, SessionText
-from antiphon.data.store import borrow_features, compute_features
+from antiphon.data.store import compute_features
 from antiphon.data.tts.installed_engines import draw_voices, find_engines
 from antiphon.data.tts.spoken_corpus import RealSpeech, Saying, SpokenCorpus, plan_sayings, speak_corpus
 from antiphon.data.tts.synthesiser import SilentError, Voice
@@ -162,7 +162,7 @@ def test_features_that_are_there_are_borrowed_and_equal_those_computed(world: Wo
     sayings = plan_sayings("sessions", [session("s10", "ab", "cab")], VOICES, 1, seed=0)
     made = [speak_corpus(tmp_path / name, sayings, VOICES, {"tones": Tones()}, real).corpus for name in "ab"]
     ids = frozenset(utterance.id for utterance, _ in real.chosen)
-    borrowed = borrow_features(made[0], real.corpus, ids, frontend)
+    borrowed = compute_features(made[0], frontend, lender=real.corpus, lent=ids)
     computed = compute_features(made[1], frontend)
     assert [borrowed.id(i) for i in range(len(borrowed))] == [computed.id(i) for i in range(len(computed))]
     np.testing.assert_array_equal(borrowed.frames, computed.frames)
@@ -174,6 +174,7 @@ def test_a_lender_without_features_is_left_as_it_is(world: World, tmp_path: Path
     sayings = plan_sayings("sessions", [session("s10", "ab")], VOICES, 1, seed=0)
     made = speak_corpus(tmp_path / "c", sayings, VOICES, {"tones": Tones()}, real).corpus
     frontend = Filterbank(dim=9)
-    store = borrow_features(made, real.corpus, frozenset(u.id for u, _ in real.chosen), frontend)
+    ids = frozenset(utterance.id for utterance, _ in real.chosen)
+    store = compute_features(made, frontend, lender=real.corpus, lent=ids)
     assert len(store) == len(made)
     assert not (world.corpus / "features" / frontend.key()).exists()

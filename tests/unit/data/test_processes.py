@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from antiphon.data.processes import map_ahead
+
+
+def test_results_come_in_the_order_of_the_items() -> None:
+    pairs = map_ahead(ThreadPoolExecutor(2), lambda number: 2 * number, range(100), 3)
+    assert list(pairs) == [(number, 2 * number) for number in range(100)]
+    assert list(map_ahead(ThreadPoolExecutor(1), str, [], 3)) == []
+
+
+def test_the_next_item_is_worked_on_while_this_one_is_used() -> None:
+    second = threading.Event()
+
+    def work(number: int) -> int:
+        if number == 1:
+            second.set()
+        return number
+
+    results = map_ahead(ThreadPoolExecutor(1), work, range(3), 2)
+    assert next(results) == (0, 0)
+    assert second.wait(timeout=10)
+    assert list(results) == [(1, 1), (2, 2)]
+
+
+def test_an_error_is_raised_where_the_result_would_have_come() -> None:
+    def work(number: int) -> int:
+        if number == 2:
+            raise OSError("frames.f16 is gone")
+        return number
+
+    results = map_ahead(ThreadPoolExecutor(1), work, [1, 2], 3)
+    assert next(results) == (1, 1)
+    with pytest.raises(OSError, match=r"frames\.f16 is gone"):
+        next(results)
+
+
+def test_few_items_are_taken_and_no_thread_is_left_when_nobody_wants_more() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(1000):
+            taken.append(number)
+            yield number
+
+    before = threading.active_count()
+    results = map_ahead(ThreadPoolExecutor(1), str, items(), 2)
+    assert next(results) == (0, "0")
+    results.close()
+    assert threading.active_count() == before
+    assert taken == [0, 1]
