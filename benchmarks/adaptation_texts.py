@@ -4,7 +4,7 @@ A session is a chapter of the test split. Its text is the rest of its book, as f
 LibriSpeech: transcripts of other chapters, and of the same chapter what is not in the corpus. Of a book with
 several chapters in the test split the longest is tested, the others are text. The organisation's text is from
 novels of other authors. What shares 8 words in a row with a tested utterance is dropped, and counted
-(`antiphon.data.overlap`).
+(`antiphon.data.session_texts`).
 """
 
 from __future__ import annotations

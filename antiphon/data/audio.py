@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 SAMPLE_RATE = 16000
-# Headers lie: nothing outside these is speech, and a size made of them must not be allocated.
+# Damaged headers hold any number: nothing outside these is speech, and memory is not allocated for it.
 MAX_RATE, MAX_CHANNELS, MAX_FRAMES = 384_000, 64, 1 << 40
 # Segment ends are rounded by the tools that write them: this far past the end of a file is no error.
 SLACK_SECONDS = 0.1
@@ -27,18 +27,22 @@ class BadAudioError(ValueError):
 
 @dataclass(frozen=True)
 class Sound:
-    """Samples [num_samples, num_channels] float32 in [-1, 1]; `is_whole` when they are all of the file."""
+    """Samples [num_samples, num_channels] float32 in [-1, 1]; `is_whole` if they are all of the file."""
 
     samples: np.ndarray
     rate: int
     is_whole: bool
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.samples).all():
+            raise BadAudioError("unreadable audio: samples that are not numbers (NaN or infinity)")
 
     @property
     def num_channels(self) -> int:
         return int(self.samples.shape[1])
 
     def mono(self, channel: int | None = None) -> np.ndarray:
-        """One channel [num_samples]; without a channel, the mean of all."""
+        """Return one channel [num_samples]; without a channel, the mean of all."""
         if channel is not None and not 0 <= channel < self.num_channels:
             raise BadAudioError(f"no such channel: {channel} of {self.num_channels}")
         if channel is None and self.num_channels > 1:
@@ -47,7 +51,7 @@ class Sound:
 
 
 def decode(data: bytes) -> tuple[np.ndarray, int]:
-    """The samples of an encoded file, [num_samples] float32 mono, and their rate."""
+    """Return the samples of an encoded file, [num_samples] float32 mono, and their rate."""
     sound = read_sound(io.BytesIO(data))
     return sound.mono(), sound.rate
 
@@ -65,7 +69,7 @@ def read_sound(
         with soundfile.SoundFile(file) as sound:
             return _read_part(sound, start, stop, max_seconds)
     except (soundfile.SoundFileError, TypeError) as error:  # TypeError: a name that ends in .raw
-        # libsndfile puts the address of the file object into its message: keep what is the same every time.
+        # libsndfile puts the address of the file object into its message: keep only what follows it.
         raise BadAudioError(f"unreadable audio: {str(error).rpartition('>: ')[2]}") from None
 
 
@@ -78,7 +82,7 @@ def _read_part(sound: Any, start: float, stop: float | None, max_seconds: float)
     samples = sound.read(last - first, dtype="float32", always_2d=True)
     if len(samples) < last - first:
         raise BadAudioError(f"truncated audio: {len(samples)} of {last - first} samples could be read")
-    return _checked(samples, sound.samplerate, last - first == sound.frames)
+    return Sound(samples, sound.samplerate, last - first == sound.frames)
 
 
 def _read_wave(file: BinaryIO, start: float, stop: float | None, max_seconds: float) -> Sound:
@@ -94,13 +98,13 @@ def _read_wave(file: BinaryIO, start: float, stop: float | None, max_seconds: fl
     except (wave.Error, EOFError):
         raise ValueError(f"audio other than PCM WAV needs soundfile: {INSTALL}") from None
     integers = np.frombuffer(data, dtype=f"<i{width}").reshape(-1, channels)
-    return _checked(integers.astype(np.float32) / np.float32(2 ** (8 * width - 1)), rate, is_whole)
+    return Sound(integers.astype(np.float32) / np.float32(2 ** (8 * width - 1)), rate, is_whole)
 
 
 def _bounds(
     num_frames: int, rate: int, channels: int, start: float, stop: float | None, max_seconds: float
 ) -> tuple[int, int]:
-    """First and last sample of a part; if that is within 10 ms of the whole file, it is the whole file."""
+    """Return the first and last sample of a part; a part within 10 ms of the whole file is the whole file."""
     if not (0 < rate <= MAX_RATE and 0 < channels <= MAX_CHANNELS):
         raise BadAudioError(f"unreadable audio: {rate} Hz with {channels} channels cannot be speech")
     if num_frames <= 0:
@@ -110,21 +114,13 @@ def _bounds(
     if not (0 <= start < end <= seconds + SLACK_SECONDS and start < seconds):
         raise BadAudioError(f"segment out of range: {start:g} s to {end:g} s of a file of {seconds:.3f} s")
     if end - start > max_seconds:
-        raise BadAudioError(
-            f"too long: {end - start:.2f} s, at most {max_seconds:g} s are taken (max_seconds)"
-        )
+        raise BadAudioError(f"too long: {end - start:.2f} s, more than {max_seconds:g} s (max_seconds)")
     if start == 0 and abs(end - seconds) < 0.01:
         return 0, num_frames
     first, last = round(start * rate), min(round(end * rate), num_frames)
     if last <= first:
         raise BadAudioError("no audio: the segment is shorter than one sample")
     return first, last
-
-
-def _checked(samples: np.ndarray, rate: int, is_whole: bool) -> Sound:
-    if not np.isfinite(samples).all():
-        raise BadAudioError("unreadable audio: samples that are not numbers (NaN or infinity)")
-    return Sound(samples, rate, is_whole)
 
 
 def _refuse_truncated(file: BinaryIO) -> None:
@@ -135,9 +131,7 @@ def _refuse_truncated(file: BinaryIO) -> None:
         promised = int.from_bytes(head[4:8], "little") + 8
         # 0 and the largest values are what streaming writers leave there.
         if 8 < promised < 0x7FFFFF00 and size + 1 < promised:
-            raise BadAudioError(
-                f"truncated audio: the WAV header promises {promised} bytes, the file has {size}"
-            )
+            raise BadAudioError(f"truncated audio: {size} of {promised} bytes of the WAV header are there")
     elif head[:4] == b"OggS":
         file.seek(max(0, size - (1 << 16)))
         tail = file.read()
@@ -151,7 +145,7 @@ def _refuse_truncated(file: BinaryIO) -> None:
 
 
 def resample(samples: np.ndarray, rate: int) -> np.ndarray:
-    """Mono samples [num_samples] at any rate as float32 at 16 kHz."""
+    """Resample mono samples [num_samples] to float32 at 16 kHz."""
     if rate == SAMPLE_RATE:
         return samples
     try:
@@ -163,12 +157,12 @@ def resample(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def at_speed(samples: np.ndarray, speed: float) -> np.ndarray:
-    """Mono samples at 16 kHz played faster, and higher, by this factor: 1.1 gives about 9 % fewer samples."""
+    """Play mono samples at 16 kHz faster, and higher, by this factor: 1.1 gives about 9 % fewer samples."""
     return resample(samples, round(SAMPLE_RATE * speed))
 
 
 def encode_flac(samples: np.ndarray) -> bytes:
-    """Mono samples [num_samples] in [-1, 1] at 16 kHz as a 16-bit FLAC file: lossless for 16-bit sources.
+    """Encode mono samples [num_samples] in [-1, 1] at 16 kHz as 16-bit FLAC: lossless for 16-bit sources.
 
     The same samples give the same bytes (with the same libsndfile).
     """
@@ -176,7 +170,7 @@ def encode_flac(samples: np.ndarray) -> bytes:
         import soundfile
     except ImportError:
         raise ValueError(f"writing FLAC needs soundfile: {INSTALL}") from None
-    # libsndfile would scale by 32767, and a 16-bit sample would not come back as it was.
+    # libsndfile would scale by 32767, which changes 16-bit samples.
     integers = np.rint(samples * np.float32(32768)).clip(-32768, 32767).astype(np.int16)
     file = io.BytesIO()
     soundfile.write(file, integers, SAMPLE_RATE, format="FLAC", subtype="PCM_16")

@@ -1,9 +1,9 @@
 """A corpus on disk: an index of utterances sorted by client, and one file that holds all their audio.
 
-    corpus.json       format, sample rate, alphabet, where it came from, totals
-    utterances.jsonl  one utterance a line, sorted by split, speaker, session, id
+    corpus.json       format, sample rate, alphabet, format of the source, totals
+    utterances.jsonl  one utterance per line, sorted by split, speaker, session, id
     audio.pack        encoded files (FLAC, Opus, WAV) one after the other
-    skipped.jsonl     what the import left out, and why
+    skipped.jsonl     the utterances that the import left out, and the reasons
 
 Made by `antiphon.data.importing.conversion.import_corpus`, never changed afterwards.
 """
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.data.audio import SAMPLE_RATE, decode
+from antiphon.records.files import read_description
 
 FORMAT = "antiphon-corpus/1"
 
@@ -44,10 +45,7 @@ class Utterance:
 
 
 class Corpus:
-    """A corpus folder opened for reading. Several threads may read from it.
-
-    A worker process that it is sent to opens it again.
-    """
+    """A corpus folder, open for reading by any number of threads. Another process opens it again."""
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self.path = path
@@ -62,19 +60,13 @@ class Corpus:
     def open(cls, path: str | Path) -> Corpus:
         """Open a folder made by `antiphon corpus import`."""
         path = Path(path)
-        try:
-            about = json.loads((path / "corpus.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        if not (path / "corpus.json").is_file():
             raise ValueError(
-                f"{path} is not a corpus (it has no corpus.json): make one with `antiphon corpus import`"
-            ) from None
-        except ValueError as error:
-            raise ValueError(
-                f"{path / 'corpus.json'} is damaged ({error}): import the corpus again"
-            ) from None
-        found = about.get("format") if isinstance(about, dict) else None
-        if found != FORMAT:
-            raise ValueError(f"{path} has format {found!r}, this version reads {FORMAT!r}: import it again")
+                f"{path} is not a corpus (no corpus.json): make one with `antiphon corpus import`"
+            )
+        about = read_description(
+            path / "corpus.json", FORMAT, "must be imported again: corpus.json is damaged"
+        )
         if about["sample_rate"] != SAMPLE_RATE:
             raise ValueError(f"{path} is at {about['sample_rate']} Hz, only {SAMPLE_RATE} Hz can be read")
         for name in ("utterances.jsonl", "audio.pack"):
@@ -89,17 +81,16 @@ class Corpus:
         return self.num_utterances
 
     def utterances(self) -> Iterator[Utterance]:
-        """All utterances in order, read from disk one by one."""
+        """Yield all utterances in order, read from disk one by one."""
         with open(self.path / "utterances.jsonl", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    utterance = Utterance(**json.loads(line))
+                    yield Utterance(**json.loads(line))
                 except (ValueError, TypeError):
                     raise ValueError(f"{lines.name}:{number} is damaged: import the corpus again") from None
-                yield utterance
 
     def read_bytes(self, utterance: Utterance) -> bytes:
-        """The encoded audio of an utterance."""
+        """Return the encoded audio of an utterance."""
         data = os.pread(self._pack, utterance.bytes, utterance.offset)
         if len(data) != utterance.bytes:
             raise ValueError(
@@ -108,7 +99,7 @@ class Corpus:
         return data
 
     def read_audio(self, utterance: Utterance) -> np.ndarray:
-        """The samples of an utterance: [num_samples] float32 in [-1, 1], 16 kHz mono."""
+        """Return the samples of an utterance: [num_samples] float32 in [-1, 1], 16 kHz mono."""
         try:
             samples, rate = decode(self.read_bytes(utterance))
         except ValueError as error:

@@ -1,7 +1,7 @@
 """Front ends turn samples into frames: log-mel filterbanks, or a frozen pretrained encoder.
 
-Both are small frozen settings that travel to worker processes; `load()` returns the function that does the
-work. `key()` names the exact output, so features of two front ends never mix.
+Both are small frozen settings that can be sent to other processes; `load()` returns the function that does
+the work. `key()` names the exact output, so features of two front ends never mix.
 
 >>> extract = Filterbank().load()
 >>> extract(np.zeros(16000, dtype=np.float32)).shape
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -43,15 +43,9 @@ class Frontend(Protocol):
     def load(self) -> Extract: ...
 
 
-FRONTENDS = open_kind(
-    Frontend,
-    Registry(
-        "antiphon.frontends",
-        ("dim", "frames_per_second", "key", "load"),
-        homes=["antiphon.data.frontends", "antiphon.data.huggingface_folder"],
-        default="filterbank",
-    ),
-)
+NEEDS = ("dim", "frames_per_second", "key", "load")
+HOMES = ["antiphon.data.frontends", "antiphon.data.huggingface_folder"]
+FRONTENDS = open_kind(Frontend, Registry("antiphon.frontends", NEEDS, HOMES, default="filterbank"))
 
 
 # --- Filterbank: Kaldi's definition, without dither -----------------------------------------------
@@ -106,27 +100,27 @@ class Filterbank:
 
 
 def power_spectra(frames: Tensor, window: Tensor) -> Tensor:
-    """Frames [frames, WINDOW] to power [frames, FFT_SIZE // 2 + 1], Kaldi's order of operations."""
+    """Turn frames [frames, WINDOW] into power [frames, FFT_SIZE // 2 + 1], in Kaldi's order of operations."""
     frames = frames - frames.mean(dim=1, keepdim=True)
-    # Each frame's first sample stands in for the one before it, so frames do not depend on each other.
+    # The first sample of a frame replaces the one before it, so that frames do not depend on each other.
     before = torch.cat([frames[:, :1], frames[:, :-1]], dim=1)
     spectra = torch.fft.rfft((frames - PREEMPHASIS * before) * window, n=FFT_SIZE)
     return spectra.real.square() + spectra.imag.square()
 
 
 def normalised(energies: Tensor) -> Tensor:
-    """Each column of [frames, dim] scaled to mean 0 and variance 1; a constant column becomes 0."""
+    """Scale each column of [frames, dim] to mean 0 and variance 1; a constant column becomes 0."""
     deviation, mean = torch.std_mean(energies, dim=0, correction=0, keepdim=True)
     return (energies - mean) / deviation.clamp(min=SMALLEST_DEVIATION)
 
 
 def povey_window() -> Tensor:
-    """A Hann window to the power 0.85, like a Hamming window that reaches 0: [WINDOW]."""
+    """Return a Hann window to the power 0.85, like a Hamming window that reaches 0: [WINDOW]."""
     return torch.hann_window(WINDOW, periodic=False, dtype=torch.float64).pow(0.85).float()
 
 
 def mel_banks(dim: int) -> Tensor:
-    """Triangles equally spaced and linear in mel: [FFT_SIZE // 2 + 1, dim]; the Nyquist bin has no weight."""
+    """Return triangles, equally spaced and linear in mel: [FFT_SIZE // 2 + 1, dim]; Nyquist has no weight."""
 
     def mel(hertz: np.ndarray) -> np.ndarray:
         return 1127.0 * np.log1p(hertz / 700.0)
@@ -159,7 +153,7 @@ class OnnxEncoder:
     path: str
 
     def unpacked(self, folder: Path) -> OnnxEncoder:
-        """Look for the file beside the model, under its name, if it is not where it was."""
+        """Look for the file beside the model, under its name, if it is not at its path."""
         if Path(self.path).exists():
             return self
         moved = folder / Path(self.path).name
@@ -182,7 +176,7 @@ class OnnxEncoder:
         return f"onnx-{self._probe().sha256[:16]}"
 
     def load(self) -> Extract:
-        return encoder_of(self.path)
+        return load_encoder(self.path)
 
     def _probe(self) -> Probe:
         check_exists(self.path)
@@ -190,8 +184,7 @@ class OnnxEncoder:
         return probe(self.path, stat.st_size, stat.st_mtime_ns)
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(NamedTuple):
     """Properties of an encoder file, as measured."""
 
     sha256: str
@@ -202,7 +195,7 @@ class Probe:
 @lru_cache(maxsize=8)
 def probe(path: str, num_bytes: int, modified_ns: int) -> Probe:
     """Measure the encoder at `path`; size and time are arguments so that a changed file is measured again."""
-    extract = encoder_of(path)
+    extract = load_encoder(path)
     dim = extract(np.zeros(SAMPLE_RATE, dtype=np.float32)).shape[1]
 
     def num_frames(num_samples: int) -> int:
@@ -215,7 +208,7 @@ def probe(path: str, num_bytes: int, modified_ns: int) -> Probe:
 
 
 def next_frame_at(num_frames: Callable[[int], int], start: int) -> int:
-    """The least number of samples that gives more frames than `start` samples do.
+    """Return the smallest number of samples that gives more frames than `start` samples do.
 
     >>> next_frame_at(lambda samples: samples // 320, 16000)
     16320
@@ -234,7 +227,7 @@ def next_frame_at(num_frames: Callable[[int], int], start: int) -> int:
     return high
 
 
-def encoder_of(path: str) -> Extract:
+def load_encoder(path: str) -> Extract:
     session = open_session(path)
     name = session.get_inputs()[0].name
 
@@ -249,14 +242,14 @@ def encoder_of(path: str) -> Extract:
         if frames.ndim != 3 or frames.shape[0] != 1:
             raise ValueError(f"the encoder {path} gave shape {frames.shape}; expected [1, frames, dim]")
         if frames.shape[1] == 0:
-            raise ValueError(f"too short: the encoder {path} makes no frame of {len(samples)} samples")
+            raise ValueError(f"too short: the encoder {path} gives no frame for {len(samples)} samples")
         return frames[0].astype(np.float32)
 
     return extract
 
 
 def open_session(path: str) -> Any:
-    """An onnxruntime session on one CPU thread: workers are processes, and sums are the same in each."""
+    """Open an onnxruntime session on one CPU thread, so that sums are the same in every process."""
     check_exists(path)
     try:
         import onnxruntime
@@ -269,17 +262,14 @@ def open_session(path: str) -> Any:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise ValueError(f"{path} is not an ONNX model that onnxruntime can run: {error}") from error
-    check_input(path, session.get_inputs())
-    return session
-
-
-def check_input(path: str, inputs: list[Any]) -> None:
-    shapes = ", ".join(f"{node.name} {node.type} {node.shape}" for node in inputs)
+    inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 2 or inputs[0].type != "tensor(float)":
+        shapes = ", ".join(f"{node.name} {node.type} {node.shape}" for node in inputs)
         raise ValueError(
             f"the ONNX encoder {path} must take one float input [batch, samples] of audio at "
             f"{SAMPLE_RATE} Hz, but it takes: {shapes}"
         )
+    return session
 
 
 def check_exists(path: str) -> None:

@@ -1,7 +1,7 @@
-"""Partitions: ways to divide utterances among clients, each utterance to exactly one client.
+"""Partitions: ways to divide utterances among clients. Each utterance goes to exactly one client.
 
 A partition is called with a store, the indices of the utterances and a seed. It returns client name ->
-utterance indices, which increase, so that a client's frames are read forward through the file.
+utterance indices. Indices increase, so that a client's frames are read forward through the file.
 """
 
 from __future__ import annotations
@@ -52,16 +52,15 @@ class BySession:
 @PARTITIONS.register
 @dataclass(frozen=True)
 class Iid:
-    """Clients are random parts whose sizes differ by at most one utterance: `part/0` … `part/<parts - 1>`."""
+    """A client is a random part: `part/0` … `part/<parts - 1>`. Sizes differ by at most one utterance."""
 
     parts: int
 
     def __call__(self, store: FeatureStore, indices: np.ndarray, seed: int) -> Clients:
-        indices = _distinct(indices)
-        _check_parts(self.parts)
+        indices = _distinct(indices, self.parts)
         if self.parts > len(indices):
             raise ValueError(
-                f"cannot deal {len(indices)} utterances out to {self.parts} parts: choose fewer parts"
+                f"cannot divide {len(indices)} utterances into {self.parts} parts: choose fewer parts"
             )
         generator = np.random.default_rng(derive(seed, "partition", "iid"))
         divided = np.array_split(generator.permutation(indices), self.parts)
@@ -71,58 +70,54 @@ class Iid:
 @PARTITIONS.register
 @dataclass(frozen=True)
 class Dirichlet:
-    """Parts skewed by speaker: each speaker's utterances are split in proportions ~ Dirichlet(concentration).
+    """A client is a part: each speaker's utterances are split in proportions ~ Dirichlet(concentration).
 
     Near 0, all utterances of a speaker go to one part; large concentrations approach i.i.d. parts. Empty
-    parts are left out; the others keep their names. Only the seed and a speaker's own utterances decide how
-    they are split.
+    parts are left out; the others keep their names. How a speaker's utterances are split depends only on
+    them and the seed.
     """
 
     parts: int
     concentration: float
 
     def __call__(self, store: FeatureStore, indices: np.ndarray, seed: int) -> Clients:
-        indices = _distinct(indices)
-        _check_parts(self.parts)
+        indices = _distinct(indices, self.parts)
         if not (self.concentration > 0 and np.isfinite(self.concentration)):
             raise ValueError(f"the Dirichlet concentration must be above 0, not {self.concentration}")
         part_of = np.empty(len(indices), dtype=np.int64)
-        for code, places in _groups(store.speaker_codes[indices]):
-            part_of[places] = self._deal(len(places), store.speaker_names[code], seed)
-        return {f"part/{part}": indices[places] for part, places in _groups(part_of)}
+        for code, positions in _groups(store.speaker_codes[indices]):
+            part_of[positions] = self._draw_parts(len(positions), store.speaker_names[code], seed)
+        return {f"part/{part}": indices[positions] for part, positions in _groups(part_of)}
 
-    def _deal(self, num_utterances: int, speaker: str, seed: int) -> np.ndarray:
-        """The part of each of a speaker's utterances: [num_utterances]."""
+    def _draw_parts(self, num_utterances: int, speaker: str, seed: int) -> np.ndarray:
+        """Return the part of each of a speaker's utterances: [num_utterances]."""
         generator = np.random.default_rng(derive(seed, "partition", "dirichlet", speaker))
         shares = generator.dirichlet(np.full(self.parts, self.concentration))
         ends = np.rint(np.cumsum(shares) * num_utterances)
-        # Place p goes to the first part that ends after p; by rounding, one may lie beyond the last part.
+        # Position p goes to the first part that ends after p; rounding can put one beyond the last part.
         parts = np.minimum(np.searchsorted(ends, np.arange(num_utterances), side="right"), self.parts - 1)
         return generator.permutation(parts)
 
 
 def _by_name(kind: str, names: list[str], codes: np.ndarray, indices: np.ndarray) -> Clients:
     indices = _distinct(indices)
-    clients = {f"{kind}/{names[code]}": indices[places] for code, places in _groups(codes[indices])}
+    clients = {f"{kind}/{names[code]}": indices[positions] for code, positions in _groups(codes[indices])}
     return dict(sorted(clients.items()))
 
 
 def _groups(codes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each code that occurs, increasing, with its places, increasing; one sort for any number of codes."""
+    """Yield each code that occurs, increasing, with its positions, increasing."""
     order = np.argsort(codes, kind="stable")
     distinct, starts = np.unique(codes[order], return_index=True)
-    for code, places in zip(distinct, np.split(order, starts[1:]), strict=True):
-        yield int(code), places
+    for code, positions in zip(distinct, np.split(order, starts[1:]), strict=True):
+        yield int(code), positions
 
 
-def _distinct(indices: np.ndarray) -> np.ndarray:
+def _distinct(indices: np.ndarray, num_parts: int = 1) -> np.ndarray:
     distinct = np.unique(indices)
     if len(distinct) == 0:
-        raise ValueError("no utterances to deal out to clients: check the split and the speakers chosen")
+        raise ValueError("no utterances to divide among clients: check the split and the speakers chosen")
+    if num_parts < 1:
+        raise ValueError(f"the number of parts must be at least 1, not {num_parts}")
     assert len(distinct) == len(indices), "an utterance was given twice"
     return distinct
-
-
-def _check_parts(parts: int) -> None:
-    if parts < 1:
-        raise ValueError(f"the number of parts must be at least 1, not {parts}")

@@ -1,37 +1,68 @@
 """Texts of sessions: read, split into sentences, and written as transcripts.
 
-A session is a file of plain text, or all lines of a .jsonl file that name it (fields session and text). Every
-line of plain text ends a sentence, as on slides; `wrapped` text is joined paragraph by paragraph first.
+A session is a file of plain text, or all lines of a .jsonl file with its name (fields session and text).
+Every line of plain text ends a sentence, as on slides; `wrapped` text is joined paragraph by paragraph first.
 
-A sentence has two forms. Its *spoken* form keeps capitals and commas for the voice, but no characters that an
-engine could take for commands. Its *written* form, for training, is that of transcripts: lower case, hyphens
-and dashes as spaces, no other punctuation but apostrophes within words. All its characters must be in the
-corpus's alphabet and the model's tokens: a sentence with digits, for example, is skipped with its reason,
-never changed.
+A sentence has two forms. The *spoken* form keeps capitals and commas for the voice, but no characters that an
+engine could take for commands. The *written* form, for training, is that of transcripts: lower case, hyphens
+and dashes as spaces, no punctuation but apostrophes within words. All its characters must be in the corpus's
+alphabet and the model's tokens. A sentence with digits, for example, is skipped with its reason, not changed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
+from antiphon.data import transcripts
 from antiphon.data.importing.candidates import Skipped
-from antiphon.data.overlap import Forbidden
-from antiphon.data.transcripts import (
-    numbered_lines,
-    spoken_form,
-    strange_characters,
-    text_fields,
-    written_form,
-)
 
+NGRAM = 8
+MIN_WORDS = 4  # shorter utterances are too common to be a leak
 LEAK = "in the test speech: shares a sequence of words with what the model is tested on"
 # An end, closing marks, then space; not after a title or an initial.
 ENDS = re.compile(r"[.!?…]+[\"'”’)\]]*\s+")
 NO_END = re.compile(r"(?:\b(?:mr|mrs|ms|dr|st|prof|vs|no|e\.g|i\.e|etc)|\b[A-Za-z])\.$", re.IGNORECASE)
 PAUSES = re.compile(r"[,;:—–]\s+")
+
+
+@dataclass(frozen=True)
+class ForbiddenSequences:
+    """Sequences of words that a model is tested on, and must not be trained on.
+
+    They are all sequences of 8 words of the texts, and shorter texts as a whole.
+
+    >>> forbidden = ForbiddenSequences.of(["the sea was calm and the ship lay still at last"])
+    >>> forbidden.overlaps(["it was late", "calm and the ship lay still at last they", "slept"])
+    {1}
+    """
+
+    sequences: frozenset[tuple[str, ...]]
+
+    @classmethod
+    def of(cls, texts: Iterable[str], length: int = NGRAM) -> ForbiddenSequences:
+        sequences: set[tuple[str, ...]] = set()
+        for text in texts:
+            words = tuple(text.split())
+            if len(words) >= length:
+                sequences.update(words[start : start + length] for start in range(len(words) - length + 1))
+            elif len(words) >= MIN_WORDS:
+                sequences.add(words)
+        return cls(frozenset(sequences))
+
+    def overlaps(self, sentences: Sequence[str]) -> set[int]:
+        """Return the indices of sentences with words of a forbidden sequence, which may cross sentences."""
+        words = [(word, index) for index, sentence in enumerate(sentences) for word in sentence.split()]
+        overlapping: set[int] = set()
+        for length in {len(sequence) for sequence in self.sequences}:
+            for start in range(len(words) - length + 1):
+                part = words[start : start + length]
+                if tuple(word for word, _ in part) in self.sequences:
+                    overlapping.update(index for _, index in part)
+        return overlapping
 
 
 @dataclass(frozen=True)
@@ -54,17 +85,17 @@ class SessionText:
     def num_words(self) -> int:
         return sum(len(sentence.written.split()) for sentence in self.sentences)
 
-    def without(self, forbidden: Forbidden) -> SessionText:
-        """The text without the sentences that share sequences of words with forbidden texts."""
-        touched = forbidden.touched([sentence.written for sentence in self.sentences])
-        kept = tuple(one for index, one in enumerate(self.sentences) if index not in touched)
-        dropped = (Skipped(f"kept sentence {index + 1}", self.name, LEAK) for index in sorted(touched))
-        return replace(self, sentences=kept, skipped=(*self.skipped, *dropped))
+    def without(self, forbidden: ForbiddenSequences) -> SessionText:
+        """Remove the sentences that overlap with forbidden sequences of words."""
+        overlaps = forbidden.overlaps([sentence.written for sentence in self.sentences])
+        sentences = tuple(one for index, one in enumerate(self.sentences) if index not in overlaps)
+        skipped = (Skipped(f"kept sentence {index + 1}", self.name, LEAK) for index in sorted(overlaps))
+        return replace(self, sentences=sentences, skipped=(*self.skipped, *skipped))
 
 
 @dataclass(frozen=True)
 class TextRules:
-    """How text is split into sentences; `holds` says whether the model has tokens for a sentence."""
+    """Rules to split text into sentences; `holds` decides whether the model has tokens for a sentence."""
 
     alphabet: str | None
     wrapped: bool = False
@@ -76,39 +107,30 @@ class TextRules:
             raise ValueError(f"max_words must be at least 1, not {self.max_words}")
 
     def read(self, name: str, lines: Sequence[str]) -> SessionText:
-        """The sentences of a session, without repetitions."""
+        """Return the sentences of a session, without repetitions."""
         sentences: dict[str, Sentence] = {}
         skipped: list[Skipped] = []
-        pieces = (
-            piece for text in self._paragraphs(lines) for piece in split_sentences(text, self.max_words)
-        )
-        for number, piece in enumerate(pieces, 1):
-            written = written_form(piece)
+        texts = "\n".join(lines).split("\n\n") if self.wrapped else lines
+        pieces = (split_sentences(" ".join(text.split()), self.max_words) for text in texts)
+        for number, piece in enumerate(chain.from_iterable(pieces), 1):
+            written = transcripts.written_form(piece)
             if reason := self._reason(written):
                 skipped.append(Skipped(f"sentence {number}", name, reason))
             else:
-                sentences.setdefault(written, Sentence(spoken_form(piece), written))
+                sentences.setdefault(written, Sentence(transcripts.spoken_form(piece), written))
         return SessionText(name, tuple(sentences.values()), tuple(skipped))
 
-    def _paragraphs(self, lines: Sequence[str]) -> Iterator[str]:
-        if not self.wrapped:
-            yield from (line for line in lines if line.strip())
-            return
-        for paragraph in "\n".join(lines).split("\n\n"):
-            if joined := " ".join(paragraph.split()):
-                yield joined
-
     def _reason(self, written: str) -> str:
-        """Why a sentence cannot be used; empty if it can."""
+        """Return why a sentence cannot be used; empty if it can."""
         if not written.strip("' "):
             return "nothing to say"
-        if strange := strange_characters(written, self.alphabet):
+        if strange := transcripts.strange_characters(written, self.alphabet):
             return f"characters outside the alphabet: {' '.join(strange)}"
         return "" if self.holds(written) else "characters that the model has no tokens for"
 
 
 def split_sentences(text: str, max_words: int) -> Iterator[str]:
-    """Sentences of a text, none longer than `max_words`.
+    """Yield the sentences of a text, cut into pieces of at most `max_words` words.
 
     >>> list(split_sentences("Dr. Who came. He saw, as he used to, everything!", 5))
     ['Dr. Who came.', 'He saw,', 'as he used to, everything!']
@@ -134,15 +156,15 @@ def _cut(sentence: str, max_words: int) -> Iterator[str]:
 
 
 def read_session_texts(paths: Sequence[Path], rules: TextRules) -> list[SessionText]:
-    """The sessions in files and folders of files, including sessions without a usable sentence."""
+    """Read the sessions in files and folders of files, including sessions without a usable sentence."""
     if not paths:
         raise ValueError("no text was given: name a file for each session")
     lines: dict[str, list[str]] = {}
     for path in _files(paths):
-        sessions = _rows(path) if ".jsonl" in path.suffixes else _plain(path)
+        sessions = _read_rows(path) if ".jsonl" in path.suffixes else _read_plain(path)
         for name in sessions:
             if name in lines:
-                raise ValueError(f"{path}: there is a session {name!r} already: give it another name")
+                raise ValueError(f"{path}: the session {name!r} exists already: give it another name")
         lines |= sessions
     return [rules.read(name, text) for name, text in lines.items()]
 
@@ -150,18 +172,18 @@ def read_session_texts(paths: Sequence[Path], rules: TextRules) -> list[SessionT
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
-            if not inside:
+            files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+            if not files:
                 raise ValueError(f"the folder {path} holds no text")
-            yield from inside
+            yield from files
         elif path.is_file():
             yield path
         else:
-            raise ValueError(f"there is no text {path}")
+            raise ValueError(f"the text {path} does not exist")
 
 
-def _plain(path: Path) -> dict[str, list[str]]:
-    """The lines of a file, with the blank lines, which separate paragraphs."""
+def _read_plain(path: Path) -> dict[str, list[str]]:
+    """Return the lines of a file, with the blank lines, which separate paragraphs."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -169,10 +191,10 @@ def _plain(path: Path) -> dict[str, list[str]]:
     return {path.stem: [line.strip() for line in text.splitlines()]}
 
 
-def _rows(path: Path) -> dict[str, list[str]]:
+def _read_rows(path: Path) -> dict[str, list[str]]:
     sessions: dict[str, list[str]] = {}
-    for where, line in numbered_lines(path):
-        name, text = text_fields(line, where, "session", "text")
+    for where, line in transcripts.numbered_lines(path):
+        name, text = transcripts.text_fields(line, where, "session", "text")
         if not name:
             raise ValueError(f"{where}: the field 'session' is empty")
         sessions.setdefault(name, []).extend(text.splitlines())

@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from antiphon.records.files import read_description
 from antiphon.registry import Registry, open_kind
 
 BOUNDARY = 0
@@ -33,7 +34,7 @@ WORDS_FILE = "words.json"
 
 
 class Tokens(Protocol):
-    """Ids 0 … size - 1; `encode` never returns 0, `decode` omits 0 and writes 1 as ⁇."""
+    """Text as ids 0 … size - 1. `encode` never returns 0; `decode` omits 0 and writes 1 as ⁇."""
 
     @property
     def size(self) -> int: ...
@@ -43,25 +44,18 @@ class Tokens(Protocol):
 
 
 class TokensConfig(Protocol):
-    """A frozen dataclass of settings that makes tokens, and loads those it has made."""
+    """A frozen dataclass of settings. It makes tokens, and loads saved tokens of its kind."""
 
     def fit(self, texts: Iterable[str], alphabet: str | None) -> Tokens: ...
     @staticmethod
     def load(folder: Path, about: Mapping[str, Any]) -> Tokens:
-        """Return what `Tokens.save` wrote: `about` is tokens.json, whose "kind" is this class's name."""
+        """Load what `Tokens.save` wrote: `about` is tokens.json, whose "kind" is this class's name."""
         ...
 
 
-TOKENS = open_kind(
-    TokensConfig,
-    Registry(
-        "antiphon.tokens",
-        ("fit", "load"),
-        homes=["antiphon.data.tokens", "antiphon.data.huggingface_folder"],
-        default="characters",
-    ),
-)
-OLD_KINDS = {"hugging_face": "hugging_face_tokens"}  # what tokens.json says, and the name today
+HOMES = ["antiphon.data.tokens", "antiphon.data.huggingface_folder"]
+TOKENS = open_kind(TokensConfig, Registry("antiphon.tokens", ("fit", "load"), HOMES, default="characters"))
+OLD_KINDS = {"hugging_face": "hugging_face_tokens"}  # name in tokens.json -> name today
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ class Characters:
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        return {character: 2 + place for place, character in enumerate(self.characters)}
+        return {character: id for id, character in enumerate(self.characters, 2)}
 
     def encode(self, text: str) -> list[int]:
         return [self._ids.get(character, UNKNOWN) for character in text]
@@ -101,7 +95,7 @@ class Unigram:
         return SentencePieceProcessor(model_proto=self.model)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Unigram, (self.model,)  # a worker process is sent the model, not the processor
+        return Unigram, (self.model,)  # another process gets the model, not the processor
 
     @property
     def size(self) -> int:
@@ -134,7 +128,7 @@ class Words:
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        return {word: 2 + place for place, word in enumerate(self.vocabulary)}
+        return {word: id for id, word in enumerate(self.vocabulary, 2)}
 
     def encode(self, text: str) -> list[int]:
         return [self._ids.get(word, UNKNOWN) for word in text.split()]
@@ -149,7 +143,7 @@ class Words:
 @TOKENS.register
 @dataclass(frozen=True)
 class CharactersConfig:
-    """Characters of the alphabet, with the space; without an alphabet, those of the texts."""
+    """The characters of the alphabet and the space; without an alphabet, the characters of the texts."""
 
     def fit(self, texts: Iterable[str], alphabet: str | None) -> Characters:
         characters = set(alphabet) if alphabet is not None else {c for text in texts for c in text}
@@ -165,7 +159,7 @@ class CharactersConfig:
 @TOKENS.register
 @dataclass(frozen=True)
 class UnigramConfig:
-    """`size` tokens, boundary and unknown included, learnt from texts the server may read.
+    """`size` tokens, boundary and unknown included, learnt from texts that the server may read.
 
     All characters of the alphabet are pieces, even if the texts do not have them.
     """
@@ -177,7 +171,7 @@ class UnigramConfig:
 
         texts = [text for text in texts if text]
         if not texts:
-            raise ValueError("unigram tokens are learnt from text, and no text was given: use characters")
+            raise ValueError("unigram tokens are learnt from text, but no text was given: use characters")
         model = io.BytesIO()
         try:
             SentencePieceTrainer.train(
@@ -198,7 +192,7 @@ class UnigramConfig:
                 minloglevel=3,
             )
         except RuntimeError as error:
-            raise ValueError(_explain(self.size, str(error))) from error
+            raise ValueError(_advice(self.size, str(error))) from error
         return Unigram(model.getvalue())
 
     @staticmethod
@@ -223,7 +217,7 @@ class WordsConfig:
 @TOKENS.register
 @dataclass(frozen=True)
 class SavedTokensConfig:
-    """The tokens of a saved model, whose output layer needs exactly these."""
+    """The tokens of a saved model; its output layer needs exactly these."""
 
     folder: str  # of a run or of a model
 
@@ -236,8 +230,8 @@ class SavedTokensConfig:
         raise ValueError(f"{folder}: tokens are saved under the name of their own kind")
 
 
-def _explain(size: int, message: str) -> str:
-    """What to do about an error of SentencePiece, which is nearly always about the size."""
+def _advice(size: int, message: str) -> str:
+    """Say what to do about an error of SentencePiece, which is nearly always about the size."""
     if match := re.search(r"<= (\d+)", message):
         return f"the texts have too few different pieces for size={size}: choose at most {match[1]}"
     if match := re.search(r"required_chars\. \d+ vs (\d+)", message):
@@ -248,33 +242,24 @@ def _explain(size: int, message: str) -> str:
 def write_tokens(
     folder: Path, about: dict[str, Any], file: str = "tokens.json", format: str = FORMAT
 ) -> None:
-    """Write what is needed to load the tokens again: their kind, and what that kind needs to know."""
+    """Write what is needed to load the tokens again: their kind, and the data of that kind."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"format": format, **about}, ensure_ascii=False)
     (folder / file).write_text(text, encoding="utf-8")
 
 
 def load_tokens(folder: str | Path) -> Tokens:
-    """The tokens saved in `folder`."""
+    """Load the tokens saved in `folder`."""
     folder = Path(folder)
-    try:
-        about = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} holds no tokens (cannot read tokens.json: {error})") from error
-    kind = OLD_KINDS.get(about.get("kind"), about.get("kind"))
-    if about.get("format") != FORMAT or kind not in TOKENS:
+    about = read_description(folder / "tokens.json", FORMAT, "holds no tokens")
+    kind = str(about.get("kind"))
+    kind = OLD_KINDS.get(kind, kind)
+    if kind not in TOKENS:
         raise ValueError(f"{folder / 'tokens.json'} is not of a kind this antiphon reads ({FORMAT})")
     tokens: Tokens = TOKENS[kind].load(folder, about)
     return tokens
 
 
 def load_words(folder: str | Path) -> Words:
-    """The words saved in `folder`."""
-    path = Path(folder) / WORDS_FILE
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} holds no words (cannot read {WORDS_FILE}: {error})") from error
-    if about.get("format") != WORDS_FORMAT:
-        raise ValueError(f"{path} has format {about.get('format')!r}, not {WORDS_FORMAT!r}")
-    return Words(tuple(about["words"]))
+    """Load the words saved in `folder`."""
+    return Words(tuple(read_description(Path(folder) / WORDS_FILE, WORDS_FORMAT, "holds no words")["words"]))

@@ -1,4 +1,4 @@
-"""Text: the forms it takes, and how files of it are read.
+"""Forms of text, and files of text.
 
 Transcripts of a corpus are normalised once, when they are imported (`normalise`). A sentence of other text
 has two forms: one for a voice to speak (`spoken_form`), and one as a transcript has it (`written_form`).
@@ -21,20 +21,20 @@ NOT_SPOKEN = re.compile(r"[^\w\s.,;:!?'\"()-]", re.UNICODE)
 
 
 def normalise(text: str, lowercase: bool = True) -> str:
-    """Unicode NFC, lower case, single spaces. Doing it twice changes nothing.
+    """Return text in Unicode NFC, lower case, with single spaces. Doing it twice changes nothing.
 
     >>> normalise("  Don't   STOP\\n")
     "don't stop"
     """
     text = unicodedata.normalize("NFC", text)
     if lowercase:
-        # Lower-casing can leave a letter and its accent apart that have a form together.
+        # Lower-casing can separate a letter from its accent.
         text = unicodedata.normalize("NFC", text.lower())
     return " ".join(text.split())
 
 
 def written_form(sentence: str) -> str:
-    """A sentence as a transcript. Characters that transcripts do not have are kept, for a later check.
+    """Write a sentence as a transcript. Characters that transcripts do not have stay, for a later check.
 
     >>> written_form("“Don’t stop,” she said – twenty-one of us!")
     "don't stop she said twenty one of us"
@@ -44,12 +44,12 @@ def written_form(sentence: str) -> str:
 
 
 def spoken_form(sentence: str) -> str:
-    """A sentence for a voice: without characters that are neither words nor pauses."""
+    """Write a sentence for a voice, without characters that are neither words nor pauses."""
     return " ".join(NOT_SPOKEN.sub(" ", sentence.translate(APOSTROPHES)).split())
 
 
 def strange_characters(text: str, alphabet: str | None) -> list[str]:
-    """The characters of a text that are not in the alphabet, sorted. Without an alphabet, none.
+    """Return the characters of a text that are not in the alphabet, sorted. Without an alphabet, none.
 
     >>> strange_characters("zwölf 12", "abcdefghijklmnopqrstuvwxyz ")
     ['1', '2', 'ö']
@@ -58,7 +58,7 @@ def strange_characters(text: str, alphabet: str | None) -> list[str]:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Lines of a text file, plain or .gz, each with its place ("text:3"), without blank lines.
+    """Yield the lines of a text file, plain or .gz, each with its location ("text:3"), without blank lines.
 
     Bytes that are not UTF-8 become surrogates: see `is_utf8`.
     """
@@ -70,12 +70,12 @@ def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text was UTF-8 in its file: it holds no surrogates."""
+    """Return whether a text was UTF-8 in its file: it holds no surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def text_fields(line: str, where: str, *names: str) -> list[str]:
-    """The values of an object in JSON that must have these fields, all of them text."""
+    """Return the values of a JSON object that must have these fields, all of them text."""
     try:
         row = json.loads(line)
         values = [row[name] for name in names]
@@ -88,9 +88,9 @@ def text_fields(line: str, where: str, *names: str) -> list[str]:
 
 
 def read_sentences(path: str | Path) -> Iterator[str]:
-    """The normalised sentences of a file, plain or .gz, one per line.
+    """Yield the normalised sentences of a file, plain or .gz, one per line.
 
-    A line with tabs holds its sentence after the last tab; an object in .jsonl in its field "text".
+    In a line with tabs, the sentence is after the last tab; in a .jsonl file, it is the field "text".
     """
     path = Path(path)
     is_json = ".jsonl" in path.suffixes

@@ -25,9 +25,8 @@ from antiphon.algorithms.central import Central
 from antiphon.algorithms.fedavg import dga, select
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.data.corpus import Corpus, Utterance
-from antiphon.data.overlap import Forbidden
 from antiphon.data.partition import BySession, Iid
-from antiphon.data.session_texts import SessionText, TextRules, read_session_texts
+from antiphon.data.session_texts import ForbiddenSequences, SessionText, TextRules, read_session_texts
 from antiphon.data.store import FeatureStore
 from antiphon.data.store import compute_features as compute_store
 from antiphon.data.tokens import UNKNOWN, SavedTokensConfig, Tokens, load_tokens
@@ -112,7 +111,7 @@ def read_texts(
     )
     own = read_session_texts(sessions, rules)
     all_own = read_session_texts(organisation, rules) if organisation else []
-    tested = Forbidden.of(u.text for u in scored_speech(rehearse, [text.name for text in own]))
+    tested = ForbiddenSequences.of(u.text for u in scored_speech(rehearse, [text.name for text in own]))
     own = [text.without(tested) for text in own]
     all_own = [text.without(tested) for text in all_own]
     if not any(text.sentences for text in own):

@@ -77,11 +77,12 @@ def sync(path: Path) -> None:
 
 
 def read_description(path: Path, format: str, fault: str) -> dict[str, Any]:
-    """Read a JSON object with the field `format`; an error begins with the folder and the fault."""
+    """Read a JSON object that names its format; an error begins with its folder and the fault."""
     try:
-        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        about: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path.parent} {fault} (cannot read {path.name}: {error})") from error
-    if about.get("format") != format:
-        raise ValueError(f"{path} has format {about.get('format')!r}; this antiphon reads {format!r}")
-    return about
+    actual = about.get("format") if isinstance(about, dict) else None
+    if actual != format:
+        raise ValueError(f"{path} has format {actual!r}; this antiphon reads {format!r}: make it again")
+    return dict(about)

@@ -75,7 +75,7 @@ def test_a_speaker_is_split_the_same_way_whoever_else_is_there() -> None:
 @pytest.mark.parametrize(
     ("partition", "message"),
     [
-        (Iid(13), "cannot deal 12 utterances out to 13 parts"),
+        (Iid(13), "cannot divide 12 utterances into 13 parts"),
         (Iid(0), "number of parts must be at least 1"),
         (Dirichlet(0, 1.0), "number of parts must be at least 1"),
         (Dirichlet(2, 0.0), "concentration must be above 0"),
@@ -88,5 +88,5 @@ def test_impossible_partitions_are_refused(partition: Iid | Dirichlet, message: 
 
 
 def test_no_utterances_are_refused() -> None:
-    with pytest.raises(ValueError, match="no utterances to deal out"):
+    with pytest.raises(ValueError, match="no utterances to divide"):
         BySpeaker()(Store(), np.array([], dtype=np.int64), seed=0)

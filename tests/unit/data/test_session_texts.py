@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.data.overlap import Forbidden
 from antiphon.data.session_texts import (
+    ForbiddenSequences,
     Sentence,
     SessionText,
     TextRules,
@@ -82,7 +82,7 @@ def test_wrapped_text_is_joined_within_paragraphs() -> None:
 def test_sentences_that_are_tested_on_are_dropped_and_counted() -> None:
     sentences = ("a b c d", "e f g h", "i j")
     text = SessionText("one", tuple(Sentence(s, s) for s in sentences))
-    left = text.without(Forbidden.of(["z a b c d e f g h"]))
+    left = text.without(ForbiddenSequences.of(["z a b c d e f g h"]))
     assert [s.written for s in left.sentences] == ["i j"]
     assert [one.kind for one in left.skipped] == ["in the test speech"] * 2
 
@@ -110,14 +110,14 @@ def test_bad_files_are_refused_by_name(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=said):
             read_session_texts([tmp_path / name], RULES)
-    with pytest.raises(ValueError, match=r"there is no text .*nothing\.txt"):
+    with pytest.raises(ValueError, match=r"the text .*nothing\.txt does not exist"):
         read_session_texts([tmp_path / "nothing.txt"], RULES)
     (tmp_path / "one").mkdir()
     with pytest.raises(ValueError, match="holds no text"):
         read_session_texts([tmp_path / "one"], RULES)
     (tmp_path / "one" / "a.txt").write_text("A.")
     (tmp_path / "a.txt").write_text("B.")
-    with pytest.raises(ValueError, match="a session 'a' already"):
+    with pytest.raises(ValueError, match="the session 'a' exists already"):
         read_session_texts([tmp_path / "one", tmp_path / "a.txt"], RULES)
     with pytest.raises(ValueError, match="no text was given"):
         read_session_texts([], RULES)

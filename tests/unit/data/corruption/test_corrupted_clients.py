@@ -167,6 +167,6 @@ def test_a_client_that_does_not_exist_is_named_with_one_that_does(world: World) 
         chosen(world, replace(SHUFFLED, names=("speaker/s99",)))
 
 
-def test_clients_that_cannot_be_dealt_out_are_refused(world: World) -> None:
-    with pytest.raises(ValueError, match=r"corruption.clients: cannot deal 36 utterances out to 999 parts"):
+def test_more_clients_than_utterances_are_refused(world: World) -> None:
+    with pytest.raises(ValueError, match=r"corruption.clients: cannot divide 36 utterances into 999 parts"):
         chosen(world, replace(SHUFFLED, fraction=0.5, clients=Iid(999)))
