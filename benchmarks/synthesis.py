@@ -18,9 +18,8 @@ from typing import Any
 from common import parse_arguments, print_table, write_result
 
 from antiphon.data.session_texts import TextRules
-from antiphon.data.tts.installed_engines import ENGINES, draw_voices
 from antiphon.data.tts.spoken_corpus import plan_sayings, say_in_order
-from antiphon.data.tts.synthesiser import Synthesiser, Voice
+from antiphon.data.tts.synthesiser import ENGINES, Synthesiser, Voice, draw_voices
 
 GOAL = 20.0  # times real time on two cores
 TEXT = (

@@ -30,8 +30,8 @@ from antiphon.data.session_texts import ForbiddenSequences, SessionText, TextRul
 from antiphon.data.store import FeatureStore
 from antiphon.data.store import compute_features as compute_store
 from antiphon.data.tokens import UNKNOWN, SavedTokensConfig, Tokens, load_tokens
-from antiphon.data.tts.installed_engines import draw_voices, find_engines
 from antiphon.data.tts.spoken_corpus import Progress, RealSpeech, SpokenCorpus, plan_sayings, speak_corpus
+from antiphon.data.tts.synthesiser import draw_voices, find_engines
 from antiphon.engine import Rounds
 from antiphon.experiment.settings import Experiment, Run, Speakers
 from antiphon.models.noise import SpecAugment

@@ -1,25 +1,28 @@
-"""What a speech synthesiser is, and what synthesisers share.
+"""Speech synthesisers: the interface, the installed ones, and speakers drawn from their voices.
 
 A voice of an engine at some rate and pitch is a speaker: the same text in the same voice gives the same
-samples, regardless of what was said before and in which process. `data.tts.installed_engines` finds the
-engines.
+samples, in every process, whatever was said before. `data.tts.engines` has the engines.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from antiphon.data.audio import SAMPLE_RATE, BadAudioError, at_speed, decode, resample
+from antiphon.data.audio import resample
+from antiphon.registry import Registry, unknown_name
+from antiphon.seeding import derive
 
-LEAST_SECONDS = 0.1
+# Voices are drawn from engines in this order.
+HOMES = ["antiphon.data.tts.engines"]
+ENGINES = Registry("antiphon.synthesisers", ("version", "voices", "say"), HOMES, is_config=False)
+MIN_SECONDS = 0.1
 SILENCE = 1e-3  # a lower peak is silence
-TIMEOUT = 60.0  # seconds for a program to say a sentence
+RATES = (0.85, 1.15)
+PITCHES = (0.9, 1.1)
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Voice:
 
     @property
     def speaker(self) -> str:
-        """Its name in a corpus.
+        """The name of the speaker in a corpus.
 
         >>> Voice("flite", "slt", 0.95).speaker
         'flite-slt-0.95-1.00'
@@ -42,27 +45,27 @@ class Voice:
 
 
 class SilentError(ValueError):
-    """An engine had nothing to say for a text."""
+    """An engine gives no speech for a text."""
 
 
 class Synthesiser(Protocol):
-    """Turns text into speech. Travels to worker processes.
+    """Turns text into speech. It can be sent to other processes.
 
     Built without arguments. Raises ValueError with what to install ("name: command") if there is no engine.
     """
 
     @property
     def version(self) -> str:
-        """What the samples depend on besides text and voice."""
+        """The version of everything that the samples depend on besides text and voice."""
         ...
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """Names of the installed English voices."""
+        """The names of the installed English voices."""
         ...
 
     def say(self, text: str, voice: Voice) -> np.ndarray:
-        """[samples] float32 in -1..1 at 16 kHz; raises `SilentError` if there is no speech in them."""
+        """Return [samples] float32 in -1..1 at 16 kHz; raise `SilentError` if there is no speech in them."""
         ...
 
 
@@ -74,35 +77,50 @@ def check_voice(voice: Voice, names: tuple[str, ...]) -> None:
 
 
 def check_speech(samples: np.ndarray, rate: int, voice: Voice) -> np.ndarray:
-    """An engine's samples as float32 at 16 kHz; raises `SilentError` if there is no speech in them."""
-    if len(samples) < LEAST_SECONDS * rate or np.abs(samples).max() < SILENCE:
+    """Return an engine's samples as float32 at 16 kHz; raise `SilentError` if there is no speech in them."""
+    if len(samples) < MIN_SECONDS * rate or np.abs(samples).max() < SILENCE:
         raise SilentError(f"{voice.engine} said nothing in voice {voice.name!r}")
     return resample(samples.astype(np.float32, copy=False), rate)
 
 
-# --- Engines that are programs --------------------------------------------------------------------
+def find_engines(names: Sequence[str] = ()) -> dict[str, Synthesiser]:
+    """Return the named engines, all of which must be installed; without names, all installed ones."""
+    for name in names:
+        if name not in ENGINES:
+            raise unknown_name(name, ENGINES, "engine")
+    if names:
+        return {name: ENGINES[name]() for name in names}
+    installed, missing = {}, []
+    for name, make in ENGINES.items():
+        try:
+            installed[name] = make()
+        except ValueError as reason:
+            missing.append(str(reason))
+    if not installed:
+        options = "\n  ".join(missing)
+        raise ValueError(f"no speech synthesiser is installed; install one of these:\n  {options}")
+    return installed
 
 
-def find_program(name: str, install: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        raise ValueError(f"{name}: {install}")
-    return path
+def draw_voices(engines: Mapping[str, Synthesiser], num: int, seed: int) -> tuple[Voice, ...]:
+    """Draw `num` different speakers, from each engine in turn; the first ones do not depend on `num`.
 
-
-def output_of(command: list[str]) -> str:
-    """The standard output of a program, whatever its exit code."""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT)
-    return done.stdout.decode(errors="replace")
-
-
-def read_speech(path: Path, voice: Voice) -> np.ndarray:
-    """Samples of a file that a program wrote, resampled to the voice's pitch.
-
-    Raises `SilentError` if the file is missing or there is no speech in it.
+    A voice repeats, at another rate and pitch, only after all voices of its engine have been used.
     """
-    try:
-        samples, rate = decode(path.read_bytes())
-    except (BadAudioError, FileNotFoundError):
-        raise SilentError(f"{voice.engine} said nothing in voice {voice.name!r}") from None
-    return check_speech(at_speed(check_speech(samples, rate, voice), voice.pitch), SAMPLE_RATE, voice)
+    if num < 1:
+        raise ValueError(f"at least one voice is needed, not {num}")
+    names = {engine: _endless(engines[engine].voices, derive(seed, "names", engine)) for engine in engines}
+    generator = np.random.default_rng(derive(seed, "rates and pitches"))
+    voices: dict[Voice, None] = {}
+    while len(voices) < num:
+        for engine in engines:
+            rate, pitch = (round(float(generator.uniform(*bounds)), 2) for bounds in (RATES, PITCHES))
+            voices[Voice(engine, next(names[engine]), rate, pitch)] = None
+    return tuple(voices)[:num]
+
+
+def _endless(names: Sequence[str], seed: int) -> Iterator[str]:
+    """Yield every name once in random order, then all again in another order, and so on."""
+    generator = np.random.default_rng(seed)
+    while names:
+        yield from (names[index] for index in generator.permutation(len(names))[::-1])

@@ -12,9 +12,8 @@ from antiphon.data.corpus import Corpus
 from antiphon.data.frontends import Filterbank
 from antiphon.data.session_texts import Sentence, SessionText
 from antiphon.data.store import compute_features
-from antiphon.data.tts.installed_engines import draw_voices, find_engines
 from antiphon.data.tts.spoken_corpus import RealSpeech, Saying, SpokenCorpus, plan_sayings, speak_corpus
-from antiphon.data.tts.synthesiser import SilentError, Voice
+from antiphon.data.tts.synthesiser import SilentError, Voice, draw_voices, find_engines
 
 VOICES = (Voice("tones", "low"), Voice("tones", "high", 1.1))
 

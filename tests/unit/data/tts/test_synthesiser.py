@@ -6,8 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from antiphon.data.tts.installed_engines import ENGINES, draw_voices, find_engines
-from antiphon.data.tts.synthesiser import SilentError, Synthesiser, Voice
+from antiphon.data.tts.synthesiser import ENGINES, SilentError, Synthesiser, Voice, draw_voices, find_engines
 
 TEXT = "All of our results are good."
 
