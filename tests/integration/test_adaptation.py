@@ -152,7 +152,7 @@ def test_only_the_part_asked_for_is_trained(
         (["--speak", "engines=parrot"], "unknown engine 'parrot'"),
         (["--speak", "takes=4"], "by 1 to 3 voices, not by 4"),
         (["--speak", "voices=4"], "unknown key 'voices'"),
-        (["--organisation", "missing.txt"], "there is no text missing.txt"),
+        (["--organisation", "missing.txt"], "the text missing.txt does not exist"),
         (["--set", "runs.adapted.rounds.total=0"], "at least 1"),
     ],
 )
@@ -178,11 +178,11 @@ def test_text_of_the_test_speech_is_dropped(
     seed: Path, world: World, texts: Path, tmp_path: Path, antiphon: Antiphon
 ) -> None:
     """Utterances of the world have two words, so a longer one is made of the test speech's own."""
-    from antiphon.data import overlap
+    from antiphon.data import session_texts
 
     tested = next(u.text for u in Corpus.open(world.corpus).utterances() if u.session == "s10")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overlap, "LEAST_WORDS", 2)
+        patch.setattr(session_texts, "MIN_WORDS", 2)
         (texts / "s10.txt").write_text(f"Cab.\n{tested}.\nA bed.\n")
         done = adapt(antiphon, seed, world, texts, tmp_path / "out", "--speech-only")
     assert done.code == 0, done.output
