@@ -162,12 +162,17 @@ def saved_rounds(checkpoints: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("round-")) for path in checkpoints.glob("round-*"))
 
 
-def prune(checkpoints: Path, keep_last: int, keep: set[int]) -> None:
-    """Remove all but the newest `keep_last` checkpoints and the rounds in `keep`, and unfinished folders."""
+def prune(checkpoints: Path, keep_last: int, keep: set[int], newest: int) -> None:
+    """Remove checkpoints after round `newest`, and before it all but the last `keep_last` and those in `keep`.
+
+    Folders that were not finished are removed as well.
+    """
     for leftover in checkpoints.glob(".round-*"):
         shutil.rmtree(leftover)
-    for round in saved_rounds(checkpoints)[:-keep_last]:
-        if round not in keep:
+    rounds = saved_rounds(checkpoints)
+    last = [round for round in rounds if round <= newest][-keep_last:]
+    for round in rounds:
+        if round not in last and (round not in keep or round > newest):
             _remove(folder_of(checkpoints, round))
 
 

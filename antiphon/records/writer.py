@@ -81,6 +81,7 @@ class Record:
             self.clock.truncate(notes["clock_bytes"])
             if self.states is not None:
                 self.states.rollback(state.round)
+            self._remove_old(state.round)
             self._open_events()
             return state
         raise checkpoint.CorruptCheckpoint(f"no checkpoint in {self.checkpoints} is intact")
@@ -102,9 +103,13 @@ class Record:
         self.clock.sync()
         notes = {"best": self.best, "journal_bytes": self.journal.size, "clock_bytes": self.clock.size}
         checkpoint.save(checkpoint.folder_of(self.checkpoints, state.round), state, notes)
+        self._remove_old(state.round)
+
+    def _remove_old(self, round: int) -> None:
+        """Remove what a run that is saved at a round no longer needs, and damaged checkpoints after it."""
         keep = {int(self.best["round"])} if self.best else set()
-        checkpoint.prune(self.checkpoints, self.keep_last, keep)
-        if self.states is not None and self.states.expected:
+        checkpoint.prune(self.checkpoints, self.keep_last, keep, round)
+        if self.states is not None:
             self.states.prune(checkpoint.saved_rounds(self.checkpoints))
 
     def catch_up(self, state: Any) -> None:

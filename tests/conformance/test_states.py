@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +88,30 @@ def test_what_a_kill_left_behind_is_removed(world: World, tmp_path: Path) -> Non
     folder.mkdir(exist_ok=True)
     (folder / "000001.000000.safetensors.17.writing").write_bytes(b"half")
     (folder / "000002.000000.safetensors").write_bytes(b"of another run")
+    killed.run(resume=True)
+    assert killed.contents() == run.contents()
+
+
+@pytest.mark.parametrize(
+    "place", ["antiphon.records.checkpoint.prune", "antiphon.clients.states.ClientStates.prune"]
+)
+def test_what_the_last_round_had_no_time_to_remove_is_removed_on_resume(
+    place: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill after the last checkpoint: no round is left that would remove what is old."""
+    run = SmallRun(world, SCAFFOLD, tmp_path / "run", rounds=replace(LONG, keep_last=1))
+    run.run()
+    killed = run.in_folder(tmp_path / "killed")
+
+    def prune(*arguments: object, original: Any = pkgutil.resolve_name(place)) -> None:
+        if (killed.folder / "checkpoints" / "round-000006").exists():
+            raise Killed
+        original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, prune)
+        with pytest.raises(Killed):
+            killed.run()
     killed.run(resume=True)
     assert killed.contents() == run.contents()
 

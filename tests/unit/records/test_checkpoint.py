@@ -191,7 +191,7 @@ def test_half_a_checkpoint_of_a_killed_run_is_not_seen_and_soon_gone(tmp_path: P
     for round in (2, 3):
         save(checkpoint.folder_of(tmp_path, round), ServerState(round, {}), {})
     assert checkpoint.saved_rounds(tmp_path) == [2, 3]
-    checkpoint.prune(tmp_path, keep_last=1, keep=set())
+    checkpoint.prune(tmp_path, keep_last=1, keep=set(), newest=3)
     assert os.listdir(tmp_path) == ["round-000003"]
 
 
@@ -221,6 +221,14 @@ def test_fields_of_one_name_in_two_wrappers_are_kept_apart(tmp_path: Path) -> No
     save(tmp_path / "c", nested(), {})
     after, _ = load(tmp_path / "c", Outer(Outer(LIKE)))
     assert (after.note, after.inner.note) == (0.5, 0.25)
+
+
+def test_a_damaged_checkpoint_that_was_skipped_does_not_count_as_the_newest(tmp_path: Path) -> None:
+    """It would push out the good one."""
+    for round in (1, 2, 4, 6):
+        save(checkpoint.folder_of(tmp_path, round), ServerState(round, {}), {})
+    checkpoint.prune(tmp_path, keep_last=1, keep={1}, newest=4)
+    assert checkpoint.saved_rounds(tmp_path) == [1, 4]
 
 
 @dataclass(frozen=True)
