@@ -1,7 +1,8 @@
 """antiphon: federated learning of speech recognition.
 
 Every command of the command line is a function here: `antiphon run` is `antiphon.run`. A name is loaded
-when it is first used.
+when it is first used. A script that asks a function for more than one process (such as `feature_processes=4`)
+must make the call under `if __name__ == "__main__":`, because each process imports the script.
 """
 
 # ruff: noqa: F401 (imports for type checkers only)

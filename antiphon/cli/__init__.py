@@ -10,12 +10,11 @@ import traceback
 import typer
 
 from antiphon.cli import terminal
-from antiphon.cli.adaptation_commands import adapt_command
 from antiphon.cli.corpus_commands import corpus_commands
 from antiphon.cli.decoding_commands import nbest_command, rescore_command
 from antiphon.cli.lm_commands import lm_commands
+from antiphon.cli.model_commands import adapt_command, prune_command
 from antiphon.cli.personalisation_commands import personalize_command
-from antiphon.cli.pruning_commands import prune_command
 from antiphon.cli.run_commands import demo_command, recipes_command, report_command, run_command
 from antiphon.cli.scoring_commands import (
     alignments_command,

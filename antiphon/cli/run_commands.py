@@ -13,68 +13,35 @@ import yaml
 import antiphon
 from antiphon import config
 from antiphon.cli import terminal
-from antiphon.cli.options import Device, Out, Resume, Settings, num_cores
+from antiphon.cli.options import num_cores, options_of
 from antiphon.pools.rendezvous import find_rank
+from antiphon.report import report
 
 Recipe = Annotated[
     str, typer.Argument(help="The name of a recipe, or a YAML file with its name and other settings.")
 ]
-Data = Annotated[Path, typer.Option(help="A corpus folder, made by `antiphon corpus import`.")]
-SkipCorrupt = Annotated[bool, typer.Option(help="Skip a damaged checkpoint when resuming.")]
-Workers = Annotated[int, typer.Option(min=1, help="Processes that share the clients of a round.")]
-Ordered = Annotated[
-    bool, typer.Option(help="Make several processes give the bits of one, for more traffic and memory.")
-]
-Only = Annotated[list[str], typer.Option(metavar="RUN", help="Carry out only this run. Repeatable.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Runs that are carried out at once, each in a process.")]
-Page = Annotated[
-    Path | None,
-    typer.Option(help="The page to write, with RESULTS.md beside it; by default in the folder, or here."),
-]
 
 
-def run_command(
-    recipe: Recipe,
-    data: Data,
-    out: Out,
-    settings: Settings = [],
-    resume: Resume = False,
-    skip_corrupt: SkipCorrupt = False,
-    device: Device = "auto",
-    workers: Workers = 1,
-    ordered: Ordered = False,
-    only: Only = [],
-    jobs: Jobs = 1,
-) -> None:
+@options_of(antiphon.run)
+def run_command(*, recipe: Recipe, **options: Any) -> None:
     """Run a recipe on a corpus: train, validate, score on the test speakers, write a report."""
     process = find_rank(os.environ)
     terminal.be_silent(process is not None and process.rank > 0)
     with terminal.Terminal() as progress:
-        scores = antiphon.run(
-            recipe, data, out, settings=settings, only=only, resume=resume, skip_corrupt=skip_corrupt,
-            device=device, num_processes=workers, ordered=ordered, jobs=jobs, feature_processes=num_cores(),
-            progress=progress,
-        )  # fmt: skip
-    _print_scores(scores, out)
+        scores = antiphon.run(recipe, **options, feature_processes=num_cores(), progress=progress)
+    _print_scores(scores, options["out"])
 
 
-def demo_command(
-    out: Out = Path("demo"),
-    settings: Settings = [],
-    resume: Resume = False,
-    device: Device = "auto",
-) -> None:
-    """Synthesise a small corpus, train a seed model, and federate it over new speakers three ways."""
+@options_of(antiphon.demo)
+def demo_command(**options: Any) -> None:
+    """Synthesise a small corpus, train a seed model on it, and train that by three federated algorithms."""
     with terminal.Terminal() as progress:
-        scores = antiphon.demo(
-            out, settings=settings, resume=resume, device=device, feature_processes=num_cores(),
-            progress=progress,
-        )  # fmt: skip
-    _print_scores(scores, out / "runs")
+        scores = antiphon.demo(**options, feature_processes=num_cores(), progress=progress)
+    _print_scores(scores, options["out"] / "runs")
 
 
 def recipes_command(
-    name: Annotated[str, typer.Argument(help="Show the settings of this recipe as YAML.")] = "",
+    name: Annotated[str, typer.Argument(help="A recipe whose settings are shown as YAML.")] = "",
 ) -> None:
     """List the recipes, or show all settings of one."""
     if name:
@@ -84,12 +51,10 @@ def recipes_command(
         terminal.console.print(terminal.name_table(antiphon.list_recipes()))
 
 
-def report_command(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or the folder of an experiment.")],
-    out: Page = None,
-) -> None:
+@options_of(report, "runs")
+def report_command(**options: Any) -> None:
     """Write a report on a run, or a comparison of several: one HTML page and RESULTS.md."""
-    terminal.console.print(f"wrote {antiphon.report(runs, out)}")
+    terminal.console.print(f"wrote {antiphon.report(**options)}")
 
 
 def _print_scores(scores: Mapping[str, Mapping[str, Any]], out: Path) -> None:

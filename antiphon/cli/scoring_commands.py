@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -14,7 +13,7 @@ from rich.table import Table
 
 import antiphon
 from antiphon.cli import terminal
-from antiphon.cli.options import Device, OtherCorpus, RunFolder, Split, num_cores
+from antiphon.cli.options import num_cores, options_of
 from antiphon.cli.terminal import say
 from antiphon.experiment.score import Tally
 from antiphon.report.formatting import percent
@@ -23,142 +22,76 @@ from antiphon.scoring.significance import segments_verdict, speakers_verdict
 from antiphon.scoring.statistics import plural
 from antiphon.workflows.compare_runs import Comparison
 
-SOURCE = "A run, an evaluation folder, or a .trn file."
-Reference = Annotated[
-    Path | None, typer.Option("--ref", help="The reference, if there is no ref.trn beside the hypothesis.")
-]
-EvaluatedSplit = Annotated[str, typer.Option(help="The split whose evaluation is read from a run.")]
-Which = Annotated[str, typer.Option(help="The model whose evaluation is read from a run: best or start.")]
-Steps = Annotated[
-    list[str],
-    typer.Option(
-        metavar="STEP",
-        help="Normalise texts before errors are counted: nfc, lower_case, strip_punctuation, "
-        "collapse_spaces. Repeatable.",
-    ),
-]
-RecordedSteps = Annotated[
-    list[str],
-    typer.Option(
-        metavar="STEP",
-        help="Normalise texts before errors are counted: nfc, lower_case, strip_punctuation, "
-        "collapse_spaces; by default as scores.json beside the transcripts says. Repeatable.",
-    ),
-]
-Recordings = Annotated[list[Path], typer.Argument(help="Recordings: WAV, FLAC, Opus and others.")]
-Alignments = Annotated[
-    Path | None,
-    typer.Option(help="The folder for alignments.txt and confusions.txt; by default that of hyp.trn."),
-]
+Top = Annotated[int, typer.Option(min=0, help="The number of confusions to show.")]
 
 
-def evaluate_command(
-    run: RunFolder,
-    data: OtherCorpus = None,
-    split: Split = "test",
-    device: Device = "auto",
-    normalise: Steps = [],
-) -> None:
+@options_of(antiphon.evaluate, "run")
+def evaluate_command(**options: Any) -> None:
     """Score a run's model on a split: WER and CER by speaker, and files for sclite."""
     with terminal.Terminal() as progress:
-        evaluation = antiphon.evaluate(
-            run, data=data, split=split, device=device, normalise=normalise,
-            feature_processes=num_cores(), progress=progress,
-        )  # fmt: skip
-    terminal.console.print(terminal.score_table({run.name: evaluation.scores}))
+        evaluation = antiphon.evaluate(**options, feature_processes=num_cores(), progress=progress)
+    terminal.console.print(terminal.score_table({options["run"].name: evaluation.scores}))
     terminal.console.print(f"scores.json, ref.trn and hyp.trn are in {evaluation.folder}")
 
 
-def transcribe_command(run: RunFolder, files: Recordings) -> None:
+@options_of(antiphon.transcribe, "run", "files")
+def transcribe_command(**options: Any) -> None:
     """Recognise recordings with a run's model."""
     failed = False
-    for transcription in antiphon.transcribe(run, files):
+    for transcription in antiphon.transcribe(**options):
         if transcription.error:
             failed = True
             terminal.say_error(f"{transcription.file}: {transcription.error}")
         else:
             text = transcription.text
-            typer.echo(text if len(files) == 1 else f"{transcription.file}\t{text}")
+            typer.echo(text if len(options["files"]) == 1 else f"{transcription.file}\t{text}")
     if failed:
         raise typer.Exit(1)
 
 
-def compare_command(
-    first: Annotated[Path, typer.Argument(metavar="A", help=SOURCE)],
-    second: Annotated[Path, typer.Argument(metavar="B", help=SOURCE)],
-    reference: Reference = None,
-    split: EvaluatedSplit = "test",
-    which: Which = "best",
-    normalise: RecordedSteps = [],
-    out: Annotated[Path | None, typer.Option(help="A JSON file for everything.")] = None,
-) -> None:
-    """Test whether the difference between two runs is real: matched pairs, and a bootstrap over speakers."""
-    comparison = antiphon.compare(
-        first, second, reference=reference, split=split, which=which, normalise=normalise, out=out
-    )
-    _print_comparison(comparison)
-    if out is not None:
-        say(f"wrote {out}")
+@options_of(antiphon.compare, "first", "second")
+def compare_command(**options: Any) -> None:
+    """Test whether two runs really differ: matched pairs, and a bootstrap over speakers."""
+    _print_comparison(antiphon.compare(**options))
+    if options["out"] is not None:
+        say(f"wrote {options['out']}")
 
 
-def alignments_command(
-    source: Annotated[Path, typer.Argument(metavar="RUN", help=SOURCE)],
-    reference: Reference = None,
-    split: EvaluatedSplit = "test",
-    which: Which = "best",
-    normalise: RecordedSteps = [],
-    out: Alignments = None,
-    top: Annotated[int, typer.Option(min=0, help="The number of confusions to show.")] = 10,
-) -> None:
-    """Align every utterance word for word, and show errors by speaker and the most confused words."""
-    errors = antiphon.alignments(
-        source, reference=reference, split=split, which=which, normalise=normalise, out=out
-    )
-    terminal.console.print(_speakers(errors.speakers))
+@options_of(antiphon.alignments, "source")
+def alignments_command(*, top: Top = 10, **options: Any) -> None:
+    """Align every utterance word for word; show errors by speaker and the most confused words."""
+    errors = antiphon.alignments(**options)
+    table = _errors_table("Errors by speaker", "speaker", errors.speakers.items())
+    table.add_section()
+    table.add_row("all", *_figures(sum(errors.speakers.values(), Tally())))
+    terminal.console.print(table)
     say(f"text  {errors.normalisation}")
     terminal.console.print(_confusions(errors.confusions, top))
     say(f"alignments.txt and confusions.txt are in {errors.folder}")
 
 
 def _print_comparison(comparison: Comparison) -> None:
-    terminal.console.print(_totals(comparison))
+    number = plural(comparison.totals[0].num_utterances, "utterance")
+    rows = zip(comparison.names, comparison.totals, strict=True)
+    terminal.console.print(_errors_table(f"{number} that both have", "run", rows))
     say(f"text       {comparison.normalisation}")
-    for name, number in zip(comparison.names, comparison.left_out, strict=True):
-        if number:
-            say(f"left out: {plural(number, 'utterance')} that only {name} has")
+    for name, left_out in zip(comparison.names, comparison.left_out, strict=True):
+        if left_out:
+            say(f"left out: {plural(left_out, 'utterance')} that only {name} has")
     say(f"MAPSSWE    {segments_verdict(comparison.segments, comparison.names)}")
     say(f"bootstrap  {speakers_verdict(comparison.speakers, comparison.names)}")
     say(comparison.verdict)
 
 
-def _totals(comparison: Comparison) -> Table:
-    number = plural(comparison.totals[0].num_utterances, "utterance")
-    table = _scores_table(f"{number} that both have", "run")
-    for name, tally in zip(comparison.names, comparison.totals, strict=True):
+def _errors_table(title: str, label: str, rows: Iterable[tuple[str, Tally]]) -> Table:
+    table = terminal.number_table(title, label, "words", "WER %", "S/D/I", "CER %")
+    for name, tally in rows:
         table.add_row(escape(name), *_figures(tally))
-    return table
-
-
-def _speakers(tallies: Mapping[str, Tally]) -> Table:
-    table = _scores_table("Errors by speaker", "speaker")
-    for name, tally in tallies.items():
-        table.add_row(escape(name), *_figures(tally))
-    table.add_section()
-    table.add_row("all", *_figures(sum(tallies.values(), Tally())))
-    return table
-
-
-def _scores_table(title: str, what: str) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD)
-    table.add_column(what, no_wrap=True)
-    for column in ("words", "WER %", "S/D/I", "CER %"):
-        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
 def _figures(tally: Tally) -> Sequence[str]:
-    words = tally.words
-    kinds = f"{words.substitutions}/{words.deletions}/{words.insertions}"
+    words, kinds = tally.words, terminal.error_kinds(tally.words)
     return f"{words.length:,}", percent(words.rate), kinds, percent(tally.characters.rate)
 
 

@@ -1,8 +1,9 @@
-"""What a person sees: progress bars, tables, messages, errors."""
+"""Output for people: progress bars, tables, messages, errors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from antiphon.engine import Listener
 from antiphon.experiment.settings import Run
+from antiphon.scoring.error_rate import Errors, Tally
 from antiphon.scoring.statistics import Interval, rate_interval
 
 console = Console()
@@ -25,29 +27,34 @@ def say(text: str) -> None:
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
+def say_results(model: Path, out: Path) -> None:
+    """Print where a new model and its report are."""
+    console.print(f"The model is in {model}   Report: {out / 'report.html'}")
+
+
 def say_error(message: str) -> None:
     errors.print(f"[red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
 
 
 def say_stopped(reason: str, command: str) -> None:
-    """Print why a run ended early, and the command that continues it: on one line, to be copied."""
-    errors.print(f"\n[yellow]Stopped: {escape(reason)}.[/] What was finished is saved.", soft_wrap=True)
+    """Print why a run ended early, and the command that continues it, on one line for copying."""
+    errors.print(f"\n[yellow]Stopped: {escape(reason)}.[/] Finished rounds are saved.", soft_wrap=True)
     errors.print(f"Go on with: {escape(command)}", soft_wrap=True, highlight=False)
 
 
 def say_lost(message: str, command: str) -> None:
-    """Print that a process is gone, and with it the round that it was working on."""
-    errors.print(f"\n[red]error:[/] {escape(message)} The last checkpoint is whole.", soft_wrap=True)
+    """Print that another process ended during a round, and the command that continues the run."""
+    errors.print(f"\n[red]error:[/] {escape(message)} The last checkpoint is intact.", soft_wrap=True)
     errors.print(f"Go on with: {escape(command)}", soft_wrap=True, highlight=False)
 
 
 def be_silent(silent: bool) -> None:
-    """Print nothing: another process of the run prints."""
+    """Print nothing in this process if another process of the run prints."""
     console.quiet = errors.quiet = silent
 
 
 class RunBar:
-    """The progress bar of one run: rounds done, loss, validation WER, answers of clients."""
+    """The progress bar of one run: rounds, loss, validation WER, number of answers from clients."""
 
     def __init__(self, progress: Progress, name: str, total: int) -> None:
         self.progress, self.task = progress, progress.add_task(name, total=total, note="")
@@ -78,7 +85,7 @@ class RunBar:
 
 
 class Terminal:
-    """Progress of a workflow as bars: one for each stage, and one for each run with its figures.
+    """The progress of a workflow as bars: one for each stage, and one for each run with its figures.
 
     A bar appears with the first step of its stage; nothing is printed before the first bar.
     """
@@ -116,7 +123,7 @@ class Terminal:
         return RunBar(self.progress, name, run.rounds.total)
 
     def _make_room(self) -> None:
-        """Hide the oldest bars of finished runs when the window is full, so that the last is seen."""
+        """Hide the oldest bars of finished runs when the window is full, so that the last bar is visible."""
         visible = [task for task in self.progress.tasks if task.visible]
         full = len(visible) - (console.height - 3) + 1
         for task in [task for task in visible if task.finished][: max(0, full)]:
@@ -124,7 +131,7 @@ class Terminal:
 
 
 def name_table(entries: Mapping[str, str]) -> Table:
-    """Names with their descriptions."""
+    """Return a table of names with their descriptions."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="bold")
     for name, text in entries.items():
@@ -132,31 +139,44 @@ def name_table(entries: Mapping[str, str]) -> Table:
     return table
 
 
-def score_table(scores: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Error rates of runs, with 95 % intervals over speakers."""
-    splits = ", ".join(dict.fromkeys(str(score["split"]) for score in scores.values()))
-    table = Table(
-        title=f"Speakers of {splits}: error rates with 95 % intervals over speakers", box=SIMPLE_HEAD
-    )
-    table.add_column("run", no_wrap=True)
-    for column in ("WER %", "S/D/I", "CER %", "round"):
+def number_table(title: str, label: str, *columns: str) -> Table:
+    """Return an empty table: a column of labels, and columns of numbers aligned to the right."""
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(label, no_wrap=True)
+    for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
-    for name, score in scores.items():
-        kinds = (str(score["words"][kind]) for kind in ("substitutions", "deletions", "insertions"))
-        wer, cer = _rate(score, "words"), _rate(score, "characters")
-        table.add_row(name, wer, "/".join(kinds), cer, str(score["round"]))
     return table
 
 
-def _rate(score: Mapping[str, Any], unit: str) -> str:
-    rows = [speaker[unit] for speaker in score["speakers"].values()]
-    wrong = [row["substitutions"] + row["deletions"] + row["insertions"] for row in rows]
-    interval = rate_interval(np.array(wrong), np.array([row["length"] for row in rows]))
-    return percent(interval, digits=1) or "–"
+def score_table(scores: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return the error rates of runs, with 95 % intervals over speakers."""
+    splits = ", ".join(dict.fromkeys(str(score["split"]) for score in scores.values()))
+    title = f"Speakers of {splits}: error rates with 95 % intervals over speakers"
+    table = number_table(title, "run", "WER %", "S/D/I", "CER %", "round")
+    for name, score in scores.items():
+        speakers = [Tally.from_dict(speaker) for speaker in score["speakers"].values()]
+        wer = _rate([speaker.words for speaker in speakers])
+        cer = _rate([speaker.characters for speaker in speakers])
+        table.add_row(name, wer, error_kinds(Tally.from_dict(score).words), cer, str(score["round"]))
+    return table
+
+
+def _rate(speakers: Sequence[Errors]) -> str:
+    wrong, lengths = [errors.total for errors in speakers], [errors.length for errors in speakers]
+    return percent(rate_interval(np.array(wrong), np.array(lengths)), digits=1) or "–"
+
+
+def error_kinds(errors: Errors) -> str:
+    """Return the numbers of substitutions, deletions and insertions.
+
+    >>> error_kinds(Errors(3, 2, 1, length=10))
+    '3/2/1'
+    """
+    return f"{errors.substitutions}/{errors.deletions}/{errors.insertions}"
 
 
 def percent(interval: Interval | None, digits: int = 2) -> str:
-    """A rate in percent with its interval; no text where there is none.
+    """Return a rate in percent with its interval; an empty text if there is none.
 
     >>> percent(Interval(0.12, 0.1, 0.14))
     '12.00 [10.00, 14.00]'

@@ -25,7 +25,15 @@ from antiphon.recipes import adaptation
 from antiphon.recipes.adaptation import SESSIONS, Speaking, Texts
 from antiphon.recognizer import Recognizer
 from antiphon.scoring.error_rate import Errors, Tally
-from antiphon.workflows.progress import Notify, Progress, no_messages, no_progress, screen_for
+from antiphon.workflows.arguments import (
+    Notify,
+    Paths,
+    Progress,
+    no_messages,
+    no_progress,
+    paths_of,
+    screen_for,
+)
 
 Rate = tuple[int, int]  # words wrong, words
 
@@ -62,11 +70,11 @@ class Adaptation:
 
 def adapt(
     run: str | Path,
-    text: Sequence[str | Path],
+    text: Paths,
     rehearse: str | Path,
     out: str | Path,
     *,
-    organisation: Sequence[str | Path] = (),
+    organisation: Paths = (),
     train: str = "all",
     rounds: int = 20,
     speaking: Sequence[str] = (),
@@ -80,28 +88,28 @@ def adapt(
 ) -> Adaptation:
     """Adapt a model to sessions by synthetic speech of their text.
 
-    The model is first trained centrally on the organisation's text (if there is one), then federated with
-    every session as a client. No text may be in the test speech of the corpus.
+    The model is first trained centrally on the organisation's text (if there is one), then by federated
+    learning with every session as a client. No text may be in the test speech of the corpus. The speech is
+    written to `out`/corpus, the runs and the report to `out`/runs.
 
     Args:
         run: A finished run, such as out/seed, or the folder of a model.
-        text: Texts of sessions: a file each, folders of files, or .jsonl with session and text.
+        text: Texts of sessions: a file for each session, folders of such files, or .jsonl files with the
+            fields session and text.
         rehearse: The corpus of real speech that the model was trained on.
-        out: The folder for the speech (`out`/corpus), the runs and the report (`out`/runs).
+        out: The folder for the speech, the runs and the report.
         organisation: Texts of the whole organisation.
         train: The part of the model to train: encoder, decoder, all, prediction, joint, or a pattern of
             parameter names.
-        rounds: The number of rounds of each level.
-        speaking: Changes to how text is spoken, each written as `key=value`, such as num_voices=8.
-        settings: Changes to settings of the runs, each written as `path=value`.
+        rounds: The number of rounds for the organisation, and for the sessions.
+        speaking: Changes to how text is spoken, each written as key=value, such as num_voices=8.
+        settings: Changes to settings of the runs, each written as path=value.
         speech_only: Make the corpus and its features, and stop.
         resume: Continue the runs that are in `out`.
-        device: cpu, cuda, or auto (the GPU if there is one).
-        processes: The number of processes that speak and compute features. More than one needs
-            `if __name__ == "__main__":` in a script.
+        device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
+        processes: The number of processes that speak and compute features.
         progress: A function that is called with (stage, steps done, number of steps).
-        notify: A function that is called with a line of text: sentences that are skipped, and how long
-            the speech is.
+        notify: A function that is called with a line of text: skipped sentences, length of the speech.
 
     Example:
         adaptation = antiphon.adapt("out/seed", ["slides.txt"], rehearse="speech", out="adapted")
@@ -113,7 +121,7 @@ def adapt(
     how = config.override(Speaking(), speaking)
     experiment = adaptation.adapted_experiment(seed, bool(organisation), train, rounds, settings)
     check_folder(runs, experiment, resume)
-    texts = adaptation.read_texts(seed, [Path(t) for t in text], [Path(t) for t in organisation], corpus, how)
+    texts = adaptation.read_texts(seed, paths_of(text), paths_of(organisation), corpus, how)
     for line in _skipped(texts):
         notify(line)
     spoken, real = adaptation.make_corpus(

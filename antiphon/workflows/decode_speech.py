@@ -15,14 +15,14 @@ from antiphon.decoding.rescoring import tabulate
 from antiphon.decoding.search import beam_for
 from antiphon.decoding.tuning import Ranking
 from antiphon.lm.arpa import load_ngram
-from antiphon.workflows.progress import Notify, Progress, no_messages, no_progress
+from antiphon.workflows.arguments import Notify, Progress, no_messages, no_progress
 from antiphon.workflows.rescore_lists import ListScores, describe_weights, oracles, score_choices
 from antiphon.workflows.run_decoder import RunDecoder
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """N-best lists, their scores, and the weights that were found (empty without a search for them)."""
+    """N-best lists, their scores, and the weights that were found (empty if none were searched for)."""
 
     lists: tuple[NBest, ...]
     scores: ListScores
@@ -58,18 +58,17 @@ def nbest(
         out: The file for the lists: JSON lines, compressed if the name ends in .gz.
         data: A corpus folder; by default the corpus that the run was trained on.
         split: The split of the corpus to decode.
-        beam: The number of hypotheses that are kept during the search, and that are listed.
-        lm: An n-gram model that takes part in the search.
-        lm_weight: The weight of ln p(words) of that model.
+        beam: The number of hypotheses that the search keeps and lists.
+        lm: An n-gram model to use in the search: an ARPA file, or a folder.
+        lm_weight: The weight of ln p(words) of `lm`.
         word_bonus: A bonus for every word, with `lm`.
         length_normalisation: LAS only: divide ln p(tokens) by ((5 + tokens) / 6) to this power.
         token_bonus: LAS only: a bonus for every token.
-        coverage: LAS only: the weight of ln(attention that a frame has received, at most 1).
-        tune: A split on which `lm_weight`, `word_bonus` and `coverage` are searched for first.
+        coverage: LAS only: the weight of ln(attention to a frame, at most 1), summed over the frames.
+        tune: A split on which the best `lm_weight`, `word_bonus` and `coverage` are found first.
         device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
         num_processes: The number of processes that share the speech.
-        feature_processes: The number of processes that compute features. More than one process of
-            either kind needs `if __name__ == "__main__":` in a script.
+        feature_processes: The number of processes that compute features.
         progress: A function that is called with (stage, steps done, number of steps).
         notify: A function that is called with a line of text for each trial of the search for weights.
 

@@ -12,7 +12,7 @@ from typing import Any
 from antiphon.experiment.score import score
 from antiphon.recognizer import Recognizer
 from antiphon.scoring.normalisation import Normalisation
-from antiphon.workflows.progress import Progress, no_progress
+from antiphon.workflows.arguments import Paths, Progress, no_progress, paths_of
 from antiphon.workflows.run_decoder import RunDecoder, corpus_of
 
 
@@ -42,11 +42,10 @@ def evaluate(
         run: The folder of a finished run, such as out/dga.
         data: A corpus folder; by default the corpus that the run was trained on.
         split: The split of the corpus to score on.
-        device: cpu, cuda, or auto (the GPU if there is one).
+        device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
         normalise: Steps to take before errors are counted: nfc, lower_case, strip_punctuation,
             collapse_spaces.
-        feature_processes: The number of processes that compute features. More than one needs
-            `if __name__ == "__main__":` in a script.
+        feature_processes: The number of processes that compute features.
         progress: A function that is called with (stage, steps done, number of steps).
 
     Example:
@@ -69,22 +68,23 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Transcription:
-    """The text of a recording, or why there is none."""
+    """The text of a recording, or the reason why there is none."""
 
     file: Path
     text: str = ""
     error: str = ""
 
 
-def transcribe(run: str | Path, files: Sequence[str | Path]) -> Iterator[Transcription]:
+def transcribe(run: str | Path, files: Paths, *, progress: Progress = no_progress) -> Iterator[Transcription]:
     """Recognise recordings with a run's model.
 
-    The model is loaded at once; each recording is recognised when its turn comes. A recording that
-    cannot be read does not stop the others.
+    The model is loaded at once; each recording is recognised when the iterator reaches it. A recording
+    that cannot be read does not stop the others.
 
     Args:
         run: The folder of a finished run, such as out/dga.
         files: Recordings: WAV, FLAC, Opus and others.
+        progress: A function that is called with (stage, steps done, number of steps).
 
     Returns:
         An iterator over a `Transcription` for each file, in their order.
@@ -93,12 +93,15 @@ def transcribe(run: str | Path, files: Sequence[str | Path]) -> Iterator[Transcr
         for transcription in antiphon.transcribe("out/dga", ["hello.wav"]):
             print(transcription.file, transcription.text)
     """
-    recognizer = Recognizer.load(run)
-    return (_transcription(recognizer, Path(file)) for file in files)
+    return _transcriptions(Recognizer.load(run), paths_of(files), progress)
 
 
-def _transcription(recognizer: Recognizer, file: Path) -> Transcription:
-    try:
-        return Transcription(file, recognizer.transcribe(file))
-    except (ValueError, OSError) as error:
-        return Transcription(file, error=str(error))
+def _transcriptions(
+    recognizer: Recognizer, files: Sequence[Path], progress: Progress
+) -> Iterator[Transcription]:
+    for number, file in enumerate(files, 1):
+        try:
+            yield Transcription(file, recognizer.transcribe(file))
+        except (ValueError, OSError) as error:
+            yield Transcription(file, error=str(error))
+        progress("transcribe", number, len(files))

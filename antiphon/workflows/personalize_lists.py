@@ -21,7 +21,7 @@ from antiphon.personalisation.trial import BASELINE, Row, Trial, described, writ
 from antiphon.pools.rendezvous import find_rank
 from antiphon.pools.spawning import run_processes
 from antiphon.privacy.samplers import Secure, Seeded
-from antiphon.workflows.progress import Notify, Progress, no_messages, no_progress
+from antiphon.workflows.arguments import Notify, Progress, no_messages, no_progress
 from antiphon.workflows.rescore_lists import describe_weights, lists_of_splits, make_columns
 from antiphon.workflows.run_recipe import joined_group
 from antiphon.workflows.train_lm import sentences_of

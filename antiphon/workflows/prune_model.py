@@ -26,7 +26,7 @@ from antiphon.models.transducer import TransducerConfig
 from antiphon.recipes.single_algorithm import LOCAL, SERVER
 from antiphon.recognizer import Recognizer
 from antiphon.tasks.submodel import shrink
-from antiphon.workflows.progress import Progress, no_progress, screen_for
+from antiphon.workflows.arguments import Progress, no_progress, screen_for
 
 # Built for 80 log-mel filters and 500 tokens; the prunable layers do not depend on either.
 PRESETS: dict[str, LasConfig | TransducerConfig] = {

@@ -27,7 +27,7 @@ from antiphon.decoding.rescoring import tune as tune_weights
 from antiphon.lm.neural_lm import load_sentence_model
 from antiphon.scoring.error_rate import Errors
 from antiphon.scoring.statistics import Interval, difference_interval, rate_interval
-from antiphon.workflows.progress import Progress, no_progress
+from antiphon.workflows.arguments import Paths, Progress, no_progress, paths_of
 from antiphon.workflows.run_decoder import RunDecoder
 
 RESCORED, EXPECTED = "rescored", "least risk"  # the best weighted sum; the fewest expected errors
@@ -64,7 +64,8 @@ class Rescoring:
 
     tuned_on: the split that the weights were found on; "" if they were not found on one split.
     leave_one_out: each session was scored with weights found on the others; `weights` were found on all.
-    sharpness: of the distribution over hypotheses in expected errors, if it was found on one split.
+    sharpness: the sharpness of the distribution over hypotheses that gives the expected errors, if it was
+        found on one split.
     """
 
     scores: ListScores
@@ -75,7 +76,7 @@ class Rescoring:
 
 
 def rescore(
-    nbest: str | Path | Sequence[str | Path],
+    nbest: Paths,
     *,
     lm: Mapping[str, str | Path] = {},
     recognisers: Mapping[str, str | Path] = {},
@@ -92,28 +93,25 @@ def rescore(
     """Rank N-best lists again by a weighted sum of their parts and of other models' scores.
 
     Args:
-        nbest: A file of N-best lists with references (JSON lines, plain or .gz), or several that are merged.
-        lm: Language models by name: ARPA files, or folders of `antiphon lm`.
+        nbest: Files of N-best lists with references (JSON lines, plain or .gz); several are merged.
+        lm: Language models by name: ARPA files, or folders made by antiphon lm.
         recognisers: Runs by name; their models score the texts too.
         data: The corpus of the speech; by default the corpora that the runs were trained on.
         device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
         weights: Fixed weights of models and parts; {"score": 1} if none is fixed.
         search: Weights to search for, with the first step of the search. By default the models without a
             fixed weight, and "words".
-        tune: The split on which weights are searched for. By default each session is scored with weights
-            found on all other sessions.
+        tune: The split on which weights are found; by default all other sessions than the one to score.
         split: The split to score; all lists by default.
         out: A file for the lists in their new order, with all parts.
-        feature_processes: The number of processes that compute features. More than one needs
-            `if __name__ == "__main__":` in a script.
+        feature_processes: The number of processes that compute features.
         progress: A function that is called with (stage, steps done, number of steps).
 
     Example:
         rescoring = antiphon.rescore("lists.jsonl", lm={"books": "books.arpa"}, tune="heldout", split="test")
         print(rescoring.weights["books"])
     """
-    paths = [nbest] if isinstance(nbest, str | Path) else nbest
-    entries = united([list(read_nbest(path)) for path in paths])
+    entries = united([list(read_nbest(path)) for path in paths_of(nbest)])
     for wanted in filter(None, (split, tune)):
         check_split(entries, wanted)
     models = {name: load_sentence_model(path) for name, path in lm.items()}

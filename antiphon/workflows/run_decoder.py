@@ -84,6 +84,8 @@ class RunDecoder:
 
         The n-grams are sent to each process once.
         """
+        if num_processes < 1:
+            raise ValueError(f"there must be at least 1 process, not {num_processes}")
         if num_processes == 1:
             yield self
             return

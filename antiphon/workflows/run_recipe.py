@@ -19,7 +19,7 @@ from antiphon.pools.rendezvous import Rank, choose_gpu, find_rank, join
 from antiphon.pools.spawning import end_with_starter, run_processes
 from antiphon.recipes import RECIPES
 from antiphon.recipes import recipe as load_recipe
-from antiphon.workflows.progress import Progress, no_progress, screen_for
+from antiphon.workflows.arguments import Progress, no_progress, screen_for
 
 
 def run(
@@ -41,24 +41,23 @@ def run(
     """Run a recipe on a corpus: train, validate, score on the test speakers, write a report.
 
     A program that was started by torchrun, srun or mpiexec shares the clients of each round with the
-    other processes; only the first process writes files.
+    other processes; only the first process writes files. If `num_processes` or `jobs` is more than one, this
+    program is started again: once for each process, or for each run. With `num_processes`, the first process
+    waits for the others and then exits.
 
     Args:
         recipe: The name of a recipe, a YAML file that starts from one, or an `Experiment`.
-        data: A corpus folder, made by `import_corpus`.
+        data: A corpus folder, made by antiphon corpus import.
         out: The folder for the runs and the report.
-        settings: Changes to settings, each written as `path=value`.
-        only: The runs to carry out, by name; all of them by default.
+        settings: Changes to settings, each written as path=value, such as seed=1.
+        only: The names of the runs to carry out; all runs by default.
         resume: Continue the experiment that is in `out`.
         skip_corrupt: Skip a damaged checkpoint when resuming and take the one before it.
-        device: cpu, cuda, or auto (the GPU if there is one).
-        num_processes: The number of processes that share the clients of a round. More than one starts
-            this program again, that many times; the first process waits for them and then exits.
-        ordered: Make several processes give the same bits as one, for more traffic and memory.
-        jobs: The number of runs to carry out at the same time. More than one starts this program again
-            for every run.
-        feature_processes: The number of processes that compute features. More than one needs
-            `if __name__ == "__main__":` in a script.
+        device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
+        num_processes: The number of processes that share the clients of a round.
+        ordered: Make several processes give the same bits as one process; this costs traffic and memory.
+        jobs: The number of runs to carry out at the same time, each in its own process.
+        feature_processes: The number of processes that compute features.
         progress: A function that is called with (stage, steps done, number of steps).
 
     Returns:
@@ -99,15 +98,14 @@ def demo(
     feature_processes: int = 1,
     progress: Progress = no_progress,
 ) -> dict[str, Scores]:
-    """Run the demo: make a small corpus, train a seed model, and federate it over new speakers three ways.
+    """Run the demo: make a small corpus, train a seed model, and train that by three federated algorithms.
 
     Args:
-        out: The folder for the corpus (`out`/corpus) and the runs (`out`/runs).
-        settings: Changes to settings, each written as `path=value`.
+        out: The folder for the corpus and the runs.
+        settings: Changes to settings, each written as path=value, such as seed=1.
         resume: Continue the demo that is in `out`.
-        device: cpu, cuda, or auto (the GPU if there is one).
-        feature_processes: The number of processes that compute features. More than one needs
-            `if __name__ == "__main__":` in a script.
+        device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
+        feature_processes: The number of processes that compute features.
         progress: A function that is called with (stage, steps done, number of steps).
 
     Returns:
@@ -129,7 +127,7 @@ def demo(
 
 
 def list_recipes() -> dict[str, str]:
-    """Return the name of each recipe with a line on what it is.
+    """Return the name of each recipe with a line that describes it.
 
     >>> list_recipes()["dga"].split()[0]
     'Dynamic'
@@ -143,11 +141,16 @@ def _experiment(recipe: str | Path | Experiment, settings: Sequence[str]) -> Exp
 
 
 def _check_processes(process: Rank | None, num_processes: int, jobs: int) -> None:
-    """Refuse two ways of using several processes at once."""
+    """Refuse numbers below 1, and two ways of using several processes at once."""
+    if num_processes < 1 or jobs < 1:
+        raise ValueError(f"there must be at least 1 process and 1 job, not {num_processes} and {jobs}")
     if jobs > 1 and (process is not None or num_processes > 1):
         raise ValueError("--jobs is for runs of one process each: leave out --jobs or the other processes")
     if jobs == 1 and process is not None and num_processes not in (1, process.size):
-        raise ValueError(f"{process.size} processes are started already: leave out --workers {num_processes}")
+        raise ValueError(
+            f"{process.size} processes are started already: leave out --workers {num_processes} "
+            f"(in Python: num_processes={num_processes})"
+        )
 
 
 @contextmanager

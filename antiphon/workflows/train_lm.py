@@ -13,16 +13,14 @@ from antiphon.lm.arpa import save_ngram
 from antiphon.lm.kneser_ney import estimate
 from antiphon.lm.neural_lm import LmTraining, NeuralLm, train_lm
 from antiphon.lm.ngram import NgramModel, Perplexity
-from antiphon.workflows.progress import Progress, no_progress
+from antiphon.workflows.arguments import Paths, Progress, no_progress, paths_of
 
-MAX_FOR_TOKENS = 200_000  # sentences that subwords are learnt from
-
-TextFiles = Sequence[str | Path]
+MAX_FOR_TOKENS = 200_000  # sentences to learn subwords from
 
 
 @dataclass(frozen=True)
 class NgramTraining:
-    """An n-gram model, the seconds that estimating it took, and its perplexity on other texts by file."""
+    """An n-gram model, the seconds that its estimation took, and its perplexity on each held-out file."""
 
     model: NgramModel
     seconds: float
@@ -31,19 +29,19 @@ class NgramTraining:
 
 @dataclass(frozen=True)
 class TransformerTraining:
-    """A Transformer language model, and its perplexity on other texts by file."""
+    """A Transformer language model, and its perplexity on each held-out file."""
 
     model: NeuralLm
     perplexities: Mapping[Path, Perplexity]
 
 
 def train_ngram_lm(
-    texts: TextFiles,
+    texts: Paths,
     out: str | Path,
     *,
     order: int = 5,
     min_counts: Sequence[int] = (1,),
-    heldout: TextFiles = (),
+    heldout: Paths = (),
 ) -> NgramTraining:
     """Estimate an n-gram model with interpolated modified Kneser-Ney smoothing, and write it.
 
@@ -52,7 +50,7 @@ def train_ngram_lm(
         out: A file ending in .arpa or .arpa.gz, or a folder (which opens faster).
         order: The number of words of the longest n-gram.
         min_counts: For each order, the smallest count of an n-gram that is kept; the last number holds for
-            higher orders too.
+            all higher orders.
         heldout: Text files to measure perplexity on.
 
     Example:
@@ -67,7 +65,7 @@ def train_ngram_lm(
 
 
 def train_transformer_lm(
-    texts: TextFiles,
+    texts: Paths,
     out: str | Path,
     *,
     subwords: int = 1000,
@@ -77,7 +75,7 @@ def train_transformer_lm(
     lr: float = 1e-3,
     seed: int = 0,
     device: str = "cpu",
-    heldout: TextFiles = (),
+    heldout: Paths = (),
     progress: Progress = no_progress,
 ) -> TransformerTraining:
     """Train a Transformer language model (3 blocks of width 256), and write it to a folder.
@@ -88,9 +86,9 @@ def train_transformer_lm(
         subwords: The number of SentencePiece tokens; 0 for whole words.
         words: The size of the vocabulary if `subwords` is 0.
         steps: The number of training steps.
-        batch_tokens: The number of tokens of a step, padding included.
+        batch_tokens: The number of tokens in a step, including padding.
         lr: The highest learning rate.
-        seed: The seed of the first parameters, of the order and of dropout.
+        seed: The seed of the first parameters, of the order of sentences, and of dropout.
         device: cpu or cuda.
         heldout: Text files to measure perplexity on.
         progress: A function that is called with (stage, steps done, number of steps).
@@ -100,25 +98,20 @@ def train_transformer_lm(
         print(model.score_sentences(["the cat sat"]))
     """
     sentences = sentences_of(texts)
-    some = sentences[:: -(-len(sentences) // MAX_FOR_TOKENS) or 1]
+    sample = sentences[:: -(-len(sentences) // MAX_FOR_TOKENS) or 1]
     config = UnigramConfig(subwords) if subwords else WordsConfig(words)
-    tokens = config.fit(some if subwords else sentences, alphabet=None)
+    tokens = config.fit(sample if subwords else sentences, alphabet=None)
     training = LmTraining(steps=steps, batch_tokens=batch_tokens, lr=lr, seed=seed)
-    model = train_lm(
-        sentences,
-        tokens,
-        training=training,
-        device=device,
-        progress=lambda done, _: progress("training", done, steps),
-    )
+    report = lambda done, _: progress("training", done, steps)  # noqa: E731
+    model = train_lm(sentences, tokens, training=training, device=device, progress=report)
     model.save(Path(out), {"steps": steps, "batch_tokens": batch_tokens, "lr": lr, "seed": seed})
     return TransformerTraining(model, _perplexities(model, heldout))
 
 
-def sentences_of(paths: TextFiles) -> list[str]:
+def sentences_of(paths: Paths) -> list[str]:
     """Read the sentences of all files."""
-    return [text for path in paths for text in read_sentences(path)]
+    return [text for path in paths_of(paths) for text in read_sentences(path)]
 
 
-def _perplexities(model: NgramModel | NeuralLm, heldout: TextFiles) -> dict[Path, Perplexity]:
-    return {Path(path): model.perplexity(sentences_of([path])) for path in heldout}
+def _perplexities(model: NgramModel | NeuralLm, heldout: Paths) -> dict[Path, Perplexity]:
+    return {path: model.perplexity(sentences_of(path)) for path in paths_of(heldout)}

@@ -88,6 +88,8 @@ def test_run_takes_an_experiment_and_resumes(world: World, finished: Path, tmp_p
 def test_run_refuses_two_ways_of_using_processes(world: World, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--jobs is for runs of one process each"):
         library.run("fedavg", world.corpus, tmp_path / "out", jobs=2, num_processes=2)
+    with pytest.raises(ValueError, match="at least 1 process and 1 job, not 1 and 0"):
+        library.run("fedavg", world.corpus, tmp_path / "out", jobs=0)
 
 
 def test_the_demo_is_its_recipe_on_a_corpus_that_it_makes(
@@ -136,7 +138,10 @@ def test_evaluate(antiphon: Antiphon, copy: Path) -> None:
 
 def test_transcribe(antiphon: Antiphon, finished: Path, world: World, tmp_path: Path) -> None:
     files = sorted((world.corpus.parent / "source").glob("*.wav"))[:2]
-    heard = list(library.transcribe(finished / "fedavg", [*files, tmp_path / "missing.wav"]))
+    steps = Steps()
+    heard = list(library.transcribe(finished / "fedavg", [*files, tmp_path / "missing.wav"], progress=steps))
+    assert steps.last == {"transcribe": (3, 3)}
+    assert list(library.transcribe(finished / "fedavg", files[0])) == heard[:1]
     assert [one.file for one in heard] == [*files, tmp_path / "missing.wav"]
     assert "No such file" in heard[2].error
     printed = antiphon("transcribe", finished / "fedavg", *files).output
@@ -163,7 +168,11 @@ def test_alignments(antiphon: Antiphon, finished: Path, tmp_path: Path) -> None:
 def test_import_and_describe_a_corpus(antiphon: Antiphon, tmp_path: Path) -> None:
     source = write_source(tmp_path / "source", num_utterances=3)
     options = library.ImportOptions(split_speakers=(0.5, 0.25, 0.25), seed=3)
-    summary = library.import_corpus(source, tmp_path / "function", options)
+    done = []
+    summary = library.import_corpus(
+        source, tmp_path / "function", options, lambda *numbers: done.append(numbers)
+    )
+    assert done[-1] == (summary.num_utterances, summary.num_utterances)
     fractions = ["--split-speakers", "0.5,0.25,0.25", "--seed", "3"]
     assert antiphon("corpus", "import", source, tmp_path / "command", *fractions).code == 0
     same_files(tmp_path / "function", tmp_path / "command")
@@ -176,7 +185,7 @@ def test_import_and_describe_a_corpus(antiphon: Antiphon, tmp_path: Path) -> Non
 def test_language_models(antiphon: Antiphon, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
-    training = library.train_ngram_lm([text], tmp_path / "function.arpa", order=2, heldout=[text])
+    training = library.train_ngram_lm(text, tmp_path / "function.arpa", order=2, heldout=[text])
     shown = antiphon(
         "lm", "ngram", text, "--out", tmp_path / "command.arpa", "--order", "2", "--heldout", text
     )
@@ -217,8 +226,9 @@ def test_nbest_and_rescore(antiphon: Antiphon, finished: Path, lm: Path, tmp_pat
     rescoring = library.rescore(
         lists, lm={"letters": lm}, recognisers={"seed": finished / "seed"},
         weights={"letters": 0.5, "score": 1.0}, search={"words": 1.0, "seed": 1.0},
-        out=tmp_path / "again.jsonl",
+        out=tmp_path / "again.jsonl", progress=steps,
     )  # fmt: skip
+    assert steps.last["seed"] == (len(decoding.lists), len(decoding.lists))
     options = [
         "--lm",
         lm,
@@ -280,7 +290,11 @@ def test_prune_and_its_plan(antiphon: Antiphon, finished: Path, tmp_path: Path) 
     plan = library.plan_pruning(finished / "fedavg", sparsity=0.5)
     shown = antiphon("prune", finished / "fedavg", "--plan").output
     assert f"zero-parameter ratio {plan.zero_ratio:.3f}" in shown
-    scores = library.prune(finished / "fedavg", tmp_path / "function", rounds=2)
+    steps = Steps()
+    scores = library.prune(finished / "fedavg", tmp_path / "function", rounds=2, progress=steps)
+    assert steps.last["pruned"] == (2, 2)
+    with pytest.raises(ValueError, match="at least 2 rounds, not 1"):
+        library.prune(finished / "fedavg", tmp_path / "other", rounds=1)
     done = antiphon("prune", finished / "fedavg", "--rounds", "2", "--out", tmp_path / "command")
     assert done.code == 0, done.output
     one, other = (
@@ -294,14 +308,16 @@ def test_prune_and_its_plan(antiphon: Antiphon, finished: Path, tmp_path: Path) 
 def test_adapt(antiphon: Antiphon, finished: Path, world: World, tmp_path: Path) -> None:
     pytest.importorskip("espeakng_loader")
     pytest.importorskip("soxr")
-    text, lines = tmp_path / "s10.txt", []
+    text, lines, steps = tmp_path / "s10.txt", [], Steps()
     text.write_text("A bad cab.\nWe sold 12 of them.\nDecade by decade!")
     speak = ["engines=espeak", "num_voices=3", "takes=1", "rehearse_hours=0.002", "valid_hours=0.001"]
     small = ["runs.*.rounds.valid_every=1", "runs.adapted.algorithm.local.steps=2"]
     adaptation = library.adapt(
         finished / "seed", [text], world.corpus, tmp_path / "function", rounds=1, speaking=speak,
-        settings=small, notify=lines.append,
+        settings=small, notify=lines.append, progress=steps,
     )  # fmt: skip
+    assert steps.last["adapted"] == (1, 1)
+    assert {"synthesis", "features"} <= steps.last.keys()
     assert "s10: 1 of 3 sentences skipped, characters outside the alphabet" in lines
     assert adaptation.corpus == Corpus.open(tmp_path / "function" / "corpus").path
     options = [word for one in speak for word in ("--speak", one)]

@@ -23,14 +23,23 @@ from antiphon.data.transcripts import ALPHABET, numbered_lines
 class ImportOptions:
     """Options of an import.
 
-    format: an importer's name; None: the importer that recognises the source.
-    split: the split of utterances whose source names none; `splits` renames those that are named.
-    split_speakers: fractions of the speakers that become pool, heldout and test, whatever the source says.
-    where: keep only utterances whose field (split, speaker, session or one kept in `extra`) has this value.
-    alphabet: utterances with other characters are skipped; None allows all characters.
-    speeds: the pool's utterances are also added at these speeds (0.9: slower and lower).
-    client_key, session_key: the fields that name speaker and session in formats that have named fields.
-    audio_root: another folder, besides the source, that may hold audio files.
+    Args:
+        format: The format of the source; by default it is recognised.
+        split: The split of utterances whose source names no split.
+        splits: New names of splits, by their old names.
+        split_speakers: Fractions of the speakers for pool, heldout and test, whatever the source says.
+        seed: The seed of `split_speakers`.
+        where: Take only utterances whose field (split, speaker, session or an extra field) has this value.
+        lowercase: Change texts to lower case.
+        alphabet: The characters that texts may have; others are skipped. None allows all characters.
+        min_seconds: Skip shorter utterances.
+        max_seconds: Skip longer utterances.
+        speeds: Add the utterances of the pool also at these speeds (0.9 is slower and lower).
+        client_key: The field that names the speaker, in formats that have named fields.
+        session_key: The field that names the session, in formats that have named fields.
+        audio_root: Another folder, besides the source, that may hold audio files.
+        num_threads: The number of threads that read audio; by default one for each core.
+        overwrite: Replace the corpus in the destination.
     """
 
     format: str | None = None

@@ -83,7 +83,7 @@ def test_a_command_only_parses_calls_and_prints(name: str) -> None:
     assert function.end_lineno is not None
     assert function.end_lineno - first.lineno < 30
     assert sum(isinstance(node, ast.stmt) for node in ast.walk(function)) <= 15
-    options = len(function.args.args)
+    options = len(function.args.args) + len(function.args.kwonlyargs)
     assert function.end_lineno - function.lineno + 1 <= 30 + options
 
 
@@ -100,6 +100,23 @@ def test_a_function_is_documented(name: str) -> None:
         assert "Example:" in rest
         for parameter in parameters:
             assert f"    {parameter}: " in text, f"{parameter} is not described"
+
+
+@every_command
+def test_every_option_is_described_in_sentences(name: str) -> None:
+    for option in COMMANDS[name].params:
+        text = str(getattr(option, "help", None) or "")
+        assert text[:1].isupper() or text.startswith("cpu"), (option.name, text)
+        assert text.endswith("."), (option.name, text)
+
+
+# Functions that end within seconds report no progress.
+QUICK = {"recipes", "report", "compare", "alignments", "corpus show", "lm ngram"}
+
+
+@every_command
+def test_a_function_that_takes_time_reports_progress(name: str) -> None:
+    assert ("progress" in inspect.signature(function_of(name)).parameters) == (name not in QUICK)
 
 
 @every_command

@@ -1,9 +1,10 @@
-"""Functions that a workflow calls to report its progress, and short messages."""
+"""Arguments that workflows share: functions that report progress and messages, and paths."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from antiphon.engine import Listener, Silent
@@ -14,6 +15,17 @@ from antiphon.experiment.settings import Run
 Progress = Callable[[str, int, int | None], None]
 # Called with a line of text that the user should read.
 Notify = Callable[[str], None]
+
+Paths = str | Path | Sequence[str | Path]  # one path or several
+
+
+def paths_of(paths: Paths) -> list[Path]:
+    """Return one path or several as a list.
+
+    >>> paths_of("books.txt")
+    [PosixPath('books.txt')]
+    """
+    return [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
 
 
 def no_progress(stage: str, done: int, total: int | None) -> None:
