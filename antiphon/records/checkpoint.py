@@ -163,7 +163,7 @@ def saved_rounds(checkpoints: Path) -> list[int]:
 
 
 def prune(checkpoints: Path, keep_last: int, keep: set[int], newest: int) -> None:
-    """Remove checkpoints after round `newest`, and before it all but the last `keep_last` and those in `keep`.
+    """Remove checkpoints after round `newest`, and up to it all but the last `keep_last` and `keep`.
 
     Folders that were not finished are removed as well.
     """
