@@ -79,9 +79,10 @@ class Record:
             self.best = notes["best"]
             self.journal.truncate(notes["journal_bytes"])
             self.clock.truncate(notes["clock_bytes"])
+            self._remove_old(state.round)
             if self.states is not None:
                 self.states.rollback(state.round)
-            self._remove_old(state.round)
+                self.states.prune(checkpoint.saved_rounds(self.checkpoints))
             self._open_events()
             return state
         raise checkpoint.CorruptCheckpoint(f"no checkpoint in {self.checkpoints} is intact")
@@ -104,13 +105,13 @@ class Record:
         notes = {"best": self.best, "journal_bytes": self.journal.size, "clock_bytes": self.clock.size}
         checkpoint.save(checkpoint.folder_of(self.checkpoints, state.round), state, notes)
         self._remove_old(state.round)
+        if self.states is not None and self.states.expected:
+            self.states.prune(checkpoint.saved_rounds(self.checkpoints))
 
     def _remove_old(self, round: int) -> None:
-        """Remove what a run that is saved at a round no longer needs, and damaged checkpoints after it."""
+        """Remove checkpoints that a run saved at a round no longer needs, and damaged ones after it."""
         keep = {int(self.best["round"])} if self.best else set()
         checkpoint.prune(self.checkpoints, self.keep_last, keep, round)
-        if self.states is not None:
-            self.states.prune(checkpoint.saved_rounds(self.checkpoints))
 
     def catch_up(self, state: Any) -> None:
         """Save rounds that were not due yet, if a run stops early."""
