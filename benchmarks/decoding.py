@@ -24,9 +24,9 @@ from common import argument_parser, print_table, write_result
 from rich.progress import track
 
 from antiphon.decoding.fusion import Fusion
-from antiphon.decoding.greedy import recognise
 from antiphon.decoding.nbest import WORDS
 from antiphon.decoding.rescoring import SCORE, Column, Lists, tabulate, tune
+from antiphon.decoding.search import recognise
 from antiphon.decoding.tuning import Ranking
 from antiphon.experiment.preparation import choose_device
 from antiphon.lm.arpa import load_ngram

@@ -38,7 +38,7 @@ from antiphon.clients.client import Client, ClientRuntime
 from antiphon.clients.train import train
 from antiphon.core import Task, size_in_bytes
 from antiphon.data.store import FeatureStore
-from antiphon.decoding.greedy import recognise
+from antiphon.decoding.search import recognise
 from antiphon.experiment.preparation import choose_device, device_name
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig

@@ -28,7 +28,7 @@ from common import RESULTS, print_table
 from pruning_plots import DENSE, draw_plots, way_of
 from seeds import Trained, check_seeds, compared, error_rate, pooled_errors, to_json
 
-from antiphon.decoding.greedy import recognise
+from antiphon.decoding.search import recognise
 from antiphon.report.formatting import NONE
 from antiphon.report.run_folder import RunFolder
 from antiphon.scoring.statistics import Interval, relative_interval, signed

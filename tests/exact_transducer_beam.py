@@ -28,8 +28,7 @@ from torch import Tensor
 
 from antiphon.data.batches import Batch
 from antiphon.data.tokens import BOUNDARY, Tokens
-from antiphon.decoding.beams.prefixes import Prefixes, hypotheses, speller_for
-from antiphon.decoding.beams.transducer_beam import _best, _bonuses, _log_probs
+from antiphon.decoding.beams.prefixes import Prefixes, highest, hypotheses, speller_for
 from antiphon.decoding.fusion import Fusion
 from antiphon.decoding.nbest import Hypothesis
 from antiphon.models.rnnt_loss import running_sum
@@ -70,7 +69,7 @@ class ExactTransducerBeam:
         entering = frames.new_full((1, len(frames)), -torch.inf, dtype=torch.float64)
         entering[0, 0] = 0.0
         for _ in range(model.config.symbols_per_frame * len(frames) + 1):
-            log_probs = _log_probs(model, frames, model.predict(contexts)[:, None])
+            log_probs = model.classify(frames, model.predict(contexts)[:, None]).double().log_softmax(dim=-1)
             alpha = _alpha(entering, log_probs[..., BOUNDARY])
             ended = (alpha[:, -1] + log_probs[:, -1, BOUNDARY]).tolist()
             for place, acoustic in zip(places, ended, strict=True):
@@ -93,9 +92,11 @@ class ExactTransducerBeam:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Which prefixes and tokens to go on with: those that may still end up above `worth`."""
         reached = torch.logsumexp(alpha[..., None] + log_probs, dim=1).cpu().numpy()  # [K, V]
-        scores = reached + _bonuses(prefixes, places, reached.shape[1])
+        current, extended = prefixes.bonuses(places, np.arange(1, reached.shape[1]))
+        scores = reached + np.concatenate([current[:, None], extended], axis=1)
         scores[:, BOUNDARY] = -np.inf
-        best = _best(scores.ravel(), self.width)
+        best = highest(scores.ravel(), self.width)
+        best = best[np.argsort(-scores.ravel()[best], kind="stable")]
         return np.divmod(best[scores.ravel()[best] > worth], scores.shape[1])
 
 

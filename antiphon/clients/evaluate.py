@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from antiphon.clients.client import Client
 from antiphon.core import Report, Task, Unusable, Update
-from antiphon.decoding.greedy import recognise
+from antiphon.decoding.search import recognise
 from antiphon.scoring.error_rate import Errors, character_errors, word_errors
 from antiphon.tasks.client_work import client_work
 

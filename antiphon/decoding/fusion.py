@@ -1,11 +1,11 @@
-"""Shallow fusion: a word-level n-gram model beside the recogniser while it searches.
+"""Shallow fusion: a word-level n-gram model beside the recogniser during the search.
 
 C. Gulcehre et al., "On Using Monolingual Corpora in Neural Machine Translation", 2015; for CTC, A. Hannun et
 al., "First-Pass Large Vocabulary Continuous Speech Recognition using Bi-Directional Recurrent DNNs", 2014:
-score = acoustic + weight · ln p(words) + word_bonus · number of words. A word is scored once it is over: when
-a token begins the next one, or at the end. A beginning that no word of the vocabulary has is an unknown word
-already, and is scored as one at once: or hypotheses that never finish a word would be the cheapest.
-Works on any tokens that spell words, characters or subwords.
+score = acoustic + weight · ln p(words) + word_bonus · number of words. A word is scored when it is complete:
+when a token begins the next one, or at the end. A prefix of no word in the vocabulary is scored as an unknown
+word at once: otherwise hypotheses that never complete a word would be the cheapest. The tokens may be
+characters or subwords, as long as they spell words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from antiphon.lm.ngram import END_ID, UNKNOWN_ID, NgramModel, State
 
 @dataclass(frozen=True)
 class Fusion:
-    """A language model and what its words weigh; scores are natural logarithms."""
+    """A language model and its weights; scores are natural logarithms."""
 
     model: NgramModel
     weight: float = 0.5
@@ -28,9 +28,9 @@ class Fusion:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the words of a hypothesis are: finished ones in `state`, `lm` and `num_words`, one in `word`.
+    """The words of a hypothesis: complete ones in `state`, `lm` and `num_words`, the current one in `word`.
 
-    pending: ln p of the word in hand where it is certain to be unknown, else 0.
+    pending: ln p of the current word if it is certainly unknown, else 0.
     """
 
     state: State
@@ -42,7 +42,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Speller:
-    """Follows the words of hypotheses, token by token, and scores each word after the same others once."""
+    """Follows the words of hypotheses token by token; caches the score of a word after the same context."""
 
     fusion: Fusion
     surfaces: Sequence[str]
@@ -52,7 +52,7 @@ class Speller:
         return Progress(self.fusion.model.begin())
 
     def extend(self, progress: Progress, token: int) -> Progress:
-        """One token further."""
+        """Append a token."""
         surface = self.surfaces[token]
         if surface.startswith(" "):
             progress, surface = self.finish_word(progress), surface[1:]
@@ -62,35 +62,34 @@ class Speller:
         return Progress(progress.state, word, progress.lm, progress.num_words, pending)
 
     def finish_word(self, progress: Progress) -> Progress:
-        """The word in hand is over, if there is one."""
+        """Complete the current word, if there is one."""
         if not progress.word:
             return progress
         state, log_prob = self._score(progress.state, progress.word)
         return Progress(state, "", progress.lm + log_prob, progress.num_words + 1)
 
     def finish(self, progress: Progress) -> Progress:
-        """The sentence is over."""
-        over = self.finish_word(progress)
-        _, end = self._score_id(over.state, END_ID)
-        return Progress(over.state, "", over.lm + end, over.num_words)
+        """Complete the sentence."""
+        last = self.finish_word(progress)
+        _, end = self._score_id(last.state, END_ID)
+        return Progress(last.state, "", last.lm + end, last.num_words)
 
     def _score(self, state: State, word: str) -> tuple[State, float]:
         return self._score_id(state, self.fusion.model.ids.get(word, UNKNOWN_ID))
 
     def _score_id(self, state: State, id: int) -> tuple[State, float]:
-        key = state, id
-        if key not in self._scored:
-            self._scored[key] = self.fusion.model.score_id(state, id)
-        return self._scored[key]
+        if (state, id) not in self._scored:
+            self._scored[state, id] = self.fusion.model.score_id(state, id)
+        return self._scored[state, id]
 
     def bonus(self, progress: Progress) -> float:
-        """What its words, as far as they are known, add to the score of a hypothesis."""
+        """The contribution of the words so far to the score of a hypothesis."""
         lm = progress.lm + progress.pending
         return self.fusion.weight * lm + self.fusion.word_bonus * progress.num_words
 
 
 def surfaces(tokens: Tokens) -> tuple[str, ...]:
-    """What each token spells inside a text; one that begins a word, or parts two, begins with a space.
+    """The text of each token inside a sentence; it starts with a space if the token begins a new word.
 
     >>> from antiphon.data.tokens import Characters
     >>> surfaces(Characters(" ab"))
@@ -100,8 +99,8 @@ def surfaces(tokens: Tokens) -> tuple[str, ...]:
     if probe is None:
         raise ValueError("these tokens spell nothing: no words can be told apart")
     before = tokens.decode([probe])
-    found = ["", *(tokens.decode([probe, id])[len(before) :] for id in range(1, tokens.size))]
-    for id, surface in enumerate(found):
+    texts = ["", *(tokens.decode([probe, id])[len(before) :] for id in range(1, tokens.size))]
+    for id, surface in enumerate(texts):
         if " " in surface[1:]:
             raise ValueError(f"token {id} spells more than one word ({surface!r}): none can be scored alone")
-    return tuple(found)
+    return tuple(texts)

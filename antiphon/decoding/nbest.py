@@ -1,13 +1,13 @@
-"""N-best lists: hypotheses with the parts of their scores kept apart, as JSON lines in and out.
+"""N-best lists: hypotheses with the parts of their scores, as JSON lines in and out.
 
-One line an utterance; `id` and `nbest` have to be there, everything else may be missing:
+One line per utterance; `id` and `nbest` are required, everything else may be missing:
 
     {"id": "84-1", "speaker": "84", "session": "84-121", "split": "test", "ref": "hello world",
      "nbest": [{"text": "hello word", "score": -3.1, "acoustic": -2.0, "lm": -9.5, "tokens": [5, 9]}]}
 
-A list is best first by the first pass, whose own total is `score`; every other number of a hypothesis is a
-part. Parts are natural logarithms or counts, before any weight, so that a second pass can weigh them anew.
-Other recognisers' lists may say `hyps` for `nbest`, `meeting` for `session` and `am` for `acoustic`.
+A list is best first by the first pass, whose total is `score`; every other number of a hypothesis is a part.
+Parts are natural logarithms or counts, before any weight, so that a second pass can choose new weights.
+Lists of other recognisers may use `hyps` for `nbest`, `meeting` for `session` and `am` for `acoustic`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from typing import Any
 
 from antiphon.data.transcripts import numbered_lines
 
-# Names of parts that first passes here give. `Hypothesis.parts` may hold others.
-ACOUSTIC = "acoustic"  # ln p(tokens | speech), as far as the search has summed it
+# Names of parts in our own lists. `Hypothesis.parts` may hold others.
+ACOUSTIC = "acoustic"  # ln p(tokens | speech), over the alignments that the search found
 LM = "lm"  # ln p(words) under the language model of the first pass, end of sentence included
 WORDS = "words"  # number of words
 LENGTH = "length"  # number of tokens, the end included where the model predicts one
-COVERAGE = "coverage"  # how far attention left frames unheard: at most 0
+COVERAGE = "coverage"  # at most 0; lower if attention missed more frames
 
+_FIELDS = {"id": "id", "speaker": "speaker", "session": "session", "split": "split", "ref": "reference"}
 _ALIASES = {"am": ACOUSTIC}
 _NOT_PARTS = {"text", "tokens", "score"}
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What may have been said, what the first pass gave it, and of which parts that was made.
+    """A possible transcript, its score in the first pass, and the parts of that score.
 
     >>> Hypothesis("hello word", score=-3.1, parts={"acoustic": -2.0, "lm": -9.5}).total({"lm": 0.5})
     -4.75
@@ -48,7 +49,7 @@ class Hypothesis:
     parts: Mapping[str, float] = field(default_factory=dict)
 
     def total(self, weights: Mapping[str, float]) -> float:
-        """Parts added up with these weights; a part without a weight does not count."""
+        """The weighted sum of the parts; a part without a weight does not count."""
         return sum(weight * self.parts[name] for name, weight in weights.items())
 
 
@@ -65,16 +66,16 @@ class NBest:
 
 
 def best_first(hypotheses: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
-    """By score; of those that read the same, the best; nothing that cannot be."""
-    found: dict[str, Hypothesis] = {}
+    """Sort by score; keep the best of equal texts, and none that is impossible."""
+    by_text: dict[str, Hypothesis] = {}
     for hypothesis in sorted(hypotheses, key=lambda hypothesis: -hypothesis.score):
         if hypothesis.parts[ACOUSTIC] > -math.inf:
-            found.setdefault(hypothesis.text, hypothesis)
-    return tuple(found.values())
+            by_text.setdefault(hypothesis.text, hypothesis)
+    return tuple(by_text.values())
 
 
 def read_nbest(path: str | Path, depth: int | None = None) -> Iterator[NBest]:
-    """Lists of a JSON-lines file, plain or .gz, in its order; of each the first `depth` hypotheses."""
+    """Read the lists of a JSON-lines file, plain or .gz, with the first `depth` hypotheses of each."""
     path = Path(path)
     seen: set[str] = set()
     try:
@@ -89,7 +90,7 @@ def read_nbest(path: str | Path, depth: int | None = None) -> Iterator[NBest]:
 
 
 def write_nbest(path: str | Path, lists: Iterable[NBest]) -> None:
-    """Writes JSON lines, packed where the name ends in .gz; `read_nbest` gives the same lists again."""
+    """Write JSON lines, compressed if the name ends in .gz; `read_nbest` reads them."""
     path = Path(path)
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "wt", encoding="utf-8") as file:
@@ -98,31 +99,19 @@ def write_nbest(path: str | Path, lists: Iterable[NBest]) -> None:
 
 
 def _row(entry: NBest) -> dict[str, Any]:
-    about = {
-        "id": entry.id,
-        "speaker": entry.speaker,
-        "session": entry.session,
-        "split": entry.split,
-        "ref": entry.reference,
-    }
-    row: dict[str, Any] = {key: value for key, value in about.items() if value is not None}
-    row["nbest"] = [
-        {
-            "text": hypothesis.text,
-            "score": hypothesis.score,
-            **hypothesis.parts,
-            **({"tokens": list(hypothesis.tokens)} if hypothesis.tokens else {}),
-        }
-        for hypothesis in entry.hypotheses
+    about = {key: getattr(entry, name) for key, name in _FIELDS.items()}
+    listed = [
+        {"text": h.text, "score": h.score, **h.parts, **({"tokens": list(h.tokens)} if h.tokens else {})}
+        for h in entry.hypotheses
     ]
-    return row
+    return {**{key: value for key, value in about.items() if value is not None}, "nbest": listed}
 
 
 def _parsed(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON ({error}): one object a line is expected") from None
+        raise ValueError(f"{where}: not JSON ({error}): one object per line is expected") from None
     if not isinstance(row, dict):
         raise ValueError(f'{where}: not an object: a line is {{"id": ..., "nbest": [...]}}')
     return row
@@ -132,23 +121,17 @@ def _nbest(row: Mapping[str, Any], where: str) -> NBest:
     listed = row.get("nbest", row.get("hyps"))
     if not isinstance(listed, list) or not listed:
         raise ValueError(f"{where}: no hypotheses: 'nbest' has to be a list with at least one")
-    id = _text(row, "id", where)
-    if id is None:
+    row = {"session": row.get("meeting"), **row}
+    about: dict[str, Any] = {name: _text(row, key, where) for key, name in _FIELDS.items()}
+    if about["id"] is None:
         raise ValueError(f"{where}: no field 'id' to tell utterances apart")
-    return NBest(
-        id,
-        tuple(_hypothesis(fields, f"{where}, hypothesis {rank}") for rank, fields in enumerate(listed, 1)),
-        reference=_text(row, "ref", where),
-        speaker=_text(row, "speaker", where),
-        session=_text(row, "session" if "session" in row else "meeting", where),
-        split=_text(row, "split", where),
-    )
+    hypotheses = [_hypothesis(fields, f"{where}, hypothesis {rank}") for rank, fields in enumerate(listed, 1)]
+    return NBest(hypotheses=tuple(hypotheses), **about)
 
 
-def _hypothesis(given: Any, where: str) -> Hypothesis:
-    if not isinstance(given, dict):
+def _hypothesis(fields: dict[str, Any] | Any, where: str) -> Hypothesis:
+    if not isinstance(fields, dict):
         raise ValueError(f"{where}: not an object with 'text' and 'score'")
-    fields: dict[str, Any] = given
     text, tokens = fields.get("text"), fields.get("tokens", [])
     if not isinstance(text, str):
         raise ValueError(f"{where}: 'text' is missing or not text")
@@ -164,8 +147,8 @@ def _hypothesis(given: Any, where: str) -> Hypothesis:
 
 def _number(value: Any, name: str, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        found = "is missing" if value is None else f"is {value!r}, not a finite number"
-        raise ValueError(f"{where}: {name!r} {found}")
+        problem = "is missing" if value is None else f"is {value!r}, not a finite number"
+        raise ValueError(f"{where}: {name!r} {problem}")
     return float(value)
 
 

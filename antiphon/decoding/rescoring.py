@@ -1,13 +1,17 @@
-"""The second pass: N-best lists ranked anew by a weighted sum of what is known of each hypothesis.
+"""The second pass: N-best lists ranked again by a weighted sum of scores.
 
 F. Och, "Minimum Error Rate Training in Statistical Machine Translation", 2003: the sum is linear in natural
-logarithms and counts, and its weights are those with the fewest word errors on held-out lists. Found by
-coordinate search: one weight after another takes the best value of a grid around it, which narrows.
+logarithms and counts, and its weights are those with the fewest word errors on held-out lists. They are found
+by coordinate search: one weight after another takes the best value of a grid around it, which gets finer.
 
-Columns of a hypothesis: `score` (the first pass's own total), `rank` (minus the logarithm of its rank, for
+Columns of a hypothesis: `score` (the total of the first pass), `rank` (minus the logarithm of its rank, for
 lists whose scores cannot be compared), `words`, its other parts, and one for every language model and every
-recogniser given.
-Where errors are the same, the weight that came first holds: a language model that does not help gets none.
+recogniser. If errors are equal, the earlier weight stays: a language model that does not help gets weight 0.
+
+`MinimumRisk` chooses the hypothesis with the fewest expected word errors, which need not be the likeliest: A.
+Stolcke, Y. König and M. Weintraub, "Explicit Word Error Minimization in N-best List Rescoring", Eurospeech
+1997. The scores s of a list become posteriors p = softmax(sharpness · s). The chosen text has the smallest
+sum over all texts of p times the number of words in which the two differ.
 """
 
 from __future__ import annotations
@@ -20,21 +24,23 @@ import numpy as np
 
 from antiphon.decoding.nbest import WORDS, Hypothesis, NBest
 from antiphon.lm.ngram import SentenceModel
-from antiphon.scoring.error_rate import Errors, word_errors
+from antiphon.scoring.error_rate import Errors, word_distances, word_errors
 
-# ln p(text | speech) of all hypotheses of these lists, in a row.
+# A recogniser that returns ln p(text | speech) of all hypotheses of these lists, in one sequence.
 Listener = Callable[[Sequence[NBest]], Sequence[float]]
 
 SCORE, RANK = "score", "rank"
 SPREAD = (-4.0, -2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0, 4.0)  # of the grid, in units of its step
 ROUNDS = 6  # of the search; the step is halved after each
+# Weights are relative to one that is fixed, so scores may have any unit. At infinity the likeliest is chosen.
+SHARPNESSES = (np.inf, *(2.0**-power for power in range(10)))
 
 
 @dataclass(frozen=True)
 class Column:
-    """A kind of score: its name, the weight it starts with, how far a search looks at first, and the bottom.
+    """A kind of score: its name, the weight and the step that a search starts with, and the lowest weight.
 
-    That of a language model is 0: fewer errors because of a text's being unlikely are an accident.
+    The lowest weight of a language model is 0: an unlikely text with fewer errors is an accident.
     """
 
     name: str
@@ -45,7 +51,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Lists:
-    """N-best lists as arrays: all hypotheses in a row, the first of each list at `starts`.
+    """N-best lists as arrays: all hypotheses in rows, the first of each list at `starts`.
 
     values [n, columns]; errors [n, 4]: substitutions, deletions, insertions, length of the reference.
     """
@@ -58,16 +64,15 @@ class Lists:
 
     @property
     def sessions(self) -> list[str]:
-        """Of each list; one without a session is its own."""
+        """The session of each list, or its id if it has none."""
         return [entry.session or entry.id for entry in self.entries]
 
     def scores(self, weights: Mapping[str, float]) -> np.ndarray:
         """The weighted sum of every hypothesis."""
-        total: np.ndarray = self.values @ np.array([weights.get(name, 0.0) for name in self.columns])
-        return total
+        return self.values @ np.array([weights.get(name, 0.0) for name in self.columns])
 
     def best(self, weights: Mapping[str, float]) -> np.ndarray:
-        """The row of the best hypothesis of each list; among equals the first pass's order holds."""
+        """The row of the best hypothesis of each list; of equal ones the first."""
         return _first_maxima(self.scores(weights), self.starts)
 
     def first(self) -> np.ndarray:
@@ -81,41 +86,34 @@ class Lists:
         return _first_maxima(np.where(is_seen, -wrong, -1 - wrong.max()), self.starts)
 
     def count(self, rows: np.ndarray) -> Errors:
-        """Errors of these hypotheses together."""
+        """The sum of the errors of these hypotheses."""
         return Errors(*(int(count) for count in self.errors[rows].sum(axis=0)))
 
-    def of(self, places: Sequence[int]) -> Lists:
+    def of(self, indices: Sequence[int]) -> Lists:
         """Some of the lists."""
-        rows = [np.arange(self.starts[place], self.starts[place + 1]) for place in places]
+        rows = [np.arange(self.starts[index], self.starts[index + 1]) for index in indices]
         chosen = np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)
-        return Lists(
-            tuple(self.entries[place] for place in places),
-            self.columns,
-            self.values[chosen],
-            self.errors[chosen],
-            np.cumsum([0, *map(len, rows)]),
-        )
+        entries, starts = tuple(self.entries[index] for index in indices), np.cumsum([0, *map(len, rows)])
+        return Lists(entries, self.columns, self.values[chosen], self.errors[chosen], starts)
 
 
 def _first_maxima(scores: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    sizes = np.diff(starts)
-    highest = np.repeat(np.maximum.reduceat(scores, starts[:-1]), sizes)
-    places = np.where(scores == highest, np.arange(len(scores)), len(scores))
-    return np.minimum.reduceat(places, starts[:-1])
+    highest = np.repeat(np.maximum.reduceat(scores, starts[:-1]), np.diff(starts))
+    rows = np.where(scores == highest, np.arange(len(scores)), len(scores))
+    return np.minimum.reduceat(rows, starts[:-1])
 
 
 def tabulate(
     entries: Iterable[NBest], models: Mapping[str, SentenceModel], recognisers: Mapping[str, Listener] = {}
 ) -> Lists:
-    """Lists with their references, and a column for every model and recogniser, named as there."""
+    """Lists with references as arrays, with one more column for every model and recogniser."""
     entries = tuple(entries)
     if not entries:
         raise ValueError("there are no lists to rescore")
     hypotheses = [hypothesis for entry in entries for hypothesis in entry.hypotheses]
     parts = _common_parts(hypotheses)
-    if taken := (models.keys() | recognisers.keys()) & {SCORE, RANK, WORDS, *parts} | (
-        models.keys() & recognisers.keys()
-    ):
+    taken = (models.keys() | recognisers.keys()) & {SCORE, RANK, WORDS, *parts}
+    if taken := taken | (models.keys() & recognisers.keys()):
         raise ValueError(f"the lists have a part {sorted(taken)[0]!r} already: give the model another name")
     texts = [hypothesis.text for hypothesis in hypotheses]
     values = [
@@ -136,30 +134,30 @@ def tabulate(
 
 
 def united(lists: Sequence[Sequence[NBest]]) -> list[NBest]:
-    """Several searches of the same utterances as one list each: those of the first, then what others add.
+    """Join several searches of the same utterances: the hypotheses of the first, then new ones of the others.
 
-    Scores of different searches cannot be compared. So a text's becomes minus the logarithm of its best
-    rank, and its parts are dropped: `recognisers` and `models` of `tabulate` say more.
+    Scores of different searches cannot be compared. So the score of a text becomes minus the logarithm of its
+    best rank, and its parts are dropped: use `recognisers` and `models` of `tabulate` instead.
     """
     first, *others = lists
     if not others:
         return list(first)
     by_id = [{entry.id: entry for entry in entries} for entries in others]
-    found = []
+    joined = []
     for entry in first:
-        if strange := [number for number, own in enumerate(by_id, 2) if entry.id not in own]:
-            raise ValueError(f"lists number {strange[0]} have none of utterance {entry.id!r}")
+        if lacking := [number for number, entries in enumerate(by_id, 2) if entry.id not in entries]:
+            raise ValueError(f"lists number {lacking[0]} have none of utterance {entry.id!r}")
         ranks: dict[str, int] = {}
-        for own in (entry, *(own[entry.id] for own in by_id)):
-            for rank, hypothesis in enumerate(own.hypotheses, 1):
+        for source in (entry, *(entries[entry.id] for entries in by_id)):
+            for rank, hypothesis in enumerate(source.hypotheses, 1):
                 ranks[hypothesis.text] = min(rank, ranks.get(hypothesis.text, rank))
         hypotheses = [Hypothesis(text, score=-math.log(rank)) for text, rank in ranks.items()]
-        found.append(replace(entry, hypotheses=tuple(hypotheses)))
-    return found
+        joined.append(replace(entry, hypotheses=tuple(hypotheses)))
+    return joined
 
 
 def _common_parts(hypotheses: Sequence[Hypothesis]) -> list[str]:
-    """Parts that every hypothesis has; words and ranks are counted anew."""
+    """Parts that every hypothesis has, without words and ranks, which are counted again."""
     common = set(hypotheses[0].parts).intersection(*(hypothesis.parts for hypothesis in hypotheses))
     return sorted(common - {WORDS, RANK})
 
@@ -167,12 +165,12 @@ def _common_parts(hypotheses: Sequence[Hypothesis]) -> list[str]:
 def _errors(entry: NBest) -> list[tuple[int, int, int, int]]:
     if entry.reference is None:
         raise ValueError(f"utterance {entry.id!r} has no reference ('ref'): errors cannot be counted")
-    found = [word_errors(entry.reference, hypothesis.text) for hypothesis in entry.hypotheses]
-    return [(e.substitutions, e.deletions, e.insertions, e.length) for e in found]
+    errors = [word_errors(entry.reference, hypothesis.text) for hypothesis in entry.hypotheses]
+    return [(e.substitutions, e.deletions, e.insertions, e.length) for e in errors]
 
 
 def tune(lists: Lists, columns: Sequence[Column]) -> dict[str, float]:
-    """Weights of the columns with the fewest word errors on these lists; others have none."""
+    """The weights of the columns with the fewest word errors on these lists."""
     if unknown := [column.name for column in columns if column.name not in lists.columns]:
         raise ValueError(f"no column {unknown[0]!r} in the lists: there are {', '.join(lists.columns)}")
     weights = {column.name: column.weight for column in columns}
@@ -181,58 +179,96 @@ def tune(lists: Lists, columns: Sequence[Column]) -> dict[str, float]:
         for column in columns:
             if column.step == 0:
                 continue
-            around = weights[column.name]
+            centre = weights[column.name]
             for offset in sorted(SPREAD, key=abs):
-                value = max(column.lowest, around + offset * column.step / 2**search_round)
-                tried = {**weights, column.name: value}
-                errors = lists.count(lists.best(tried)).total
+                value = max(column.lowest, centre + offset * column.step / 2**search_round)
+                changed = {**weights, column.name: value}
+                errors = lists.count(lists.best(changed)).total
                 if errors < fewest:
-                    fewest, weights = errors, tried
+                    fewest, weights = errors, changed
     return weights
-
-
-def others(lists: Lists) -> dict[str, list[int]]:
-    """For every session, the places of the lists of all other sessions."""
-    sessions = lists.sessions
-    if len(set(sessions)) < 2:
-        raise ValueError("to leave one session out, lists of at least two are needed")
-    return {
-        left_out: [place for place, session in enumerate(sessions) if session != left_out]
-        for left_out in dict.fromkeys(sessions)
-    }
 
 
 def tune_leaving_out(lists: Lists, columns: Sequence[Column]) -> dict[str, dict[str, float]]:
     """For every session, weights tuned on all other sessions."""
-    return {left_out: tune(lists.of(places), columns) for left_out, places in others(lists).items()}
+    return {session: tune(lists.of(others), columns) for session, others in _other_sessions(lists).items()}
 
 
 def best_leaving_out(lists: Lists, weights: Mapping[str, Mapping[str, float]]) -> np.ndarray:
-    """The best row of each list under the weights of its session, tuned on the others."""
-    return of_own_session(lists, {session: lists.best(own) for session, own in weights.items()})
+    """The best row of each list under the weights of its session, which were tuned on the other sessions."""
+    return _by_session(lists, {session: lists.best(tuned) for session, tuned in weights.items()})
 
 
-def of_own_session(lists: Lists, chosen: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Rows of all lists, chosen for every session, to those chosen for the list's own."""
-    rows = [chosen[session][place] for place, session in enumerate(lists.sessions)]
-    return np.array(rows, dtype=np.int64)
+def _other_sessions(lists: Lists) -> dict[str, list[int]]:
+    """For every session, the indices of the lists of all other sessions."""
+    sessions = lists.sessions
+    if len(set(sessions)) < 2:
+        raise ValueError("to leave one session out, lists of at least two are needed")
+    return {
+        left_out: [index for index, session in enumerate(sessions) if session != left_out]
+        for left_out in dict.fromkeys(sessions)
+    }
+
+
+def _by_session(lists: Lists, chosen: Mapping[str, np.ndarray]) -> np.ndarray:
+    """For each list, the row that was chosen for its session, from the rows of all lists by session."""
+    return np.array([chosen[session][index] for index, session in enumerate(lists.sessions)], dtype=np.int64)
 
 
 def reranked(lists: Lists, weights: Mapping[str, float]) -> list[NBest]:
     """The lists, best first by the weighted sum, which becomes their score; columns become parts."""
     totals, entries = lists.scores(weights), []
+    names = ["first_pass" if name == SCORE else name for name in lists.columns]
     for entry, start in zip(lists.entries, lists.starts, strict=False):
         rows, scores = (values[start : start + len(entry.hypotheses)] for values in (lists.values, totals))
         ordered = [
             replace(
-                entry.hypotheses[place],
-                score=float(scores[place]),
-                parts={
-                    "first_pass" if name == SCORE else name: float(value)
-                    for name, value in zip(lists.columns, rows[place], strict=True)
-                },
+                entry.hypotheses[index],
+                score=float(scores[index]),
+                parts=dict(zip(names, rows[index].tolist(), strict=True)),
             )
-            for place in np.argsort(-scores, kind="stable")
+            for index in np.argsort(-scores, kind="stable")
         ]
         entries.append(replace(entry, hypotheses=tuple(ordered)))
     return entries
+
+
+@dataclass(frozen=True)
+class MinimumRisk:
+    """Lists, and the distances between the texts of each."""
+
+    lists: Lists
+    distances: tuple[np.ndarray, ...]
+
+    @classmethod
+    def measure(cls, lists: Lists) -> MinimumRisk:
+        texts = ([hypothesis.text for hypothesis in entry.hypotheses] for entry in lists.entries)
+        return cls(lists, tuple(map(word_distances, texts)))
+
+    def of(self, indices: Sequence[int]) -> MinimumRisk:
+        """Some of the lists."""
+        return MinimumRisk(self.lists.of(indices), tuple(self.distances[index] for index in indices))
+
+    def best(self, weights: Mapping[str, float], sharpness: float) -> np.ndarray:
+        """The row of each list with the fewest expected errors; of equal ones the first."""
+        lists = self.lists
+        if np.isinf(sharpness):
+            return lists.best(weights)
+        scores = sharpness * lists.scores(weights)
+        chosen = []
+        for start, end, distances in zip(lists.starts[:-1], lists.starts[1:], self.distances, strict=True):
+            likely = np.exp(scores[start:end] - scores[start:end].max())
+            chosen.append(start + int(np.argmin(distances @ likely)))
+        return np.array(chosen, dtype=np.int64)
+
+    def tune(self, weights: Mapping[str, float]) -> float:
+        """The sharpness with the fewest word errors on these lists; of equal ones the highest."""
+        return min(SHARPNESSES, key=lambda value: self.lists.count(self.best(weights, value)).total)
+
+    def best_leaving_out(self, weights: Mapping[str, Mapping[str, float]]) -> np.ndarray:
+        """`best` with the weights of each list's session, and a sharpness tuned on the other sessions."""
+        chosen = {
+            session: self.best(weights[session], self.of(others).tune(weights[session]))
+            for session, others in _other_sessions(self.lists).items()
+        }
+        return _by_session(self.lists, chosen)

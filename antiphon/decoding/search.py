@@ -1,14 +1,17 @@
-"""Beam search over many utterances: N-best lists of any model, in batches of similar length."""
+"""Recognition of many utterances, in batches of similar length: greedy, by beam search, or of given texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from antiphon.data.batches import unlabelled_batches
+from antiphon.data.batches import Batch, Utterances, padded_tokens, unlabelled_batches
 from antiphon.data.store import FeatureStore
 from antiphon.data.tokens import Tokens
 from antiphon.decoding.beams.attention_beam import AttentionBeam, Penalties
@@ -20,9 +23,32 @@ from antiphon.models.ctc import Framewise
 from antiphon.models.huggingface.speech_models import HuggingFaceSeq2Seq
 from antiphon.models.las import Las
 from antiphon.models.model import Model
+from antiphon.models.rnnt_loss import next_log_probs, rnnt_losses
 from antiphon.models.transducer import Transducer
 
-BATCH_SECONDS = 120.0
+BATCH_SECONDS, BEAM_BATCH_SECONDS = 240.0, 120.0  # of speech in a batch
+IMPOSSIBLE = -1e4  # ln p of a text without an alignment: finite, so that a weight of 0 removes it
+
+
+@torch.inference_mode()
+def recognise(
+    model: Model,
+    tokens: Tokens,
+    store: Utterances,
+    indices: np.ndarray,
+    device: torch.device | str = "cpu",
+    feed: Callable[[np.ndarray], Batch] | None = None,
+) -> dict[int, str]:
+    """The greedy transcript of each utterance, by its index in the store.
+
+    A batch is read from the store, or from a feed (`antiphon.data.batches`) that has it on the device.
+    """
+    model.eval()
+    texts = {}
+    for chosen, batch in unlabelled_batches(store, indices, BATCH_SECONDS, feed):
+        for index, ids in zip(chosen, model.greedy(batch if feed else batch.to(device)), strict=True):
+            texts[int(index)] = tokens.decode(ids)
+    return {int(index): texts[int(index)] for index in indices}
 
 
 class Beam(Protocol):
@@ -34,7 +60,7 @@ class Beam(Protocol):
 def beam_for(
     model: Model, width: int, fusion: Fusion | None = None, penalties: Penalties = Penalties()
 ) -> Beam:
-    """The search that fits a model; `fusion` brings a language model into it."""
+    """The search that fits a model; `fusion` adds a language model."""
     if isinstance(model, Las):
         return AttentionBeam(width, penalties, fusion)
     if penalties != Penalties():
@@ -49,7 +75,7 @@ def beam_for(
     if isinstance(model, HuggingFaceSeq2Seq):
         if fusion is not None:
             raise ValueError(
-                "the tokens of a Hugging Face decoder are not parted into words: rank its lists with "
+                "the tokens of a Hugging Face decoder are not split into words: rank its lists with "
                 "`antiphon rescore` instead of giving a language model to the search"
             )
         return AttentionBeam(width)
@@ -68,16 +94,46 @@ def search(
     """The N-best list of each utterance, from the shortest to the longest."""
     model.eval()
     done = 0
-    for chosen, batch in unlabelled_batches(store, indices, BATCH_SECONDS):
-        found = beam.nbest(model, tokens, batch.to(device))
-        for index, hypotheses in zip(chosen.tolist(), found, strict=True):
-            yield NBest(
-                store.id(index),
-                hypotheses,
-                store.text(index),
-                store.speaker(index),
-                store.session(index),
-                store.split(index),
-            )
+    for chosen, batch in unlabelled_batches(store, indices, BEAM_BATCH_SECONDS):
+        lists = beam.nbest(model, tokens, batch.to(device))
+        for index, hypotheses in zip(chosen.tolist(), lists, strict=True):
+            about = store.text(index), store.speaker(index), store.session(index), store.split(index)
+            yield NBest(store.id(index), hypotheses, *about)
         done += len(chosen)
         progress(done, len(indices))
+
+
+@torch.inference_mode()
+def likelihoods(model: Model, batch: Batch, texts: Sequence[Sequence[int]]) -> np.ndarray:
+    """ln p of texts, as tokens, given the one utterance of the batch, over all alignments: [n].
+
+    The speech is encoded once for all texts. Call `model.eval()` first.
+    """
+    assert len(batch) == 1
+    tokens, token_lengths = (tensor.to(batch.features.device) for tensor in padded_tokens(texts))
+    if isinstance(model, Transducer):
+        losses = _transducer_losses(model, batch, tokens, token_lengths)
+    else:
+        losses = model.losses(replace(batch, tokens=tokens, token_lengths=token_lengths))
+    return np.maximum(-losses.double().cpu().numpy(), IMPOSSIBLE)
+
+
+def _transducer_losses(model: Transducer, batch: Batch, tokens: Tensor, token_lengths: Tensor) -> Tensor:
+    """`Transducer.losses` of many texts of one utterance, which share most of their contexts.
+
+    The joint network runs once for every context and next token that occurs in any text.
+    """
+    frames, lengths = model.listen(batch)
+    size = model.config.context
+    contexts = F.pad(tokens, (size, 0)).unfold(1, size, 1)
+    nodes = torch.cat(
+        (contexts, F.pad(tokens, (0, 1))[..., None]), dim=-1
+    )  # [n, U + 1, context and next token]
+    unique, inverse = nodes.flatten(0, 1).unique(dim=0, return_inverse=True)
+    # One more node, whose next token `next_log_probs` leaves out.
+    states = model.predict(F.pad(unique[None, :, :-1], (0, 0, 0, 1)))
+    weight, bias = model.output.weight, model.output.bias
+    blank, label = next_log_probs(frames, states, weight, bias, unique[None, :, -1])
+    inverse = inverse.view(nodes.shape[:2])
+    blank, label = blank[0, :, inverse].transpose(0, 1), label[0, :, inverse[:, :-1]].transpose(0, 1)
+    return rnnt_losses(blank, label, lengths.expand(len(tokens)), token_lengths)

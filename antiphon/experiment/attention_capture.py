@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from antiphon.data.batches import unlabelled_batches
 from antiphon.data.store import FeatureStore
-from antiphon.decoding.greedy import BATCH_SECONDS
+from antiphon.decoding.search import BATCH_SECONDS
 from antiphon.models.las import Las
 from antiphon.report.attention_summary import FORMAT, monotonicity, span
 

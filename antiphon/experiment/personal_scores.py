@@ -17,7 +17,7 @@ from antiphon.clients.client import ClientRuntime
 from antiphon.clients.states import ClientStates
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Collected, Task, Update, Weigh
-from antiphon.decoding.greedy import recognise
+from antiphon.decoding.search import recognise
 from antiphon.engine import Outcome
 from antiphon.experiment.preparation import Prepared
 from antiphon.experiment.score import score

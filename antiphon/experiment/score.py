@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.data.store import FeatureStore
-from antiphon.decoding.greedy import recognise
+from antiphon.decoding.search import recognise
 from antiphon.experiment.attention_capture import attention_of
 from antiphon.models.las import Las
 from antiphon.recognizer import Recognizer

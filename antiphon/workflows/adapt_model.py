@@ -17,7 +17,7 @@ from antiphon.data.batches import collate, plan_batches
 from antiphon.data.corpus import Corpus
 from antiphon.data.store import FeatureStore
 from antiphon.data.tts.spoken_corpus import SpokenCorpus
-from antiphon.decoding.greedy import BATCH_SECONDS
+from antiphon.decoding.search import BATCH_SECONDS
 from antiphon.experiment.folder import check_folder
 from antiphon.experiment.runner import Scores, run_experiment
 from antiphon.experiment.score import write_json

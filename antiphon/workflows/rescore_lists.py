@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from antiphon.decoding.minimum_risk import MinimumRisk
 from antiphon.decoding.nbest import WORDS, NBest, read_nbest, write_nbest
 from antiphon.decoding.rescoring import (
     SCORE,
     Column,
     Listener,
     Lists,
+    MinimumRisk,
     best_leaving_out,
     reranked,
     tabulate,

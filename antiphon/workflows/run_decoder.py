@@ -20,10 +20,9 @@ from antiphon.data.corpus import Corpus
 from antiphon.data.store import FeatureStore, compute_features
 from antiphon.decoding.beams.attention_beam import Penalties
 from antiphon.decoding.fusion import Fusion
-from antiphon.decoding.likelihoods import likelihoods
 from antiphon.decoding.nbest import NBest
 from antiphon.decoding.rescoring import tabulate
-from antiphon.decoding.search import beam_for, search
+from antiphon.decoding.search import beam_for, likelihoods, search
 from antiphon.decoding.tuning import Ranking, RankingSearch
 from antiphon.experiment.preparation import choose_device
 from antiphon.lm.ngram import NgramModel

@@ -1,25 +1,22 @@
-"""Beam search for models that spell token after token (LAS, Whisper, Moonshine), all hypotheses in one step.
+"""Beam search for models that predict token after token: LAS, Whisper, Moonshine.
 
 Length normalisation and coverage penalty: Y. Wu et al., "Google's Neural Machine Translation System",
 2016, eq. 14:
 
     score = acoustic / lp + bonus · length + coverage_weight · cp
-    lp = ((5 + length) / 6) ^ normalisation        cp = Σ_frames ln min(1, attention the frame has had)
+    lp = ((5 + length) / 6) ^ normalisation        cp = Σ_frames ln min(1, total attention to the frame)
 
-with length the number of tokens, the end among them. Attention that stops early leaves frames unheard (cp far
-below 0); one that loops adds tokens. A language model adds what `fusion` says, which is not normalised.
+with length the number of tokens, the end included. If attention stops early, it misses frames (cp far below
+0); if it loops, there are more tokens. A language model adds the terms of `fusion`, which are not normalised.
 
-A hypothesis that has ended keeps its place in the beam and competes with those that go on. One that has
-spelled as many tokens as it may is cut off without an end, as in greedy search: at one token a frame of the
-encoder, or where a decoder's positions end. All tokens that may follow a hypothesis have the same length and
-coverage, so that with a width of 1 the likeliest is taken: without a language model a beam of 1 is greedy,
-whatever the penalties are.
+A hypothesis that has ended stays in the beam and competes with the others. One with the largest number of
+tokens is cut off without an end, as in greedy search: one token per frame of the encoder, or the number of
+positions of the decoder. All continuations of a hypothesis have the same length and coverage. So without a
+language model a beam of 1 is greedy, with any penalties.
 
-With a language model the list is made of the best sentences that have ended anywhere on the way, as in
-`sentences`; without one, of what the beam holds when all have ended.
-
-Decoders from Hugging Face folders do not show their attention, so their hypotheses have no coverage. Their
-probabilities are those of all tokens: one that is suppressed takes its share with it.
+With a language model the result is the best sentences that ended at any step (see `prefixes`); without one,
+it is the beam when all have ended. Hugging Face decoders do not return their attention, so there is no
+coverage. Their probabilities include suppressed tokens.
 """
 
 from __future__ import annotations
@@ -32,26 +29,26 @@ from torch import Tensor
 
 from antiphon.data.batches import Batch
 from antiphon.data.tokens import BOUNDARY, Tokens
-from antiphon.decoding.beams.spelling import Sentences
+from antiphon.decoding.beams.prefixes import Sentences, text_of
 from antiphon.decoding.fusion import Fusion, Speller, surfaces
 from antiphon.decoding.nbest import ACOUSTIC, COVERAGE, LENGTH, LM, WORDS, Hypothesis, best_first
 from antiphon.models.huggingface.speech_models import HuggingFaceSeq2Seq
 from antiphon.models.las import Decoder, Las
 from antiphon.models.layers import at_least_float32
 
-UNHEARD = 1e-4  # a frame is never less covered than this: its logarithm stays finite
+MIN_COVERAGE = 1e-4  # of a frame: its logarithm stays finite
 
 
 @dataclass(frozen=True)
 class Penalties:
-    """What keeps hypotheses from ending early, from leaving speech out and from going round in circles."""
+    """Terms against hypotheses that end early, miss speech or loop."""
 
     normalisation: float = 0.0
     bonus: float = 0.0
     coverage_weight: float = 0.0
 
     def scores(self, acoustic: Tensor, lengths: Tensor, coverage: Tensor) -> Tensor:
-        """What hypotheses are ranked by."""
+        """The scores by which hypotheses are ranked."""
         lengths = lengths.to(acoustic.dtype)
         penalty = ((5 + lengths) / 6) ** self.normalisation
         return acoustic / penalty + self.bonus * lengths + self.coverage_weight * coverage
@@ -59,7 +56,7 @@ class Penalties:
 
 @dataclass(frozen=True)
 class AttentionBeam:
-    """`nbest` gives up to `width` hypotheses an utterance, best first."""
+    """`nbest` returns up to `width` hypotheses per utterance, best first."""
 
     width: int = 8
     penalties: Penalties = Penalties()
@@ -84,11 +81,12 @@ class AttentionBeam:
             return self._nbest_with_words(self.fusion, steps, tokens, beam)
         while beam.running.any():
             offers = _offers(steps, beam, self.penalties)
-            beam = offers.kept(offers.scores.flatten(1).topk(self.width, dim=1).indices)
-        scores = self.penalties.scores(beam.acoustic, beam.lengths, beam.coverage)
+            beam = offers.chosen(offers.scores.flatten(1).topk(self.width, dim=1).indices)
+        scores = self.penalties.scores(beam.acoustic, beam.lengths, beam.coverage).tolist()
+        numbers = range(self.width)
         return [
-            best_first([_hypothesis(beam, row, number, own[number], tokens) for number in range(self.width)])
-            for row, own in enumerate(scores.tolist())
+            best_first([_hypothesis(beam, row, n, scores[row][n], tokens) for n in numbers])
+            for row in range(len(scores))
         ]
 
     def _nbest_with_words(
@@ -98,34 +96,34 @@ class AttentionBeam:
         ended: list[dict[int, Hypothesis]] = [{} for _ in sentences.tries]
         while beam.running.any():
             offers = _offers(steps, beam, self.penalties)
-            choice = sentences.choose(offers.scores, offers.room)
-            for row, offer, place in choice.ended:
-                if place not in ended[row]:  # it stays in the beam, and ends again at every step
-                    ended[row][place] = _ended(offers, sentences, row, offer, place, tokens)
-            beam = offers.kept(choice.best)
-        return [best_first(list(own.values()))[: self.width] for own in ended]
+            best, ended_here = sentences.choose(offers.scores, offers.room)
+            for row, offer, index in ended_here:
+                if index not in ended[row]:  # it stays in the beam, and ends again at every step
+                    ended[row][index] = _ended(offers, sentences, row, offer, index, tokens)
+            beam = offers.chosen(best)
+        return [best_first(by_index.values())[: self.width] for by_index in ended]
 
 
 class Steps(Protocol):
-    """A decoder at `width` hypotheses of each utterance, which all take a step at once.
+    """A decoder with `width` hypotheses of each utterance, which all take a step at once.
 
-    limits [B]: tokens that may be spelled, the end among them; mask [B, T]: frames that attention may go to.
+    limits [B]: the largest numbers of tokens, the end included; mask [B, T]: frames that attention may see.
     """
 
     limits: Tensor
     mask: Tensor
 
     def take(self, last: Tensor) -> tuple[Tensor, Tensor]:
-        """After the last tokens [B, K]: ln p of the next [B, K, num_tokens], and attention [B, K, T]."""
+        """Read the last tokens [B, K]; return ln p of the next [B, K, num_tokens] and attention [B, K, T]."""
         ...
 
     def reorder(self, rows: Tensor) -> None:
-        """Row n of the decoder's state is the one at rows[n] now: [B · K]."""
+        """Move the decoder's state at rows[n] to row n: [B · K]."""
         ...
 
 
 class LasSteps:
-    """Steps of a decoder whose attention is known."""
+    """Steps of a decoder that returns its attention."""
 
     def __init__(self, model: Las, batch: Batch, width: int) -> None:
         self.model, self.memory = model, model.listen(batch.features, batch.feature_lengths)
@@ -144,17 +142,17 @@ class LasSteps:
 
 
 class HiddenSteps:
-    """Steps of a decoder that does not show its attention."""
+    """Steps of a decoder that does not return its attention."""
 
     def __init__(self, model: HuggingFaceSeq2Seq, batch: Batch, width: int) -> None:
-        heard = model.listen(batch)
-        self.model, self.heard, self.limits = model, heard.repeated(width), heard.limits
-        self.mask = torch.zeros(len(batch), 0, dtype=torch.bool, device=heard.limits.device)
+        encoded = model.listen(batch)
+        self.model, self.encoded, self.limits = model, encoded.repeated(width), encoded.limits
+        self.mask = torch.zeros(len(batch), 0, dtype=torch.bool, device=encoded.limits.device)
         self.cache: Any = None
 
     def take(self, last: Tensor) -> tuple[Tensor, Tensor]:
-        given = None if self.cache is None else last.flatten()
-        log_probs, self.cache = self.model.spell(self.heard, given, self.cache)
+        tokens = None if self.cache is None else last.flatten()
+        log_probs, self.cache = self.model.spell(self.encoded, tokens, self.cache)
         return log_probs.unflatten(0, last.shape), log_probs.new_zeros(*last.shape, 0)
 
     def reorder(self, rows: Tensor) -> None:
@@ -162,14 +160,14 @@ class HiddenSteps:
 
 
 def _offers(steps: Steps, beam: Beam, penalties: Penalties) -> Offers:
-    """All that hypotheses may become with one token more."""
+    """All continuations of the hypotheses with one more token."""
     log_probs, weights = steps.take(beam.spelled[:, :, -1])
     attention = beam.attention + weights
     running = beam.running
     coverage = torch.where(running, _coverage(attention, steps.mask), beam.coverage)
     longer = replace(beam, lengths=beam.lengths + running, coverage=coverage, attention=attention)
     ended = torch.full_like(log_probs, -torch.inf)
-    ended[:, :, BOUNDARY] = 0.0  # what has ended goes on as it is
+    ended[:, :, BOUNDARY] = 0.0  # a hypothesis that has ended does not change
     acoustic = beam.acoustic[:, :, None] + torch.where(running[:, :, None], log_probs, ended)
     scores = penalties.scores(acoustic, longer.lengths[:, :, None], coverage[:, :, None])
     return Offers(longer, steps, acoustic, scores)
@@ -180,7 +178,7 @@ class Beam:
     """K hypotheses of each of B utterances.
 
     spelled [B, K, U]: tokens, zeros after the end; acoustic, lengths, coverage, running [B, K]; attention
-    [B, K, T]: what each frame has had.
+    [B, K, T]: the sum over all tokens.
     """
 
     spelled: Tensor
@@ -192,7 +190,7 @@ class Beam:
 
     @classmethod
     def first(cls, steps: Steps, width: int) -> Beam:
-        """One hypothesis with nothing spelled; the others cannot be."""
+        """One empty hypothesis; the others are impossible."""
         limits = steps.limits[:, None].expand(-1, width)
         lengths = torch.zeros_like(limits)
         acoustic = torch.zeros(limits.shape, device=limits.device)
@@ -201,13 +199,17 @@ class Beam:
         spelled = torch.full_like(lengths[:, :, None], BOUNDARY)
         return cls(spelled, acoustic, lengths, torch.zeros_like(acoustic), attention, limits > 0)
 
+    def parts(self, row: int, number: int) -> dict[str, float]:
+        """Length and coverage of a hypothesis; no coverage if the attention is not known."""
+        coverage = {COVERAGE: self.coverage[row, number].item()} if self.attention.shape[2] else {}
+        return {LENGTH: float(self.lengths[row, number]), **coverage}
+
 
 @dataclass(frozen=True)
 class Offers:
-    """Every hypothesis of a beam with every token after it: acoustic and scores [B, K, num_tokens].
+    """Every hypothesis of a beam with every next token: acoustic and scores [B, K, num_tokens].
 
-    Of the token's choice only they depend: lengths, coverage and attention of the `beam` are those of the
-    hypotheses with one token more, whichever it is.
+    Lengths, coverage and attention of the `beam` include the next token, because they are the same for all.
     """
 
     beam: Beam
@@ -220,26 +222,26 @@ class Offers:
         """Whether another token may follow this one: [B, K]."""
         return self.beam.lengths < self.steps.limits[:, None]
 
-    def kept(self, best: Tensor) -> Beam:
-        """The beam of those at [B, K] places among the K · num_tokens of an utterance."""
+    def chosen(self, best: Tensor) -> Beam:
+        """The beam of the offers with indices [B, K] among the K · num_tokens of an utterance."""
         num_tokens = self.scores.shape[-1]
         parents, last = best // num_tokens, best % num_tokens
         first = torch.arange(len(parents), device=parents.device)[:, None] * parents.shape[1]
         self.steps.reorder((first + parents).flatten())
-        goes_on = self.beam.running & self.room
+        running = self.beam.running & self.room
         return Beam(
             torch.cat((_of(self.beam.spelled, parents), last[:, :, None]), dim=2),
             self.acoustic.flatten(1).gather(1, best),
             self.beam.lengths.gather(1, parents),
             self.beam.coverage.gather(1, parents),
             _of(self.beam.attention, parents),
-            goes_on.gather(1, parents) & (last != BOUNDARY),
+            running.gather(1, parents) & (last != BOUNDARY),
         )
 
 
 def _coverage(attention: Tensor, mask: Tensor) -> Tensor:
     """cp of attention so far [B, K, T] over real frames [B, T]: [B, K]."""
-    return attention.clamp(UNHEARD, 1.0).log().masked_fill(~mask[:, None], 0.0).sum(dim=-1)
+    return attention.clamp(MIN_COVERAGE, 1.0).log().masked_fill(~mask[:, None], 0.0).sum(dim=-1)
 
 
 def _of(values: Tensor, parents: Tensor) -> Tensor:
@@ -248,27 +250,25 @@ def _of(values: Tensor, parents: Tensor) -> Tensor:
 
 
 def _hypothesis(beam: Beam, row: int, number: int, score: float, tokens: Tokens) -> Hypothesis:
-    """One of a beam."""
+    """A hypothesis of the beam when all have ended."""
     spelled = tuple(token for token in beam.spelled[row, number].tolist() if token != BOUNDARY)
-    text = " ".join(tokens.decode(spelled).split())
-    parts = {ACOUSTIC: beam.acoustic[row, number].item(), LENGTH: float(beam.lengths[row, number])}
-    if beam.attention.shape[2]:
-        parts[COVERAGE] = beam.coverage[row, number].item()
+    text = text_of(tokens, spelled)
+    parts = {ACOUSTIC: beam.acoustic[row, number].item(), **beam.parts(row, number)}
     return Hypothesis(text, spelled, score, parts | {WORDS: float(len(text.split()))})
 
 
 def _ended(
-    offers: Offers, sentences: Sentences, row: int, offer: int, place: int, tokens: Tokens
+    offers: Offers, sentences: Sentences, row: int, offer: int, index: int, tokens: Tokens
 ) -> Hypothesis:
     """A candidate that ends, with all its words."""
     number, token = divmod(offer, offers.scores.shape[-1])
-    spelled, words = sentences.tries[row].spelled(place), sentences.finished(row, place)
+    spelled, words = sentences.tries[row].spelled(index), sentences.finished(row, index)
+    acoustic = offers.acoustic[row, number, token].item()
     parts = {
-        ACOUSTIC: offers.acoustic[row, number, token].item(),
+        ACOUSTIC: acoustic,
         LM: words.lm,
         WORDS: float(words.num_words),
-        LENGTH: float(offers.beam.lengths[row, number]),
-        COVERAGE: offers.beam.coverage[row, number].item(),
+        **offers.beam.parts(row, number),
     }
     score = offers.scores[row, number, token].item() + sentences.speller.bonus(words)
-    return Hypothesis(" ".join(tokens.decode(spelled).split()), spelled, score, parts)
+    return Hypothesis(text_of(tokens, spelled), spelled, score, parts)

@@ -1,95 +1,111 @@
-"""Prefixes of what may have been said, for beams that spell token by token, and what becomes of them."""
+"""Prefixes of hypotheses for beams that spell token by token, and their words.
+
+A language model scores a word when it is complete, and the end of a sentence after the token that ends it, or
+where the beam has to cut it off. So a hypothesis that ends pays at once for its last word and its end, and
+others do not yet pay for their current word. Ranked by what they paid, good sentences would lose against
+hypotheses that are about to become worse. Therefore `Sentences` ranks twice:
+
+- A hypothesis that just ended is compared with the others before it pays. If it is among the best, it is an
+  `ended` sentence, with its full score.
+- The beam is filled by full scores: a hypothesis that has ended stays while it is among the best.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from antiphon.data.tokens import Tokens
+from antiphon.data.tokens import BOUNDARY, Tokens
 from antiphon.decoding.fusion import Fusion, Progress, Speller, surfaces
 from antiphon.decoding.nbest import ACOUSTIC, LM, WORDS, Hypothesis
 
 NOTHING = -1  # the last token of the empty prefix, and its parent
+NUM_CANDIDATES = 2  # times the width: candidates that are spelled before the beam is filled
 
 
 class Prefixes:
-    """All prefixes that were ever in the beam: each is there once, whether it falls out and comes back."""
+    """All prefixes that were ever in the beam, each once, by index."""
 
     def __init__(self, speller: Speller | None) -> None:
         self.speller = speller
         self.parents, self.tokens = [NOTHING], [NOTHING]
         self.children: dict[tuple[int, int], int] = {}
         self.progress = [] if speller is None else [speller.begin()]
-        self.bonus = [0.0]  # what the words of each add to its score
-        # By place: its word in hand finished, and the bonus.
-        self.over: dict[int, tuple[Progress, float]] = {}
+        self.bonus = [0.0]  # the contribution of the words of each prefix to its score
+        # By index: the prefix with its current word complete, and the bonus of that.
+        self.completed: dict[int, tuple[Progress, float]] = {}
         opens = [] if speller is None else [surface.startswith(" ") for surface in speller.surfaces]
         self.opens_word = np.array(opens, dtype=bool)
 
     def child(self, parent: int, token: int) -> int:
-        """The place of a prefix with one token more."""
-        place = self.children.setdefault((parent, token), len(self.tokens))
-        if place == len(self.tokens):
+        """The index of a prefix with one more token."""
+        index = self.children.setdefault((parent, token), len(self.tokens))
+        if index == len(self.tokens):
             self.parents.append(parent)
             self.tokens.append(token)
             if self.speller is not None:
-                before = self._over(parent)[0] if self.opens_word[token] else self.progress[parent]
+                before = self._completed(parent)[0] if self.opens_word[token] else self.progress[parent]
                 self.progress.append(self.speller.extend(before, token))
                 self.bonus.append(self.speller.bonus(self.progress[-1]))
-        return place
+        return index
 
-    def spelled(self, place: int) -> tuple[int, ...]:
+    def spelled(self, index: int) -> tuple[int, ...]:
         """All tokens of a prefix."""
         reversed_tokens = []
-        while place:
-            reversed_tokens.append(self.tokens[place])
-            place = self.parents[place]
+        while index:
+            reversed_tokens.append(self.tokens[index])
+            index = self.parents[index]
         return tuple(reversed(reversed_tokens))
 
-    def bonuses(self, places: list[int], offered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What words add to each prefix [K], and to it with each offered token [K, C]."""
+    def bonuses(self, indices: list[int], offered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The bonus of each prefix [K], and of each prefix with each offered token [K, C]."""
         if self.speller is None:
-            return np.zeros(len(places)), np.zeros((len(places), len(offered)))
-        own = np.array([self.bonus[place] for place in places])
+            return np.zeros(len(indices)), np.zeros((len(indices), len(offered)))
+        current = np.array([self.bonus[index] for index in indices])
         opening = self.opens_word[offered]
         if not opening.any():
-            return own, np.repeat(own[:, None], len(offered), axis=1)
-        over = np.array([self._over(place)[1] for place in places])
-        return own, np.where(opening, over[:, None], own[:, None])
+            return current, np.repeat(current[:, None], len(offered), axis=1)
+        completed = np.array([self._completed(index)[1] for index in indices])
+        return current, np.where(opening, completed[:, None], current[:, None])
 
-    def final_bonus(self, place: int) -> float:
-        """What all words and the end of the sentence add."""
-        if self.speller is None:
-            return 0.0
-        return self.speller.bonus(self.speller.finish(self.progress[place]))
+    def final_bonus(self, index: int) -> float:
+        """The bonus of all words and the end of the sentence."""
+        return 0.0 if self.speller is None else self.speller.bonus(self.speller.finish(self.progress[index]))
 
-    def _over(self, place: int) -> tuple[Progress, float]:
+    def _completed(self, index: int) -> tuple[Progress, float]:
         assert self.speller is not None
-        if place not in self.over:
-            over = self.speller.finish_word(self.progress[place])
-            self.over[place] = over, self.speller.bonus(over)
-        return self.over[place]
+        if index not in self.completed:
+            progress = self.speller.finish_word(self.progress[index])
+            self.completed[index] = progress, self.speller.bonus(progress)
+        return self.completed[index]
 
 
 def hypotheses(acoustics: Mapping[int, float], prefixes: Prefixes, tokens: Tokens) -> tuple[Hypothesis, ...]:
-    """What these places, each with its ln p(tokens | speech), read; best first.
+    """The hypotheses of these prefixes, each with its ln p(tokens | speech), best first.
 
-    Tokens that read the same are one hypothesis: its likeliest tokens, all its probability."""
-    spelled: dict[str, list[int]] = {}
-    for place in sorted(acoustics, key=lambda place: -acoustics[place]):
-        text = " ".join(tokens.decode(prefixes.spelled(place)).split())
-        spelled.setdefault(text, []).append(place)
-    found = []
-    for text, places in spelled.items():
-        acoustic = float(np.logaddexp.reduce([acoustics[place] for place in places]))
+    Prefixes with the same text are one hypothesis: the likeliest tokens, and the sum of the probabilities.
+    """
+    by_text: dict[str, list[int]] = {}
+    for index in sorted(acoustics, key=lambda index: -acoustics[index]):
+        by_text.setdefault(text_of(tokens, prefixes.spelled(index)), []).append(index)
+    result = []
+    for text, indices in by_text.items():
+        acoustic = float(np.logaddexp.reduce([acoustics[index] for index in indices]))
         parts = {ACOUSTIC: acoustic, WORDS: float(len(text.split()))}
         if prefixes.speller is not None:
-            over = prefixes.speller.finish(prefixes.progress[places[0]])
-            parts = {ACOUSTIC: acoustic, LM: over.lm, WORDS: float(over.num_words)}
-        score = acoustic + prefixes.final_bonus(places[0])
-        found.append(Hypothesis(text, prefixes.spelled(places[0]), score, parts))
-    return tuple(sorted(found, key=lambda hypothesis: -hypothesis.score))
+            words = prefixes.speller.finish(prefixes.progress[indices[0]])
+            parts = {ACOUSTIC: acoustic, LM: words.lm, WORDS: float(words.num_words)}
+        score = acoustic + prefixes.final_bonus(indices[0])
+        result.append(Hypothesis(text, prefixes.spelled(indices[0]), score, parts))
+    return tuple(sorted(result, key=lambda hypothesis: -hypothesis.score))
+
+
+def text_of(tokens: Tokens, ids: Sequence[int]) -> str:
+    return " ".join(tokens.decode(ids).split())
 
 
 def speller_for(fusion: Fusion | None, tokens: Tokens) -> Speller | None:
@@ -97,5 +113,90 @@ def speller_for(fusion: Fusion | None, tokens: Tokens) -> Speller | None:
 
 
 def highest(scores: np.ndarray, width: int) -> np.ndarray:
-    """Places of the `width` highest scores [n], in no order."""
+    """Indices of the `width` highest scores [n], in no order."""
     return np.argpartition(-scores, width - 1)[:width] if len(scores) > width else np.arange(len(scores))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A hypothesis with one more token: its index in `Prefixes`, and the bonus of its words.
+
+    unpaid: the bonus before it pays for its end, if it has ended.
+    """
+
+    prefix: int
+    bonus: float
+    unpaid: float
+    has_ended: bool
+
+
+IMPOSSIBLE = Candidate(0, 0.0, 0.0, has_ended=False)  # its score is −inf
+
+
+class Sentences:
+    """The words of `width` hypotheses of each utterance; `indices` are those of their prefixes."""
+
+    def __init__(self, speller: Speller, num_utterances: int, width: int) -> None:
+        self.speller, self.width = speller, width
+        self.tries = [Prefixes(speller) for _ in range(num_utterances)]
+        self.indices = [[0] * width for _ in self.tries]
+
+    def choose(self, scores: Tensor, room: Tensor) -> tuple[Tensor, list[tuple[int, int, int]]]:
+        """Choose continuations by their scores without words [B, K, num_tokens] and the bonus of their words.
+
+        room [B, K]: whether yet another token may follow the next one. All are ranked by the words that are
+        complete before their last token. A token may show that the current word is unknown, so the best are
+        spelled and ranked again.
+
+        Returns the best [B, K] among the K · num_tokens candidates of an utterance, and for every sentence
+        that ends here (utterance, number of the candidate, index of the prefix).
+        """
+        offers = self._with_complete_words(scores).topk(NUM_CANDIDATES * self.width, dim=1)
+        num_possible = offers.values.isfinite().sum(dim=1).tolist()
+        spelled = self._spell(offers.indices.tolist(), num_possible, scores.shape[-1], room)
+        plain = scores.flatten(1).gather(1, offers.indices)
+        best = self._best(plain, [[candidate.bonus for candidate in row] for row in spelled])
+        best_unpaid = self._best(plain, [[candidate.unpaid for candidate in row] for row in spelled])
+        chosen = best.tolist()
+        self.indices = [[row[k].prefix for k in ks] for row, ks in zip(spelled, chosen, strict=True)]
+        ended = [
+            (row, int(offers.indices[row, k]), spelled[row][k].prefix)
+            for row, (paid, unpaid) in enumerate(zip(chosen, best_unpaid.tolist(), strict=True))
+            for k in dict.fromkeys(paid + unpaid)
+            if spelled[row][k].has_ended
+        ]
+        return offers.indices.gather(1, best), ended
+
+    def finished(self, row: int, index: int) -> Progress:
+        """All words of a hypothesis that has ended, and the end of the sentence."""
+        return self.speller.finish(self.tries[row].progress[index])
+
+    def _with_complete_words(self, scores: Tensor) -> Tensor:
+        """Scores and the bonus of the words that are complete before the last token: [B, K · num_tokens]."""
+        tokens = np.arange(scores.shape[-1])
+        pairs = zip(self.tries, self.indices, strict=True)
+        bonuses = np.stack([prefixes.bonuses(indices, tokens)[1] for prefixes, indices in pairs])
+        return (scores + torch.from_numpy(bonuses).to(scores)).flatten(1)
+
+    def _best(self, scores: Tensor, bonuses: Sequence[Sequence[float]]) -> Tensor:
+        return (scores + scores.new_tensor(bonuses)).topk(self.width, dim=1).indices
+
+    def _spell(
+        self, offers: Sequence[Sequence[int]], num_possible: Sequence[int], num_tokens: int, room: Tensor
+    ) -> list[list[Candidate]]:
+        """All offers to each utterance; only the first `num_possible` of them have a finite score."""
+        result = []
+        for row, (best, count, may_go_on) in enumerate(zip(offers, num_possible, room.tolist(), strict=True)):
+            possible = [self._candidate(row, divmod(offer, num_tokens), may_go_on) for offer in best[:count]]
+            result.append(possible + [IMPOSSIBLE] * (len(best) - count))
+        return result
+
+    def _candidate(self, row: int, offer: tuple[int, int], may_go_on: Sequence[bool]) -> Candidate:
+        number, token = offer
+        prefixes, index = self.tries[row], self.indices[row][number]
+        if token != BOUNDARY:
+            index = prefixes.child(index, token)
+        unpaid = prefixes.bonus[index]
+        if token != BOUNDARY and may_go_on[number]:
+            return Candidate(index, unpaid, unpaid, has_ended=False)
+        return Candidate(index, prefixes.final_bonus(index), unpaid, has_ended=True)

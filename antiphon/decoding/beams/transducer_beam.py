@@ -1,17 +1,13 @@
 """Beam search for transducers: time-synchronous decoding.
 
-`TransducerBeam` goes from frame to frame and takes up to `symbols_per_frame` tokens at each (G. Saon et al.,
-"Alignment-Length Synchronous Decoding for RNN Transducer", ICASSP 2020). In the first step of a frame all
-prefixes are open. Each takes a token and stays open for another step, or takes a blank and waits for the next
-frame. Waiting prefixes with the same tokens are merged, and their probabilities are added. The tokens of the
-last step need no blank, as in `Transducer.greedy`, so with one symbol per frame this is the
-`modified_beam_search` of icefall (k2-fsa).
+G. Saon et al., "Alignment-Length Synchronous Decoding for RNN Transducer", ICASSP 2020: the search takes up
+to `symbols_per_frame` tokens at each frame. In the first step of a frame all prefixes are open. Each takes a
+token and stays open for another step, or takes a blank and waits for the next frame. Waiting prefixes with
+the same tokens are merged, and their probabilities are added. The tokens of the last step need no blank, as
+in `Transducer.greedy`; with one symbol per frame this is the `modified_beam_search` of icefall (k2-fsa).
 
-Deviation: waiting and open prefixes compete for the same `width` places; in the paper, open prefixes have as
-many places of their own. So a width of 1 is `Transducer.greedy` with as many symbols per frame, and most
-utterances are done with a frame after a step or two.
-
-With a language model, scores are those of `fusion`.
+Deviation: waiting and open prefixes share one beam of `width`; in the paper, each has its own. So a width of
+1 is `Transducer.greedy` with as many symbols per frame, and most frames need only a step or two.
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from antiphon.data.batches import Batch
@@ -34,17 +29,15 @@ from antiphon.models.transducer import Transducer
 
 @dataclass(frozen=True)
 class TransducerBeam:
-    """`nbest` gives up to `width` hypotheses an utterance, best first."""
+    """`nbest` returns up to `width` hypotheses per utterance, best first."""
 
     width: int = 8
     symbols_per_frame: int = 1
     fusion: Fusion | None = None
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ValueError(f"a beam needs a width of at least 1, not {self.width}")
-        if self.symbols_per_frame < 1:
-            raise ValueError(f"a beam needs at least 1 symbol a frame, not {self.symbols_per_frame}")
+        if min(self.width, self.symbols_per_frame) < 1:
+            raise ValueError(f"a beam needs a width of at least 1 and at least 1 symbol a frame: {self}")
 
     @torch.inference_mode()
     def nbest(self, model: Transducer, tokens: Tokens, batch: Batch) -> list[tuple[Hypothesis, ...]]:
@@ -57,91 +50,77 @@ class TransducerBeam:
         for number, frame in enumerate(frames.unbind(dim=1)):
             running = [row for row, end in enumerate(ends) if number < end]
             for row in running:
-                beams[row] = replace(beams[row], is_open=np.ones(len(beams[row].places), dtype=bool))
+                beams[row] = replace(beams[row], is_open=np.ones(len(beams[row].indices), dtype=bool))
             for left in reversed(range(self.symbols_per_frame)):
                 running = [row for row in running if beams[row].is_open.any()]
                 for row, log_probs in zip(running, _offers(model, frame, beams, running), strict=True):
                     beams[row] = _advance(beams[row], log_probs, tries[row], self.width, may_stay=left > 0)
         return [
-            hypotheses(dict(zip(beam.places, beam.acoustic.tolist(), strict=True)), prefixes, tokens)
+            hypotheses(dict(zip(beam.indices, beam.acoustic.tolist(), strict=True)), prefixes, tokens)
             for beam, prefixes in zip(beams, tries, strict=True)
         ]
 
 
 @dataclass(frozen=True)
 class Beam:
-    """K prefixes: places, ln of what leads there [K], their last tokens [K, context], and which are open [K].
+    """K prefixes: indices, ln p of their alignments [K], last tokens [K, context], and which are open [K].
 
-    A place can be there twice: open, and waiting for the next frame.
+    A prefix can be there twice: open, and waiting for the next frame.
     """
 
-    places: list[int]
+    indices: list[int]
     acoustic: np.ndarray
     contexts: np.ndarray
     is_open: np.ndarray
 
     @classmethod
     def first(cls, context: int) -> Beam:
-        """Nothing was said yet."""
+        """The empty prefix."""
         return cls([0], np.zeros(1), np.zeros((1, context), dtype=np.int64), np.ones(1, dtype=bool))
 
 
 def _offers(model: Transducer, frame: Tensor, beams: Sequence[Beam], rows: Sequence[int]) -> list[np.ndarray]:
-    """For these rows of the batch, ln p [open, V] of what may follow their open prefixes at frame [B, D]."""
+    """For these rows of the batch, ln p [open, V] of the next symbol of open prefixes at frame [B, D]."""
     if not rows:
         return []
     contexts = [beams[row].contexts[beams[row].is_open] for row in rows]
-    sizes = [len(own) for own in contexts]
+    sizes = list(map(len, contexts))
     states = model.predict(torch.from_numpy(np.concatenate(contexts)).to(frame.device))
-    log_probs = _log_probs(model, frame[np.repeat(rows, sizes)], states)
-    return np.split(log_probs.cpu().numpy(), np.cumsum(sizes)[:-1])
+    logits = model.classify(frame[np.repeat(rows, sizes)], states)
+    return np.split(logits.double().log_softmax(dim=-1).cpu().numpy(), np.cumsum(sizes)[:-1])
 
 
 def _advance(beam: Beam, log_probs: np.ndarray, prefixes: Prefixes, width: int, may_stay: bool) -> Beam:
     """Every open prefix takes a blank or a token, by log_probs [open, V]; with a token it may stay open."""
-    reached = np.full((len(beam.places), log_probs.shape[1]), -np.inf)
+    reached = np.full((len(beam.indices), log_probs.shape[1]), -np.inf)
     reached[:, BOUNDARY] = beam.acoustic
     reached[beam.is_open] = beam.acoustic[beam.is_open, None] + log_probs
     _merge(beam, reached, prefixes, may_stay)
-    scores = reached + _bonuses(prefixes, beam.places, reached.shape[1])
-    best = _best(scores.ravel(), width)
+    current, extended = prefixes.bonuses(beam.indices, np.arange(1, log_probs.shape[1]))
+    scores = reached + np.concatenate([current[:, None], extended], axis=1)
+    best = highest(scores.ravel(), width)
+    best = best[np.argsort(-scores.ravel()[best], kind="stable")]
     rows, symbols = np.divmod(best[scores.ravel()[best] > -np.inf], scores.shape[1])
-    places = [
-        prefixes.child(beam.places[row], int(symbol)) if symbol != BOUNDARY else beam.places[row]
+    indices = [
+        prefixes.child(beam.indices[row], int(symbol)) if symbol != BOUNDARY else beam.indices[row]
         for row, symbol in zip(rows, symbols, strict=True)
     ]
     grows = symbols != BOUNDARY
     old = beam.contexts[rows]
     new = np.concatenate([old[:, 1:], symbols[:, None]], axis=1)
-    return Beam(places, reached[rows, symbols], np.where(grows[:, None], new, old), grows & may_stay)
+    return Beam(indices, reached[rows, symbols], np.where(grows[:, None], new, old), grows & may_stay)
 
 
 def _merge(beam: Beam, reached: np.ndarray, prefixes: Prefixes, may_stay: bool) -> None:
-    """What will wait for the next frame and is the same prefix is one: what leads there is added up."""
+    """Add up the probabilities of equal prefixes that will wait for the next frame."""
     is_open = beam.is_open.tolist()
-    opened = {place: row for row, place in enumerate(beam.places) if is_open[row]}
-    waiting = {place: row for row, place in enumerate(beam.places) if not is_open[row]}
-    for place, row in (opened | waiting).items():
-        others = [(opened[place], BOUNDARY)] if place in opened and place in waiting else []
-        parent = opened.get(prefixes.parents[place])
+    opened = {index: row for row, index in enumerate(beam.indices) if is_open[row]}
+    waiting = {index: row for row, index in enumerate(beam.indices) if not is_open[row]}
+    for index, row in (opened | waiting).items():
+        others = [(opened[index], BOUNDARY)] if index in opened and index in waiting else []
+        parent = opened.get(prefixes.parents[index])
         if parent is not None and not may_stay:
-            others.append((parent, prefixes.tokens[place]))
+            others.append((parent, prefixes.tokens[index]))
         for other in others:
             reached[row, BOUNDARY] = np.logaddexp(reached[row, BOUNDARY], reached[other])
             reached[other] = -np.inf
-
-
-def _log_probs(model: Transducer, frames: Tensor, states: Tensor) -> Tensor:
-    return F.log_softmax(model.classify(frames, states).double(), dim=-1)
-
-
-def _bonuses(prefixes: Prefixes, places: list[int], num_tokens: int) -> np.ndarray:
-    """What words add to each prefix as it is (column 0) and with each token more: [K, num_tokens]."""
-    own, extended = prefixes.bonuses(places, np.arange(1, num_tokens))
-    return np.concatenate([own[:, None], extended], axis=1)
-
-
-def _best(scores: np.ndarray, width: int) -> np.ndarray:
-    """Places of the `width` highest scores [n], highest first."""
-    best = highest(scores, width)
-    return best[np.argsort(-scores[best], kind="stable")]

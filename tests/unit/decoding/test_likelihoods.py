@@ -10,7 +10,7 @@ import torch
 from world import MODELS, World
 
 from antiphon.data.batches import collate
-from antiphon.decoding.likelihoods import IMPOSSIBLE, likelihoods
+from antiphon.decoding.search import IMPOSSIBLE, likelihoods
 
 TEXTS = ["ab c", "ab d", "ab cc", "a", "", "b" * 5, "cab cab"] + [f"abcde {letter}" for letter in "abcde"] * 3
 

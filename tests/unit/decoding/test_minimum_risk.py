@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.decoding.minimum_risk import SHARPNESSES, MinimumRisk
 from antiphon.decoding.nbest import Hypothesis, NBest
-from antiphon.decoding.rescoring import SCORE, tabulate
+from antiphon.decoding.rescoring import SCORE, SHARPNESSES, MinimumRisk, tabulate
 from antiphon.scoring.error_rate import word_distances
 
 WEIGHTS = {SCORE: 1.0}

@@ -5,9 +5,8 @@ import torch
 from world import MODELS, World
 
 from antiphon.decoding.beams.attention_beam import AttentionBeam, Penalties
-from antiphon.decoding.greedy import recognise
 from antiphon.decoding.nbest import read_nbest, write_nbest
-from antiphon.decoding.search import beam_for, search
+from antiphon.decoding.search import beam_for, recognise, search
 
 
 @pytest.mark.parametrize("name", MODELS)
