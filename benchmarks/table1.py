@@ -40,7 +40,7 @@ from antiphon.recipes.table1 import SERVER, SERVER_LR, TRIALS, trial_name
 from antiphon.recipes.table1 import table1 as recipe
 from antiphon.report.formatting import NONE, percent
 from antiphon.report.run_folder import RunFolder
-from antiphon.report.weights import weights_by_kind
+from antiphon.report.tables import weights_by_kind
 from antiphon.scoring.statistics import difference_interval, plural, round_of_best, round_to_target, signed
 
 LATE = 5  # validations

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from antiphon.report.drawing import FAINT, STYLE, Look, look, new_figure, percent_axis, rounds_axis
 from antiphon.report.run_folder import Array, RunFolder
-from antiphon.report.weights import weights_by_kind
+from antiphon.report.tables import weights_by_kind
 
 Rows = Mapping[str, Sequence[RunFolder]]  # run -> one folder a seed
 WINDOW = 5  # rounds over which weights are averaged: cohorts differ

@@ -1,15 +1,17 @@
-"""What a run leaves behind for people: journal, TensorBoard files, transcripts, and the report.
+"""The report: folders of runs become an HTML page and RESULTS.md.
 
 This package can be called: `antiphon.report("out")` is the function `report` below.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+
+from antiphon.records.files import replace_file
 
 __all__ = ["report", "write_report"]
 
@@ -34,12 +36,8 @@ def report(runs: str | Path | Sequence[str | Path], out: str | Path | None = Non
 
 
 def write_report(runs: Sequence[Path], destination: Path) -> Path:
-    """Writes the HTML page of one run, or of several compared, and RESULTS.md beside it.
-
-    A path is a run folder or an experiment (all its runs). `destination` is a file ending in .html,
-    or a folder for report.html. Returns the path of the page.
-    """
-    # matplotlib and Jinja2 take a second to import: only the report waits for them, not training.
+    """Write a report as `report` does; `destination` is a file ending in .html or a folder."""
+    # Imported here because matplotlib and Jinja2 take a second to import, and training does not need them.
     from antiphon.report.html import render
     from antiphon.report.results import results_markdown
     from antiphon.report.run_folder import load_runs
@@ -50,14 +48,12 @@ def write_report(runs: Sequence[Path], destination: Path) -> Path:
     loaded = load_runs(runs)
     page.parent.mkdir(parents=True, exist_ok=True)
     for path, text in ((page, render(loaded)), (page.parent / "RESULTS.md", results_markdown(loaded))):
-        unfinished = path.with_name(path.name + ".part")
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
+        replace_file(path, partial(Path.write_text, data=text, encoding="utf-8"))
     return page
 
 
 class _CallablePackage(ModuleType):
-    """A package that is also the function of its name: importing it must not hide `antiphon.report`."""
+    """A package that can be called like its function: importing it must not hide `antiphon.report`."""
 
     def __call__(self, runs: str | Path | Sequence[str | Path], out: str | Path | None = None) -> Path:
         return report(runs, out)

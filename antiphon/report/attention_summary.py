@@ -1,7 +1,7 @@
-"""What an attention model looks at while it spells: how far attention goes forwards, and examples to draw.
+"""Attention of a model: how far it moves forwards from token to token, and examples to draw.
 
-`attention.json` beside an evaluation's scores holds no text, as the page shows none: a matrix has a row a
-token and a column an encoded frame. The texts are in `hyp.trn`.
+`attention.json` beside the scores of an evaluation has no text, and neither has the page: a matrix has one
+row per token and one column per encoded frame. The texts are in `hyp.trn`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from antiphon.report.run_folder import Array, RunFolder, read_json
 
 FORMAT = "antiphon-attention/1"
 FILE = "attention.json"
-SLACK = 0.5  # encoded frames: a centre that falls back by no more stands still
+SLACK = 0.5  # encoded frames: a centre that moves back by at most this much counts as not moving back
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Attention:
-    """Over `num_utterances`: the share of steps that do not go back, and how much of the speech they span."""
+    """Monotonicity and mean span over `num_utterances`, and a few examples."""
 
     num_utterances: int
     monotonic: float
@@ -37,30 +37,39 @@ class Attention:
     examples: Sequence[Example]
 
 
+@dataclass(frozen=True)
+class AttentionRow:
+    """One run of the table: attention before (if known) and after training."""
+
+    label: str
+    before: Attention | None
+    after: Attention
+
+
 def centres(weights: Array) -> Array:
-    """Where the attention of each token lies on average, in frames: [tokens, frames] -> [tokens].
+    """Return the mean position of the attention of each token, in frames: [tokens, frames] -> [tokens].
 
     >>> centres(np.array([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]))
     array([0.5, 2. ])
     """
-    places: Array = weights @ np.arange(weights.shape[1]) / weights.sum(axis=1)
-    return places
+    positions: Array = weights @ np.arange(weights.shape[1]) / weights.sum(axis=1)
+    return positions
 
 
-def monotonicity(many: Sequence[Array]) -> float:
-    """Share of steps from token to token, of all utterances together, that do not take attention back.
+def monotonicity(utterances: Sequence[Array]) -> float:
+    """Return the share of steps from token to token, over all utterances, that do not move attention back.
 
-    Attention that stands still counts as monotonic: `span` tells it from one that follows the speech.
+    Attention that does not move at all is monotonic, too; it has no `span`.
 
     >>> monotonicity([np.eye(4)]), monotonicity([np.eye(4)[::-1]]), monotonicity([np.eye(4)[[0, 2, 1, 3]]])
     (1.0, 0.0, 0.6666666666666666)
     """
-    moves = np.concatenate([np.diff(centres(weights)) for weights in many])
+    moves = np.concatenate([np.diff(centres(weights)) for weights in utterances])
     return float(np.mean(moves >= -SLACK))
 
 
 def span(weights: Array) -> float:
-    """The part of the speech between the first and the last place that attention was centred on.
+    """Return the share of the speech between the first and the last centre of attention.
 
     >>> span(np.eye(4)), span(np.eye(5)[1:3]), span(np.ones((3, 4)))
     (1.0, 0.25, 0.0)
@@ -69,7 +78,7 @@ def span(weights: Array) -> float:
 
 
 def load_attention(run: RunFolder, split: str, which: str) -> Attention | None:
-    """What an evaluation has left; None for models without attention."""
+    """Read the file of an evaluation; None for models without attention."""
     path = run.path / "evaluation" / split / which / FILE
     if not path.is_file():
         return None
@@ -86,20 +95,7 @@ def load_attention(run: RunFolder, split: str, which: str) -> Attention | None:
         raise ValueError(f"{path} lacks or mistypes {error}; the file is damaged") from None
 
 
-@dataclass(frozen=True)
-class Row:
-    """One run in a table, before (where it is known) and after training."""
-
-    label: str
-    before: Attention | None
-    after: Attention
-
-
-def attention_rows(runs: Sequence[RunFolder], split: str) -> list[Row]:
-    """The runs whose best model attends."""
-    rows = []
-    for run in runs:
-        after = load_attention(run, split, "best")
-        if after is not None:
-            rows.append(Row(run.label, load_attention(run, split, "start"), after))
-    return rows
+def attention_rows(runs: Sequence[RunFolder], split: str) -> list[AttentionRow]:
+    """Return a row for each run whose best model has attention."""
+    pairs = [(run, load_attention(run, split, "best")) for run in runs]
+    return [AttentionRow(run.label, load_attention(run, split, "start"), best) for run, best in pairs if best]

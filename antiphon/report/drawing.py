@@ -1,4 +1,4 @@
-"""How every figure looks, and how it becomes inline SVG: plots say only what to draw."""
+"""The common style of all figures, and their conversion to inline SVG."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ INK, MUTED, FAINT, GRID = "#1c2733", "#5b6875", "#9aa5b1", "#e4e8ec"
 HALF, WHOLE = 5.6, 11.5  # widths in inches: one column of the page, or both
 MAX_POINTS = 240  # of a line; more are averaged into bins
 
-# Okabe and Ito's colours, told apart with every kind of colour blindness; yellow is too pale for lines.
+# Okabe and Ito's colours, which colour-blind people can distinguish; yellow is too pale for lines.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 
 STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
-    "text.parse_math": False,  # names come from outside: a $ in one is a dollar
+    "text.parse_math": False,  # a $ in a name is a dollar sign
     "text.color": INK,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
@@ -69,7 +69,7 @@ class Look:
 
 
 def look(index: int) -> Look:
-    """The look of the run at `index`: colours first, then the same colours with other dashes."""
+    """Return the look of the run at `index`: first other colours, then the same colours with other dashes."""
     return Look(PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE) % len(DASHES)])
 
 
@@ -77,15 +77,15 @@ Parameters = ParamSpec("Parameters")
 
 
 def as_svg(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Markup]:
-    """Makes a function that draws a Figure return inline SVG in the common style.
+    """Turn a function that returns a Figure into one that returns inline SVG in the common style.
 
-    The SVG is safe to put in a page: matplotlib escapes its text.
+    The SVG is safe in a page: matplotlib escapes its text.
     """
 
     @wraps(draw)
     def drawn(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Markup:
         with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-            # The browser draws the letters: a script our measuring font lacks is no trouble.
+            # The browser draws the letters, so matplotlib's font may lack some.
             warnings.filterwarnings("ignore", message="Glyph .* missing")
             return Markup(_to_svg(draw(*args, **kwargs)))
 
@@ -95,7 +95,7 @@ def as_svg(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Markup]:
 def plot(
     title: str = "", height: float = 3.0
 ) -> Callable[[Callable[Concatenate[Axes, Parameters], None]], Callable[Parameters, Markup]]:
-    """Makes a function that draws on axes return inline SVG of a figure that is one column wide."""
+    """Turn a function that draws on axes into one that returns inline SVG, one column wide."""
 
     def decorate(draw: Callable[Concatenate[Axes, Parameters], None]) -> Callable[Parameters, Markup]:
         @as_svg
@@ -116,9 +116,9 @@ def _to_svg(figure: Figure) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style .*?</style>", "", text, flags=re.DOTALL)
-    # Numbered ids would repeat from figure to figure; those of markers and clips are hashes and stay.
+    # Numbered ids would be the same in several figures; ids of markers and clips are hashes and stay.
     text = re.sub(r' id="[A-Za-z]\w*_\d+"', "", text)
-    # The box scales with the page, and browsers have nicer fonts than the one that measured the text.
+    # The figure scales with the page and uses the browser's font.
     text = re.sub(r'(<svg [^>]*?)height="[\d.]+pt"', r"\1", text, count=1)
     text = re.sub(r'(<svg [^>]*?)width="([\d.]+)pt"', r'\1role="img" data-width="\2"', text, count=1)
     text = text.replace("'DejaVu Sans'", "inherit")
@@ -126,13 +126,13 @@ def _to_svg(figure: Figure) -> str:
 
 
 def new_figure(width: float = HALF, height: float = 3.0) -> tuple[Figure, Axes]:
-    """A figure with one axes, sizes in inches."""
+    """Return a figure with one axes, sizes in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
 def rounds_axis(axes: Axes, last: float) -> None:
-    """The x axis counts rounds from 0."""
+    """Let the x axis count rounds from 0."""
     axes.set_xlim(0, max(last, 1) * 1.015)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     axes.set_xlabel("round")
@@ -143,14 +143,14 @@ def percent_axis(axis: Any) -> None:
 
 
 def bytes_axis(axis: Any, largest: float) -> None:
-    """Ticks in the one unit that suits the largest value."""
+    """Label ticks in the unit that suits the largest value."""
     power = min(4, int(math.log(max(largest, 1), 1000)))
     unit = ("B", "kB", "MB", "GB", "TB")[power]
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000**power:.4g} {unit}"))
 
 
 def thin(x: Array, y: Array, limit: int = MAX_POINTS) -> tuple[Array, Array, Array, Array]:
-    """At most `limit` points: x, mean, lowest and highest y of each bin of neighbours.
+    """Reduce a line to at most `limit` points: x, mean, lowest and highest y of each bin of neighbours.
 
     >>> thin(np.arange(4.0), np.array([1.0, 3.0, 5.0, 9.0]), limit=2)
     (array([0.5, 2.5]), array([2., 7.]), array([1., 5.]), array([3., 9.]))
@@ -164,16 +164,16 @@ def thin(x: Array, y: Array, limit: int = MAX_POINTS) -> tuple[Array, Array, Arr
 
 
 def draw_line(axes: Axes, x: Array, y: Array, style: Look, **more: Any) -> None:
-    """One series: marked points when few, a mean within its range when there are more than can be seen."""
-    at, mean, low, high = thin(x, y)
-    marker = {"marker": "o", "markersize": 3.2} if len(at) <= 25 else {}
-    axes.plot(at, mean, **{"color": style.colour, "linestyle": style.dash, **marker, **more})
-    if len(at) < len(x):
-        axes.fill_between(at, low, high, color=style.colour, alpha=0.15, linewidth=0)
+    """Draw a line: few points have markers; many are binned, with the range of each bin as a band."""
+    centres, mean, low, high = thin(x, y)
+    marker = {"marker": "o", "markersize": 3.2} if len(centres) <= 25 else {}
+    axes.plot(centres, mean, **{"color": style.colour, "linestyle": style.dash, **marker, **more})
+    if len(centres) < len(x):
+        axes.fill_between(centres, low, high, color=style.colour, alpha=0.15, linewidth=0)
 
 
 def shorten(name: str, limit: int = 22) -> str:
-    """A name that fits a label.
+    """Shorten a name so that it fits a label.
 
     >>> shorten("speaker/with-a-very-long-name", 12)
     'speaker/wit…'
@@ -182,14 +182,7 @@ def shorten(name: str, limit: int = 22) -> str:
 
 
 def legend(axes: Axes, handles: Sequence[Any], names: Sequence[str]) -> None:
-    """A legend in a row under the title, where it covers no data."""
-    axes.legend(
-        handles,
-        ["\u200b" + shorten(name) for name in names],  # matplotlib hides names that begin with "_"
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        ncols=len(names),
-        borderaxespad=0.2,
-        handlelength=1.6,
-        columnspacing=1.2,
-    )
+    """Draw a legend in one row above the data."""
+    labels = ["\u200b" + shorten(name) for name in names]  # matplotlib hides names that begin with "_"
+    axes.legend(handles, labels, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(names),
+                borderaxespad=0.2, handlelength=1.6, columnspacing=1.2)  # fmt: skip

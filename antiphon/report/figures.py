@@ -1,4 +1,4 @@
-"""The figures of the page, each with the words under it: which to draw for the runs at hand."""
+"""The figures of the page with their captions."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from antiphon.report import attention_plots, plots, speaker_plots, tables, weight_plots
-from antiphon.report.attention_summary import Row
-from antiphon.report.drawing import Look, look
+from antiphon.report import heat_maps, plots, speaker_plots, tables
+from antiphon.report.drawing import look
 from antiphon.report.run_folder import RunFolder
-from antiphon.report.weights import weights_by_kind
 from antiphon.scoring.statistics import plural, worst_decile
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing and what to see in it."""
+    """A drawing and its caption."""
 
     svg: Markup
     caption: str = ""
@@ -25,40 +23,28 @@ class Figure:
 
 
 def of_results(runs: Sequence[RunFolder], rows: Sequence[tables.Result]) -> list[Figure]:
-    """Error rates of several models with intervals, and how they are spread over speakers."""
-    looks = [_look_of(row, runs) for row in rows]
-    marks = [
-        (row.label, row.evaluation.overall.words.rate, row.wer, style)
-        for row, style in zip(rows, looks, strict=True)
-    ]
-    lines = [(tables.word_rates(row.evaluation), style) for row, style in zip(rows, looks, strict=True)]
-    caption = (
+    """Return error rates of several models with intervals, and their distribution over speakers."""
+    labels = [run.label for run in runs]
+    looks = [look(labels.index(row.label)) if row.run else speaker_plots.START for row in rows]
+    pairs = list(zip(rows, looks, strict=True))
+    marks = [(row.label, row.evaluation.overall.words.rate, row.wer, style) for row, style in pairs]
+    lines = [(rates, style) for row, style in pairs if (rates := tables.word_rates(row.evaluation))]
+    overlap = (
         "Bars: 95 % intervals over speakers. Bars that overlap may still differ: see the paired columns."
     )
-    return [
-        Figure(speaker_plots.forest(marks), caption),
-        Figure(
-            speaker_plots.distribution([line for line in lines if line[0]]),
-            "Further left is better. Grey and dashed: the starting model.",
-        ),
-    ]
-
-
-def _look_of(row: tables.Result, runs: Sequence[RunFolder]) -> Look:
-    labels = [run.label for run in runs]
-    return look(labels.index(row.label)) if row.run else speaker_plots.START
+    left = "Further left is better. Grey and dashed: the starting model."
+    return [Figure(speaker_plots.forest(marks), overlap), Figure(speaker_plots.distribution(lines), left)]
 
 
 def of_curves(runs: Sequence[RunFolder]) -> list[Figure]:
-    """Validation figures and training loss by round, whatever was measured."""
-    measures = (
-        ("wer", "Validation WER", True),
-        ("cer", "Validation CER", True),
-        ("loss", "Validation loss", False),
-    )
+    """Return validation curves and the training loss by round, if they were measured."""
     figures = [
         Figure(plots.validation_curves(runs, name, title, is_rate))
-        for name, title, is_rate in measures
+        for name, title, is_rate in (
+            ("wer", "Validation WER", True),
+            ("cer", "Validation CER", True),
+            ("loss", "Validation loss", False),
+        )
         if any(name in run.validation for run in runs)
     ]
     if any(run.trained for run in runs):
@@ -67,74 +53,46 @@ def of_curves(runs: Sequence[RunFolder]) -> list[Figure]:
 
 
 def of_speakers(run: RunFolder, split: str) -> list[Figure]:
-    """Before and after by speaker: all by name when few, else all as dots and the worst by name."""
+    """Return WER before and after by speaker: a row each if they are few, else dots and the worst as rows."""
     pair = tables.before_and_after(run, split)
-    if pair is None:
-        return []
-    before, after = (tables.word_rates(evaluation) for evaluation in pair)
+    before, after = (tables.word_rates(evaluation) for evaluation in pair) if pair else ({}, {})
     after = {name: rate for name, rate in after.items() if name in before}
-    ordered = sorted(after, key=lambda name: (-after[name], name))
-    if not ordered:
+    names = sorted(after, key=lambda name: (-after[name], name))
+    if not names:
         return []
-    if len(ordered) <= speaker_plots.MAX_ROWS:
-        svg = speaker_plots.dumbbells(before, after, ordered, "WER before and after, by speaker", wide=True)
+    if len(names) <= speaker_plots.MAX_ROWS:
+        svg = speaker_plots.dumbbells(before, after, names, "WER before and after, by speaker", wide=True)
         return [Figure(svg, "Worst after training first; the worst decile is tinted and in bold.", True)]
     shown = worst_decile(after)[: speaker_plots.MAX_ROWS // 2]
-    svg = speaker_plots.dumbbells(
-        before, after, shown, f"The {plural(len(shown), 'worst speaker')}", wide=False
-    )
+    title = f"The {plural(len(shown), 'worst speaker')}"
     return [
         Figure(speaker_plots.scatter(before, after), "Each dot is a speaker; below the line is better."),
-        Figure(svg, "Ring: before. Dot: after."),
+        Figure(speaker_plots.dumbbells(before, after, shown, title, wide=False), "Ring: before. Dot: after."),
     ]
 
 
-def of_attention(row: Row) -> list[Figure]:
-    """What the best model of a run looks at in a few utterances."""
-    caption = (
-        "An utterance each of some speakers; dark: the most attention in it; line: the centre of attention. "
-        "Tokens are those the model recognised, without their texts."
-    )
-    return [Figure(attention_plots.attention_maps(row.after.examples), caption, wide=True)]
-
-
 def of_weights(run: RunFolder) -> list[Figure]:
-    """The weights of one run, if clients reported any."""
+    """Return the weights of one run, if clients answered."""
     num_clients = len({name for entry in run.trained for name in entry.get("clients", {})})
     if num_clients == 0:
         return []
     caption = "1× is an equal share of the round."
-    if num_clients > weight_plots.MAX_LINES:
-        caption = (
-            "Heaviest on average first. White: not drawn, or no answer. 1× is an equal share of the round."
-        )
-    figures = [Figure(weight_plots.weights_over_rounds(run), caption, wide=True)]
-    if not weights_by_kind(run):
+    if num_clients > heat_maps.MAX_LINES:
+        caption = f"Heaviest on average first. White: not drawn, or no answer. {caption}"
+    figures = [Figure(heat_maps.weights_over_rounds(run), caption, wide=True)]
+    if not tables.weights_by_kind(run):
         return figures
     caption = f"{len(run.corrupted)} of {run.num_clients} clients were corrupted; a star marks them below."
-    return [Figure(weight_plots.clean_and_corrupted(run), caption, wide=True), *figures]
-
-
-def of_updates(runs: Sequence[RunFolder]) -> list[Figure]:
-    """How evenly clients counted and how far they moved."""
-    return [
-        Figure(plots.effective_clients(runs), "100 %: all clients of a round count the same."),
-        Figure(plots.update_norms(runs), "How far clients moved from the model they were sent."),
-    ]
-
-
-def of_coverage(runs: Sequence[RunFolder]) -> Figure:
-    return Figure(plots.coverage(runs), "Expected after T rounds: 1 − (1 − N/K)^T.")
+    return [Figure(heat_maps.clean_and_corrupted(run), caption, wide=True), *figures]
 
 
 def of_costs(runs: Sequence[RunFolder]) -> list[Figure]:
-    """Traffic, time and memory, whatever was measured."""
+    """Return traffic, time and memory, if they were measured."""
     figures = []
     if any(run.total_bytes for run in runs):
-        figures.append(Figure(plots.bytes_by_round(runs), "As if clients were far away."))
+        figures.append(Figure(plots.bytes_by_round(runs), "As if every client were on a machine of its own."))
         if any("wer" in run.validation for run in runs):
             figures.append(Figure(plots.error_by_bytes(runs), "What an error rate costs in traffic."))
     if any(run.clock for run in runs):
-        figures.append(Figure(plots.seconds_by_round(runs)))
-        figures.append(Figure(plots.memory_by_round(runs)))
+        figures += [Figure(plots.seconds_by_round(runs)), Figure(plots.memory_by_round(runs))]
     return figures

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers formatted for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NONE = "–"
 
 
 def percent(rate: float | None, digits: int = 2) -> str:
-    """A rate in percent, without the sign.
+    """Format a rate in percent, without the percent sign.
 
     >>> percent(0.12345), percent(None)
     ('12.35', '–')
@@ -21,7 +21,7 @@ def percent(rate: float | None, digits: int = 2) -> str:
 
 
 def bounds(interval: Interval | None, digits: int = 2) -> str:
-    """The ends of an interval of rates, in percent.
+    """Format the ends of an interval of rates, in percent.
 
     >>> bounds(Interval(0.12, 0.1, 0.14))
     '[10.00, 14.00]'
@@ -44,11 +44,11 @@ def size(num_bytes: float | None) -> str:
     """
     if num_bytes is None:
         return NONE
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if num_bytes < 999.5 or unit == "TB":
-            return f"{num_bytes:.3g} {unit}" if num_bytes < 999.5 else f"{num_bytes:,.0f} {unit}"
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
-    raise AssertionError
+    return f"{num_bytes:.3g} TB" if num_bytes < 999.5 else f"{num_bytes:,.0f} TB"
 
 
 def duration(seconds: float | None) -> str:
@@ -67,7 +67,7 @@ def duration(seconds: float | None) -> str:
 
 
 def ranges(numbers: Iterable[int], limit: int = 12) -> str:
-    """Round numbers, runs of them shortened, at most `limit` parts.
+    """Format round numbers as ranges, at most `limit` of them.
 
     >>> ranges([1, 2, 3, 7, 9, 10])
     '1–3, 7, 9–10'

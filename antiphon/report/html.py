@@ -10,19 +10,24 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from antiphon.report import figures, tables
+from antiphon.report import figures, heat_maps, plots, tables
 from antiphon.report.attention_summary import attention_rows
 from antiphon.report.drawing import Look, look
+from antiphon.report.figures import Figure
 from antiphon.report.formatting import NONE, bounds, duration, edits, percent, ranges, size
 from antiphon.report.run_folder import RunFolder
 from antiphon.scoring.statistics import NUM_RESAMPLES, expected_coverage, measured_coverage, plural, signed
 
 MAX_FAILURES = 60
-Card = tuple[str, str, str]  # a key figure: its name, its value, more about it
+ATTENTION = (
+    "One utterance of each of some speakers. Dark: much attention. Line: the centre of attention. "
+    "Tokens are those that the model recognised, without their texts."
+)
+Card = tuple[str, str, str]  # a key figure: name, value, detail
 
 
 def render(runs: Sequence[RunFolder]) -> str:
-    """The page for one run, or for several compared."""
+    """Return the page for one run, or for several compared."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("antiphon.report", "."),
         autoescape=True,
@@ -44,9 +49,9 @@ def _context(runs: Sequence[RunFolder]) -> dict[str, Any]:
     return {
         "runs": runs,
         "several": len(runs) > 1,
-        "shown": _best(main).label if main else runs[-1].label,
+        "shown": _best(main).label if main else runs[-1].label,  # the run whose details are open
         "title": ", ".join(run.label for run in runs[:4]) + (" …" if len(runs) > 4 else ""),
-        "headline": _headline(splits[0], main) if main else _no_headline(runs),
+        "headline": _headline(splits[0], main) if main else _headline_without_scores(runs),
         "cards": _cards(runs, main),
         "swatches": {run.label: _swatch(look(index)) for index, run in enumerate(runs)},
         "splits": splits,
@@ -57,13 +62,23 @@ def _context(runs: Sequence[RunFolder]) -> dict[str, Any]:
         "curves": figures.of_curves(runs),
         "worst": tables.worst_deciles(runs, splits[0]) if splits else [],
         "speakers": [(run.label, figures.of_speakers(run, splits[0])) for run in runs] if splits else [],
-        "people": tables.people(main),
+        "speaker_rows": tables.speaker_rows(main),
         "attention_rows": attention,
-        "attention": [(row.label, figures.of_attention(row)) for row in attention],
+        "attention": [
+            (row.label, [Figure(heat_maps.attention_maps(row.after.examples), ATTENTION, wide=True)])
+            for row in attention
+        ],
         "columns": [row.label for row in main],
         "weights": [(run.label, figures.of_weights(run)) for run in trained if run.num_clients > 1],
-        "updates": figures.of_updates(runs) if trained else [],
-        "coverage": figures.of_coverage(runs) if trained else None,
+        "updates": [
+            Figure(plots.effective_clients(runs), "100 %: all clients of a round have the same weight."),
+            Figure(plots.update_norms(runs), "How far clients moved from the model they received."),
+        ]
+        if trained
+        else [],
+        "coverage": Figure(plots.coverage(runs), "Expected after T rounds: 1 − (1 − N/K)^T.")
+        if trained
+        else None,
         "coverage_rows": [(run, *_coverage(run)) for run in trained if run.num_clients],
         "failures": tables.failures(runs),
         "max_failures": MAX_FAILURES,
@@ -78,7 +93,7 @@ def _context(runs: Sequence[RunFolder]) -> dict[str, Any]:
 
 
 def _best(rows: Sequence[tables.Result]) -> tables.Result:
-    """The run with the lowest word error rate; a starting model only where no run has been scored."""
+    """Return the run with the lowest word error rate; a starting model only if no run has a score."""
     scored = [row for row in rows if row.run is not None] or list(rows)
     return min(scored, key=lambda row: row.evaluation.overall.words.rate)
 
@@ -94,38 +109,34 @@ def _headline(split: str, rows: Sequence[tables.Result]) -> str:
         text = f"{best.label} has the lowest word error rate on {split}, {rate}"
     else:
         text = f"The word error rate on {split} is {rate}"
-    if best.change is None:
-        return text + "."
     change = best.change
-    ends = sorted((abs(change.low), abs(change.high)))
+    if change is None:
+        return text + "."
     if not change.excludes_zero:
-        return f"{text}, which cannot be told from the start (relative change {signed(change, 1)} %)."
+        return f"{text}, not significantly different from the start (relative change {signed(change, 1)} %)."
     word = "fewer" if change.estimate < 0 else "more"
-    return (
-        f"{text}: {percent(abs(change.estimate), 1)} % {word} errors than at the start "
-        f"(95 % interval {percent(ends[0], 1)} to {percent(ends[1], 1)})."
-    )
+    low, high = (percent(end, 1) for end in sorted((abs(change.low), abs(change.high))))
+    number = percent(abs(change.estimate), 1)
+    return f"{text}: {number} % {word} errors than at the start (95 % interval {low} to {high})."
 
 
-def _no_headline(runs: Sequence[RunFolder]) -> str:
+def _headline_without_scores(runs: Sequence[RunFolder]) -> str:
     if any(run.trained for run in runs):
-        return "Nothing has been evaluated yet; the curves show how training went."
-    return "No round has finished yet: this page shows what is going to be run."
+        return "No model has been evaluated yet; the curves show the training."
+    return "No round has finished yet: this page shows the settings."
 
 
 def _cards(runs: Sequence[RunFolder], rows: Sequence[tables.Result]) -> list[Card]:
     cards = []
     if rows:
         best = _best(rows)
-        for name, counts, ends in (
-            ("Word error rate", lambda e: e.overall.words, best.wer),
-            ("Character error rate", lambda e: e.overall.characters, best.cer),
-        ):
-            after = f"{percent(counts(best.evaluation).rate, 1)} %"
-            before = f"{percent(counts(best.start).rate, 1)} → " if best.start else ""
-            interval = (
-                f"95 % interval {percent(ends.low, 1)} to {percent(ends.high, 1)}" if ends else "one speaker"
-            )
+        for unit, ends in (("words", best.wer), ("characters", best.cer)):
+            name = f"{unit[:-1].capitalize()} error rate"
+            after = f"{percent(getattr(best.evaluation.overall, unit).rate, 1)} %"
+            before = f"{percent(getattr(best.start.overall, unit).rate, 1)} → " if best.start else ""
+            interval = "one speaker"
+            if ends:
+                interval = f"95 % interval {percent(ends.low, 1)} to {percent(ends.high, 1)}"
             cards.append((name, before + after, interval if len(runs) == 1 else f"{best.label}; {interval}"))
     if len(runs) == 1:
         cards += _run_cards(runs[0])
@@ -138,16 +149,15 @@ def _cards(runs: Sequence[RunFolder], rows: Sequence[tables.Result]) -> list[Car
 
 
 def _run_cards(run: RunFolder) -> list[Card]:
-    planned = (
-        "all finished" if run.num_finished >= run.num_planned else f"of {run.num_planned:,}: not finished"
-    )
+    is_finished = run.num_finished >= run.num_planned
+    planned = "all finished" if is_finished else f"of {run.num_planned:,}: not finished"
     best = tables.best_round(run)
     cards = [
         ("Rounds", f"{run.num_finished:,}", planned + (f", best {best}" if best is not None else "")),
         ("Clients", f"{run.num_clients:,}", f"{run.cohort_size:,} drawn each round"),
     ]
     if run.speech_seconds:
-        cards.append(("Speech", f"{run.speech_seconds / 3600:.3g} h", "held by the clients that answered"))
+        cards.append(("Speech", f"{run.speech_seconds / 3600:.3g} h", "of the clients that answered"))
     if run.total_seconds:
         cards.append(("Time", duration(run.total_seconds), str(run.about.get("device") or "")))
     if run.total_bytes:
@@ -169,18 +179,17 @@ def _swatch(style: Look) -> Markup:
 
 
 def _coverage(run: RunFolder) -> tuple[float, float]:
-    """The share of the pool drawn at least once: measured, and expected."""
+    """Return the share of the pool drawn at least once: measured, and expected."""
     measured = measured_coverage((entry.get("cohort", ()) for entry in run.trained), run.num_clients)
     return float(measured[-1]), float(expected_coverage(run.cohort_size, run.num_clients, run.num_finished))
 
 
 def _command(run: RunFolder) -> str:
     checkout = f"git checkout {run.about['commit']}\n" if run.about.get("commit") else ""
-    return (
-        f"{checkout}antiphon run {run.about['recipe']} --data DATA --out OUT --set seed={run.about['seed']}"
-    )
+    recipe, seed = run.about["recipe"], run.about["seed"]
+    return f"{checkout}antiphon run {recipe} --data DATA --out OUT --set seed={seed}"
 
 
 def _as_yaml(value: Any) -> str:
-    plain = json.loads(json.dumps(value))  # no tuples or aliases, which YAML would mark
+    plain = json.loads(json.dumps(value))  # without tuples and aliases, for which YAML has special marks
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)

@@ -1,4 +1,4 @@
-"""Figures over rounds: error rates, losses, coverage, update norms, and what the run cost."""
+"""Figures over rounds: error rates, losses, coverage, update norms, and costs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _by_round(axes: Axes, runs: Sequence[RunFolder]) -> None:
 def _lines(
     axes: Axes, runs: Sequence[RunFolder], values: Callable[[RunFolder], Series], spread: str = ""
 ) -> None:
-    """A line for each run over its rounds, and the middle 80 % of its clients in what `spread` names."""
+    """Draw a line for each run; `spread` names a number of clients whose middle 80 % become a band."""
     _by_round(axes, runs)
     for index, run in enumerate(runs):
         if spread:
@@ -49,7 +49,7 @@ def _lines(
 
 @plot()
 def validation_curves(axes: Axes, runs: Sequence[RunFolder], name: str, title: str, is_rate: bool) -> None:
-    """A validation figure by round, one line a run; the best of each run is ringed and its value written."""
+    """Draw a validation figure by round, one line per run, with a ring at the lowest value of each."""
     axes.set_title(title)
     _by_round(axes, runs)
     if is_rate:
@@ -60,25 +60,17 @@ def validation_curves(axes: Axes, runs: Sequence[RunFolder], name: str, title: s
             continue
         style, best = look(index), int(np.argmin(y))
         draw_line(axes, x, y, style)
-        axes.plot(
-            x[best],
-            y[best],
-            "o",
-            markersize=6.5,
-            markerfacecolor="white",
-            markeredgewidth=1.8,
-            color=style.colour,
-        )
+        ring: dict[str, Any] = {"markersize": 6.5, "markerfacecolor": "white", "markeredgewidth": 1.8}
+        axes.plot(x[best], y[best], "o", color=style.colour, **ring)
         if len(runs) == 1:
             value = f"{100 * y[best]:.1f} %" if is_rate else f"{y[best]:.3g}"
-            axes.set_title(
-                f"lowest {value}, round {x[best]:.0f}", loc="right", fontsize=9, color=style.colour
-            )
+            text = f"lowest {value}, round {x[best]:.0f}"
+            axes.set_title(text, loc="right", fontsize=9, color=style.colour)
     _cap(axes, [y for _, y in curves])
 
 
 def _cap(axes: Axes, curves: Sequence[Array]) -> None:
-    """A run that diverges must not flatten the others: the axis ends above the highest start."""
+    """Let the axis end above the highest start, so that a run that diverges does not flatten the others."""
     start = max((float(y[0]) for y in curves if len(y)), default=0.0)
     if max((float(y.max()) for y in curves if len(y)), default=0.0) > 2 * start > 0:
         axes.set_ylim(top=1.3 * start)
@@ -86,27 +78,27 @@ def _cap(axes: Axes, curves: Sequence[Array]) -> None:
 
 @plot("Training loss of the cohort")
 def training_loss(axes: Axes, runs: Sequence[RunFolder]) -> None:
-    """Training loss by round; for a single run also the spread over its clients."""
+    """Draw the training loss by round; for a single run also the spread over its clients."""
     _lines(axes, runs, lambda run: series(run.trained, "loss"), spread="loss" if len(runs) == 1 else "")
 
 
 @plot("Norm of client updates (median, middle 80 %)")
 def update_norms(axes: Axes, runs: Sequence[RunFolder]) -> None:
-    """Median norm of the clients' updates by round, and the middle 80 % of clients when it stays readable."""
+    """Draw the median norm of the clients' updates by round; for up to three runs also the middle 80 %."""
     spread = "norm" if len(runs) <= 3 else ""
     _lines(axes, runs, lambda run: _client_quantile(run, "norm", 0.5), spread)
     axes.set_ylim(bottom=0)
 
 
 def _draw_spread(axes: Axes, run: RunFolder, name: str, style: Look) -> None:
-    at, low, _, _ = thin(*_client_quantile(run, name, 0.1))
+    rounds, low, _, _ = thin(*_client_quantile(run, name, 0.1))
     _, high, _, _ = thin(*_client_quantile(run, name, 0.9))
-    if len(at):
-        axes.fill_between(at, low, high, color=style.colour, alpha=0.16, linewidth=0)
+    if len(rounds):
+        axes.fill_between(rounds, low, high, color=style.colour, alpha=0.16, linewidth=0)
 
 
 def _client_quantile(run: RunFolder, name: str, share: float) -> Series:
-    """A quantile over the clients of a round, by round."""
+    """Return a quantile over the clients of a round, by round."""
 
     def quantile(clients: Sequence[Entry]) -> float | None:
         values = [client[name] for client in clients if client.get(name) is not None]
@@ -116,14 +108,14 @@ def _client_quantile(run: RunFolder, name: str, share: float) -> Series:
 
 
 def _of_clients(run: RunFolder, figure: Callable[[Sequence[Entry]], float | None]) -> Series:
-    """A figure of the clients of each round, where they have one."""
+    """Return a figure of the clients of each round, leaving out rounds without one."""
     values = ((entry["round"], figure(list(entry.get("clients", {}).values()))) for entry in run.trained)
     return series([{"round": number, "value": value} for number, value in values], "value")
 
 
 @plot("Effective share of the cohort, 1 / (n Σα²)")
 def effective_clients(axes: Axes, runs: Sequence[RunFolder]) -> None:
-    """Effective number of clients in a round over the number that answered: 100 % is equal weights."""
+    """Draw the effective number of clients over the number that answered: 100 % is equal weights."""
 
     def share(clients: Sequence[Entry]) -> float | None:
         weights = [client.get("weight") or 0.0 for client in clients]
@@ -136,7 +128,7 @@ def effective_clients(axes: Axes, runs: Sequence[RunFolder]) -> None:
 
 @plot("Share of the pool drawn at least once")
 def coverage(axes: Axes, runs: Sequence[RunFolder]) -> None:
-    """Share of the pool drawn at least once: measured (line) and expected (dotted)."""
+    """Draw the share of the pool drawn at least once: measured (line) and expected (dotted)."""
     percent_axis(axes.yaxis)
     axes.set_ylim(0, 1.03)
     last = 1
@@ -146,14 +138,14 @@ def coverage(axes: Axes, runs: Sequence[RunFolder]) -> None:
         drawn = measured_coverage((entry.get("cohort", ()) for entry in run.trained), run.num_clients)
         measured = np.array([0.0, *drawn])
         rounds = np.array([0.0, *(entry["round"] for entry in run.trained)])
-        # Once all have been seen the rest is a flat line: the rounds until then are the figure.
+        # When all clients have been drawn the line is flat: the figure ends soon after.
         last = max(last, min(run.num_finished, 10 + int(1.5 * np.count_nonzero(measured < 0.999))))
         shown = rounds <= last
         draw_line(axes, rounds[shown], measured[shown], look(index))
-        every = np.linspace(0, last, 160)
-        expected = expected_coverage(run.cohort_size, run.num_clients, every)
+        x = np.linspace(0, last, 160)
+        expected = expected_coverage(run.cohort_size, run.num_clients, x)
         colour = look(index).colour if len(runs) > 1 else INK
-        axes.plot(every, expected, color=colour, linestyle=":", linewidth=1.4)
+        axes.plot(x, expected, color=colour, linestyle=":", linewidth=1.4)
     rounds_axis(axes, last)
     colours = (PALETTE[0], INK) if len(runs) == 1 else (MUTED, MUTED)
     keys = [Line2D([], [], color=colours[0]), Line2D([], [], color=colours[1], linestyle=":")]
@@ -162,14 +154,14 @@ def coverage(axes: Axes, runs: Sequence[RunFolder]) -> None:
 
 @plot("Validation WER by traffic so far")
 def error_by_bytes(axes: Axes, runs: Sequence[RunFolder]) -> None:
-    """Validation WER over the bytes sent until then."""
+    """Draw validation WER over the bytes sent until then."""
     percent_axis(axes.yaxis)
     curves = [run.validation.get("wer", NOTHING) for run in runs]
     for index, (run, (rounds, values)) in enumerate(zip(runs, curves, strict=True)):
-        sent = np.cumsum([entry.get("bytes_down", 0) + entry.get("bytes_up", 0) for entry in run.trained])
+        total = np.cumsum([entry.get("bytes_down", 0) + entry.get("bytes_up", 0) for entry in run.trained])
         finished = np.array([entry["round"] for entry in run.trained])
-        before = np.searchsorted(finished, rounds, side="right")  # rounds finished when it was measured
-        draw_line(axes, np.array([0.0, *sent])[before], values, look(index))
+        before = np.searchsorted(finished, rounds, side="right")  # rounds finished by then
+        draw_line(axes, np.array([0.0, *total])[before], values, look(index))
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     bytes_axis(axes.xaxis, axes.get_xlim()[1])
@@ -179,25 +171,23 @@ def error_by_bytes(axes: Axes, runs: Sequence[RunFolder]) -> None:
 
 @plot("Traffic per round")
 def bytes_by_round(axes: Axes, runs: Sequence[RunFolder]) -> None:
-    """Bytes that would travel in each round, to all clients and back."""
+    """Draw the bytes that would travel in each round, to all clients and back."""
     _pair(axes, runs, lambda run: run.trained, {"bytes_down": "to clients", "bytes_up": "from clients"})
     bytes_axis(axes.yaxis, axes.get_ylim()[1])
 
 
 @plot("Memory")
 def memory_by_round(axes: Axes, runs: Sequence[RunFolder]) -> None:
-    """Peak memory after each round."""
+    """Draw the peak memory after each round."""
     _pair(axes, runs, lambda run: run.clock, {"rss_mib": "process", "gpu_mib": "GPU"})
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f} MiB"))
 
 
-def _pair(
-    axes: Axes,
-    runs: Sequence[RunFolder],
-    entries: Callable[[RunFolder], Sequence[Entry]],
-    names: Mapping[str, str],
-) -> None:
-    """Two quantities of one kind: the first solid, the second dashed; one that stays zero is left out."""
+Entries = Callable[[RunFolder], Sequence[Entry]]
+
+
+def _pair(axes: Axes, runs: Sequence[RunFolder], entries: Entries, names: Mapping[str, str]) -> None:
+    """Draw two quantities of one kind, the first solid, the second dashed, unless all values are zero."""
     _by_round(axes, runs)
     shown: dict[str, Any] = {}
     for (key, name), dash in zip(names.items(), ("-", (0, (3, 1.5))), strict=True):
@@ -213,7 +203,7 @@ def _pair(
 
 @plot("Seconds per round")
 def seconds_by_round(axes: Axes, runs: Sequence[RunFolder]) -> None:
-    """Wall time of each round; for a single run, what it was spent on."""
+    """Draw the wall time of each round; for a single run, by activity."""
     _by_round(axes, runs)
     if len(runs) == 1:
         _stack_seconds(axes, runs[0])
@@ -238,15 +228,10 @@ def _stack_seconds(axes: Axes, run: RunFolder) -> None:
     }
     if not candidates.any():
         del layers["candidates"]
-    at = thin(rounds, rounds)[0]
-    # A round lasts from the end of the one before: steps, not slopes.
-    step = np.concatenate([[at[0] - 1 if len(at) < 2 else 2 * at[0] - at[1]], at])
+    x = thin(rounds, rounds)[0]
+    # A round begins at the end of the one before: draw steps, not slopes.
+    edges = np.concatenate([[x[0] - 1 if len(x) < 2 else 2 * x[0] - x[1]], x])
     heights = [thin(rounds, seconds)[1] for seconds, _ in layers.values()]
-    drawn = axes.stackplot(
-        step,
-        [np.concatenate([height[:1], height]) for height in heights],
-        colors=[colour for _, colour in layers.values()],
-        step="pre",
-        linewidth=0,
-    )
-    legend(axes, drawn, list(layers))
+    steps = [np.concatenate([height[:1], height]) for height in heights]
+    colours = [colour for _, colour in layers.values()]
+    legend(axes, axes.stackplot(edges, steps, colors=colours, step="pre", linewidth=0), list(layers))

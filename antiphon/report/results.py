@@ -1,4 +1,4 @@
-"""RESULTS.md: the figures of one or several runs in Markdown, ready for a repository or a review."""
+"""RESULTS.md: the results of one or several runs in Markdown."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import json
 from collections.abc import Iterable, Sequence
 
 from antiphon.report import tables
-from antiphon.report.attention_summary import Row, attention_rows
+from antiphon.report.attention_summary import AttentionRow, attention_rows
 from antiphon.report.formatting import NONE, bounds, edits, percent, ranges, size
 from antiphon.report.run_folder import RunFolder
-from antiphon.report.weights import weights_by_kind
 from antiphon.scoring.statistics import NUM_RESAMPLES, plural, signed
 
 MAX_FAILURES = 100
 
 
 def results_markdown(runs: Sequence[RunFolder]) -> str:
-    """The whole file."""
+    """Return the text of the file."""
     results = {split: tables.results(runs, split) for split in tables.splits_of(runs)}
     parts = [f"# Results: {', '.join(_plain(run.label) for run in runs)}", _states(runs)]
     for split, rows in results.items():
@@ -98,21 +97,19 @@ def _worst(runs: Sequence[RunFolder], split: str) -> str:
 def _speaker_table(rows: Sequence[tables.Result]) -> str:
     head = ["speaker", "words", *(f"{row.label}, WER %" for row in rows)]
     cells = (
-        [person.name + " *" * person.is_worst, f"{person.num_words:,}", *map(percent, person.rates)]
-        for person in tables.people(rows)
+        [speaker.name + " *" * speaker.is_worst, f"{speaker.num_words:,}", *map(percent, speaker.rates)]
+        for speaker in tables.speaker_rows(rows)
     )
     return _table(head, cells) + f"\n\n\\* the worst decile of {_plain(rows[-1].label if rows else '')}"
 
 
-def _attention_table(rows: Sequence[Row]) -> str:
+def _attention_table(rows: Sequence[AttentionRow]) -> str:
     head = ["run", "utterances", "monotonic before, %", "after, %", "span before, %", "after, %"]
     cells = []
     for row in rows:
-        before, after = row.before, row.after
-        monotonic = (before.monotonic if before else None, after.monotonic)
-        spans = (before.span if before else None, after.span)
-        shares = (percent(share, 1) for share in (*monotonic, *spans))
-        cells.append([row.label, after.num_utterances, *shares])
+        monotonic, span = (row.before.monotonic, row.before.span) if row.before else (None, None)
+        shares = (monotonic, row.after.monotonic, span, row.after.span)
+        cells.append([row.label, row.after.num_utterances, *(percent(share, 1) for share in shares)])
     return _table(head, cells)
 
 
@@ -120,7 +117,7 @@ def _corrupted_table(runs: Sequence[RunFolder]) -> str:
     head = ["run", "corrupted clients", "mean weight of clean ones", "of corrupted ones"]
     cells = []
     for run in runs:
-        means = {kind: f"{values.mean():.3f}" for kind, (_, values) in weights_by_kind(run).items()}
+        means = {kind: f"{values.mean():.3f}" for kind, (_, values) in tables.weights_by_kind(run).items()}
         weights = [means.get(kind) for kind in ("clean", "corrupted")]
         cells.append([run.label, f"{len(run.corrupted)} of {run.num_clients}", *weights])
     return _table(head, cells) + "\n\nWeights over an equal share of the round, as means over rounds."
@@ -130,11 +127,10 @@ def _failure_table(runs: Sequence[RunFolder]) -> str:
     rows = tables.failures(runs)
     if not rows:
         return "None."
-    cells = (
-        [row.run, row.client, len(row.rounds), ranges(row.rounds), row.reason] for row in rows[:MAX_FAILURES]
-    )
-    more = len(rows) - MAX_FAILURES
+    shown = rows[:MAX_FAILURES]
+    cells = ([row.run, row.client, len(row.rounds), ranges(row.rounds), row.reason] for row in shown)
     table = _table(["run", "client", "times", "rounds", "reason"], cells)
+    more = len(rows) - MAX_FAILURES
     return table + (f"\n\nand {more:,} more in journal.jsonl" if more > 0 else "")
 
 
@@ -150,14 +146,14 @@ def _provenance(runs: Sequence[RunFolder]) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    """A table with a dash for every None."""
+    """Return a Markdown table, with a dash for None."""
     lines = [head, ["---"] * len(head), *rows]
     cells = ((_plain(NONE if cell is None else str(cell)) for cell in line) for line in lines)
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
 def _plain(text: str) -> str:
-    """Text from outside that cannot break a table or become markup."""
+    """Escape text, so that it cannot break a table or become markup."""
     for special in ("\\", "|", "`", "<", ">", "*", "]("):
         text = text.replace(special, "\\" + special)
     return " ".join(text.split())

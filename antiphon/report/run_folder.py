@@ -1,4 +1,4 @@
-"""A run folder as data: what `antiphon run` wrote, read back and checked."""
+"""Run folders as data: the files that `antiphon run` wrote, read and checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one model scored on one split, in all and by speaker."""
+    """The scores of one model on one split, pooled and by speaker."""
 
     overall: Tally
     speakers: Mapping[str, Tally]
@@ -44,11 +44,9 @@ class RunFolder:
 
     @classmethod
     def load(cls, path: Path) -> RunFolder:
-        """Reads a folder; a ValueError names the file that is missing or damaged."""
+        """Read a folder; a ValueError names the file that is missing or damaged."""
         if not (path / "run.json").is_file():
-            raise ValueError(
-                f"{path} is not a run folder: it has no run.json (give a folder `antiphon run` made)"
-            )
+            raise ValueError(f"{path} is not a run folder: it has no run.json (`antiphon run` writes one)")
         about = read_json(path / "run.json", FORMAT)
         missing = [key for key in ("name", "recipe", "seed", "config", "rounds") if key not in about]
         if missing:
@@ -61,7 +59,7 @@ class RunFolder:
 
     @cached_property
     def trained(self) -> list[Entry]:
-        """Journal entries of finished rounds: all but the starting model's."""
+        """Journal entries of finished rounds: all but that of the starting model."""
         return [entry for entry in self.journal if entry["round"] > 0]
 
     @property
@@ -74,7 +72,7 @@ class RunFolder:
 
     @property
     def num_clients(self) -> int:
-        """Clients in the pool; where run.json does not say, those seen."""
+        """The number of clients in the pool; if run.json has none, the number in the journal."""
         seen = {client for entry in self.trained for client in entry.get("cohort", ())}
         return int(self.about.get("num_clients") or len(seen))
 
@@ -85,13 +83,13 @@ class RunFolder:
 
     @cached_property
     def corrupted(self) -> frozenset[str]:
-        """Clients most of whose utterances were corrupted on purpose."""
+        """Clients with more than half of their utterances corrupted on purpose."""
         shares: Mapping[str, float] = self.about.get("corrupted") or {}
         return frozenset(name for name, share in shares.items() if share > 0.5)
 
     @cached_property
     def validation(self) -> dict[str, tuple[Array, Array]]:
-        """Name ("wer", "cer", "loss") → (rounds, values) where it was measured."""
+        """Name ("wer", "cer", "loss") → (rounds, values)."""
         measured = [entry for entry in self.journal if entry.get("valid")]
         names = dict.fromkeys(name for entry in measured for name in entry["valid"])
         return {name: series(measured, "valid", name) for name in names}
@@ -113,21 +111,21 @@ class RunFolder:
         return sum(float(entry.get("seconds") or 0) for entry in self.clock) if self.clock else None
 
     def peak_mib(self, memory: str) -> float:
-        """The most memory of a kind ("rss", "gpu") that was used by a round."""
+        """Return the highest memory use of all rounds, of one kind ("rss", "gpu")."""
         return max((entry.get(f"{memory}_mib") or 0.0 for entry in self.clock), default=0.0)
 
     @cached_property
     def speech_seconds(self) -> float | None:
         """Seconds of speech of the clients that answered, each counted once."""
-        held: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for entry in self.trained:
             for name, stats in entry.get("clients", {}).items():
-                held[name] = max(held.get(name, 0.0), float(stats.get("seconds") or 0.0))
-        return sum(held.values()) or None
+                seconds[name] = max(seconds.get(name, 0.0), float(stats.get("seconds") or 0.0))
+        return sum(seconds.values()) or None
 
 
 def series(entries: Sequence[Entry], *keys: str) -> tuple[Array, Array]:
-    """(rounds, values) of the entries that hold a number under the nested `keys`.
+    """Return (rounds, values) of the entries that have a number under the nested `keys`.
 
     >>> series([{"round": 1, "valid": {"wer": 0.5}}, {"round": 2}], "valid", "wer")
     (array([1.]), array([0.5]))
@@ -144,19 +142,20 @@ def series(entries: Sequence[Entry], *keys: str) -> tuple[Array, Array]:
 
 
 def load_runs(paths: Sequence[Path]) -> list[RunFolder]:
-    """Run folders, or experiments (all their runs), with labels that differ."""
+    """Load run folders, or experiments (all their runs), and give each run its own label."""
     runs = [RunFolder.load(folder) for path in paths for folder in runs_of(path)]
     names = [run.label for run in runs]
-    longer = [f"{run.path.resolve().parent.name}/{run.label}" for run in runs]
     labels: list[str] = []
-    for run, name in zip(runs, longer, strict=True):
-        label = run.label if names.count(run.label) == 1 else name
+    for run in runs:
+        label = run.label
+        if names.count(label) > 1:
+            label = f"{run.path.resolve().parent.name}/{label}"
         labels.append(label if label not in labels else f"{label} ({len(labels) + 1})")
     return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
 
 
 def runs_of(path: Path) -> list[Path]:
-    """The run folders of an experiment that have begun, in its order; a run folder is its own."""
+    """Return the run folders of an experiment that have begun, in its order; or the run folder itself."""
     if not (path / "experiment.json").is_file():
         return [path]
     names = read_json(path / "experiment.json", EXPERIMENT_FORMAT).get("runs")
@@ -171,7 +170,7 @@ def runs_of(path: Path) -> list[Path]:
 
 
 def read_json(path: Path, format: str = "") -> dict[str, Any]:
-    """Reads an object from a file; a ValueError names one that is damaged or of another format."""
+    """Read a JSON object; a ValueError names a file that is damaged or has another format."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -184,6 +183,7 @@ def read_json(path: Path, format: str = "") -> dict[str, Any]:
 
 
 def _read_rounds(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """Read a journal, and add what is missing or incomplete to `notes`."""
     if not path.is_file():
         notes.append(f"{path.name} is missing: no round has finished yet")
         return []

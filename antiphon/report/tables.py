@@ -1,11 +1,11 @@
-"""The tables of a report as data: RESULTS.md and the page print the same rows."""
+"""The tables of a report as data: RESULTS.md and the page show the same rows."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ START, BEST = "start", "best"
 
 @dataclass(frozen=True)
 class Result:
-    """One row of the result table: a model on a split. `run` is None for a model that runs began with."""
+    """One row of the result table: a model on a split. `run` is None for a starting model."""
 
     label: str
     run: RunFolder | None
@@ -42,32 +42,30 @@ class Result:
 
 
 def splits_of(runs: Sequence[RunFolder]) -> list[str]:
-    """Splits that were evaluated; "test" first, then by name."""
+    """Return the splits that were evaluated; "test" first, then by name."""
     names = {split for run in runs for split in run.evaluations}
     return sorted(names, key=lambda name: (name != "test", name))
 
 
 def results(runs: Sequence[RunFolder], split: str) -> list[Result]:
-    """The starting models that are no other run's best, then the best model of each run, on one split."""
-    named = {str(run.about.get("name")) for run in runs}
+    """Return the results on one split: starting models that are not the result of a run, then the runs."""
+    names = {str(run.about.get("name")) for run in runs}
     starts = [
-        (run, found[START])
+        (run, scores[START])
         for run in followers(runs)
-        if START in (found := run.evaluations.get(split, {})) and run.about.get("started_from") not in named
+        if START in (scores := run.evaluations.get(split, {})) and run.about.get("started_from") not in names
     ]
-    # Runs compared usually begin with the same model: say so once.
-    same = len({json.dumps(_errors(start)[0].tolist()) for _, start in starts}) == 1
-    rows = [
-        _result(START if same else f"{run.label}: {START}", None, start)
-        for run, start in (starts[:1] if same else starts)
-    ]
+    rows = [_result(f"{run.label}: {START}", None, start) for run, start in starts]
+    # Runs that are compared usually start from the same model: show it once.
+    if len({json.dumps(_errors(start)[0].tolist()) for _, start in starts}) == 1:
+        rows = [replace(rows[0], label=START)]
     target = common_target(runs)
     first: Evaluation | None = None
     for run in runs:
-        found = run.evaluations.get(split, {})
-        if BEST in found:
-            rows.append(_result(run.label, run, found[BEST], found.get(START), first, target))
-            first = first or found[BEST]
+        scores = run.evaluations.get(split, {})
+        if BEST in scores:
+            rows.append(_result(run.label, run, scores[BEST], scores.get(START), first, target))
+            first = first or scores[BEST]
     return rows
 
 
@@ -79,35 +77,32 @@ def _result(
     first: Evaluation | None = None,
     target: float | None = None,
 ) -> Result:
-    words, characters = _errors(evaluation)
+    (errors, lengths), characters = _errors(evaluation)
+    # Only evaluations of the same words of the same speakers are compared.
+    before, other = (
+        _errors(model)[0][0] if model and _lengths(model) == _lengths(evaluation) else None
+        for model in (start, first)
+    )
     return Result(
         label=label,
         run=run,
         evaluation=evaluation,
         start=start,
-        wer=rate_interval(*words),
+        wer=rate_interval(errors, lengths),
         cer=rate_interval(*characters),
-        change=relative_interval(words[0], _errors(start)[0][0]) if _comparable(evaluation, start) else None,
-        against_first=difference_interval(words[0], _errors(first)[0][0], words[1])
-        if _comparable(evaluation, first)
-        else None,
+        change=None if before is None else relative_interval(errors, before),
+        against_first=None if other is None else difference_interval(errors, other, lengths),
         rounds_to_best=best_round(run) if run else None,
         rounds_to_target=round_to_target(*_wer_curve(run), target) if run and target is not None else None,
     )
 
 
-def _errors(evaluation: Evaluation | None) -> tuple[Array, Array]:
-    """(words, characters), each [2, speakers]: errors and lengths, speakers sorted by name."""
-    assert evaluation is not None
-    people = [evaluation.speakers[name] for name in sorted(evaluation.speakers)]
-    words = [(person.words.total, person.words.length) for person in people]
-    characters = [(person.characters.total, person.characters.length) for person in people]
+def _errors(evaluation: Evaluation) -> tuple[Array, Array]:
+    """Return (words, characters), each [2, speakers]: errors and lengths, speakers sorted by name."""
+    tallies = [tally for _, tally in sorted(evaluation.speakers.items())]
+    words = [(tally.words.total, tally.words.length) for tally in tallies]
+    characters = [(tally.characters.total, tally.characters.length) for tally in tallies]
     return np.array(words, float).reshape(-1, 2).T, np.array(characters, float).reshape(-1, 2).T
-
-
-def _comparable(one: Evaluation, other: Evaluation | None) -> bool:
-    """Whether both scored the same words of the same speakers."""
-    return other is not None and _lengths(one) == _lengths(other)
 
 
 def _lengths(evaluation: Evaluation) -> dict[str, int]:
@@ -120,24 +115,24 @@ def _wer_curve(run: RunFolder) -> tuple[list[int], list[float]]:
 
 
 def best_round(run: RunFolder) -> int | None:
-    """The round with the lowest validation WER."""
+    """Return the round with the lowest validation WER."""
     return round_of_best(*_wer_curve(run))
 
 
 def followers(runs: Sequence[RunFolder]) -> Sequence[RunFolder]:
-    """The runs that begin where another one ended; all of them if none does."""
+    """Return the runs that start from a model; all runs if none does."""
     return [run for run in runs if run.about.get("started_from")] or runs
 
 
 def common_target(runs: Sequence[RunFolder]) -> float | None:
-    """The lowest validation WER reached by every run that began with another's model and improved on it."""
+    """Return the lowest validation WER that every run reached which started from a model and improved it."""
     curves = [values for run in followers(runs) if len(values := _wer_curve(run)[1]) > 1]
     return max((min(values) for values in curves if min(values) < values[0]), default=None)
 
 
 @dataclass(frozen=True)
-class Person:
-    """A test speaker: the WER of each model in the order of the columns, None where it was not scored."""
+class SpeakerRow:
+    """A test speaker: the WER of each model in the order of the columns, None if there is no score."""
 
     name: str
     num_words: int
@@ -145,41 +140,36 @@ class Person:
     is_worst: bool
 
 
-def people(rows: Sequence[Result]) -> list[Person]:
-    """Speakers of a result table, worst of its last model first; a worst decile is that of the last model."""
-    if not rows:
-        return []
-    last = word_rates(rows[-1].evaluation)
+def speaker_rows(rows: Sequence[Result]) -> list[SpeakerRow]:
+    """Return the speakers of a result table; order and worst decile are those of the last model."""
+    last = word_rates(rows[-1].evaluation) if rows else {}
     worst = set(worst_decile(last))
     words: dict[str, int] = {}
     for row in rows:
         words.update(_lengths(row.evaluation))
+
+    def rates(name: str) -> list[float | None]:
+        scores = [row.evaluation.speakers.get(name) for row in rows]
+        return [tally.words.rate if tally else None for tally in scores]
+
     ordered = sorted(words, key=lambda name: (-last.get(name, -math.inf), name))
-    return [
-        Person(name, words[name], [_rate(row.evaluation, name) for row in rows], name in worst)
-        for name in ordered
-    ]
-
-
-def _rate(evaluation: Evaluation, name: str) -> float | None:
-    scores = evaluation.speakers.get(name)
-    return None if scores is None else scores.words.rate
+    return [SpeakerRow(name, words[name], rates(name), name in worst) for name in ordered]
 
 
 def word_rates(evaluation: Evaluation) -> dict[str, float]:
-    """Speaker → WER, of those with reference words."""
+    """Return speaker → WER, for speakers with reference words."""
     return {name: scores.words.rate for name, scores in evaluation.speakers.items() if scores.words.length}
 
 
 def before_and_after(run: RunFolder, split: str) -> tuple[Evaluation, Evaluation] | None:
-    """What the starting and the best model of a run scored, where both were evaluated."""
-    found = run.evaluations.get(split, {})
-    return (found[START], found[BEST]) if START in found and BEST in found else None
+    """Return the scores of the starting and the best model of a run, if both were evaluated."""
+    scores = run.evaluations.get(split, {})
+    return (scores[START], scores[BEST]) if START in scores and BEST in scores else None
 
 
 @dataclass(frozen=True)
 class WorstDecile:
-    """The worst tenth of the speakers after training, their pooled WER then and before, and the others."""
+    """The worst tenth of the speakers after training, with their pooled WER before and after."""
 
     label: str
     names: Sequence[str]
@@ -191,22 +181,20 @@ class WorstDecile:
 
 
 def worst_deciles(runs: Sequence[RunFolder], split: str) -> list[WorstDecile]:
-    """One for each run that has a before and an after."""
+    """Return the worst decile of each run that has scores before and after training."""
     rows = []
     for run in runs:
         pair = before_and_after(run, split)
         if pair is None or not (after := word_rates(pair[1])):
             continue
         before, names = word_rates(pair[0]), worst_decile(after)
-        pooled = [
-            sum((tally.words for name, tally in evaluation.speakers.items() if name in names), Errors())
-            for evaluation in pair
-        ]
+        start, best = (
+            sum((tally.words for name, tally in scores.speakers.items() if name in names), Errors()).rate
+            for scores in pair
+        )
         num_worse = sum(after[name] > before.get(name, math.inf) for name in after)
         median = float(np.median(list(after.values())))
-        rows.append(
-            WorstDecile(run.label, names, pooled[0].rate, pooled[1].rate, median, num_worse, len(after))
-        )
+        rows.append(WorstDecile(run.label, names, start, best, median, num_worse, len(after)))
     return rows
 
 
@@ -221,18 +209,48 @@ class FailureRow:
 
 
 def failures(runs: Sequence[RunFolder]) -> list[FailureRow]:
-    """Failures, the most frequent first."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+    """Return the failures, the most frequent first."""
+    rounds_of: dict[tuple[str, str, str], list[int]] = {}
     for run in runs:
         for entry in run.trained:
             for client, reason in entry.get("failures", {}).items():
-                found.setdefault((run.label, str(client), str(reason)), []).append(entry["round"])
-    rows = [FailureRow(*key, rounds) for key, rounds in found.items()]
+                rounds_of.setdefault((run.label, str(client), str(reason)), []).append(entry["round"])
+    rows = [FailureRow(*key, rounds) for key, rounds in rounds_of.items()]
     return sorted(rows, key=lambda row: (-len(row.rounds), row.run, row.client, row.reason))
 
 
+def relative_weights(run: RunFolder) -> tuple[list[str], Array]:
+    """Return (clients, weights [clients, rounds]): 1 is an equal share of the round, NaN is no answer."""
+    clients = sorted({name for entry in run.trained for name in entry.get("clients", {})})
+    index = {name: row for row, name in enumerate(clients)}
+    weights = np.full((len(clients), len(run.trained)), np.nan, dtype=np.float32)
+    for column, entry in enumerate(run.trained):
+        answers = entry.get("clients", {})
+        for name, stats in answers.items():
+            if stats.get("weight") is not None:
+                weights[index[name], column] = stats["weight"] * len(answers)
+    return clients, weights.astype(np.float64)
+
+
+def weights_by_kind(run: RunFolder) -> dict[str, tuple[Array, Array]]:
+    """Return (rounds, mean weights over an equal share) of "clean" and "corrupted" clients.
+
+    Rounds without an answer of the kind are left out. Empty if one kind has no client.
+    """
+    clients, weights = relative_weights(run)
+    rounds = np.array([float(entry["round"]) for entry in run.trained])
+    is_corrupted = np.array([name in run.corrupted for name in clients], dtype=bool)
+    kinds = {}
+    for kind, rows in (("clean", ~is_corrupted), ("corrupted", is_corrupted)):
+        answered = np.isfinite(weights[rows]).any(axis=0)
+        if not answered.any():
+            return {}
+        kinds[kind] = (rounds[answered], np.nanmean(weights[rows][:, answered], axis=0))
+    return kinds
+
+
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """A nested configuration as dotted keys.
+    """Return a nested configuration as dotted keys.
 
     >>> flatten({"model": {"width": 144}, "seed": 1})
     {'model.width': '144', 'seed': '1'}
@@ -247,14 +265,14 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def configuration(run: RunFolder) -> dict[str, Any]:
-    """All that decided a run, but its name and the machine."""
+    """Return everything that determines a run, except its name and the machine."""
     keys = ("recipe", "seed", "started_from", "num_clients", "cohort_size", "rounds")
     return {**{key: run.about.get(key) for key in keys}, "config": run.about["config"]}
 
 
 def differences(runs: Sequence[RunFolder]) -> list[tuple[str, list[str | None]]]:
-    """(key, value in each run) for every key of the configurations that is not the same in all."""
-    flat = [flatten(configuration(run)) for run in runs]
-    keys = dict.fromkeys(key for one in flat for key in one)
-    rows = [(key.removeprefix("config."), [one.get(key) for one in flat]) for key in keys]
+    """Return (key, value in each run) for every key whose value is not the same in all runs."""
+    settings = [flatten(configuration(run)) for run in runs]
+    keys = dict.fromkeys(key for flat in settings for key in flat)
+    rows = [(key.removeprefix("config."), [flat.get(key) for flat in settings]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]

@@ -57,7 +57,7 @@ def test_runs_on_different_speakers_are_not_compared(pair):
     row = tables.results(load_runs(pair), "test")[-1]
     assert row.against_first is row.change is None
     assert {
-        person.name: person.rates for person in tables.people(tables.results(load_runs(pair), "test"))
+        person.name: person.rates for person in tables.speaker_rows(tables.results(load_runs(pair), "test"))
     } == {
         "x": [0.5, 0.4, 0.3],
         "y": [0.5, 0.2, None],

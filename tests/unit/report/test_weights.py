@@ -11,7 +11,7 @@ from antiphon.report import figures
 from antiphon.report.html import render
 from antiphon.report.results import results_markdown
 from antiphon.report.run_folder import RunFolder
-from antiphon.report.weights import weights_by_kind
+from antiphon.report.tables import weights_by_kind
 
 WEIGHTS = [{"a": 0.6, "b": 0.3, "c": 0.1}, {"a": 0.5, "b": 0.5}, {"b": 0.75, "c": 0.25}]
 
