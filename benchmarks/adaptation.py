@@ -26,24 +26,25 @@ from antiphon.cli.terminal import Terminal
 from antiphon.data.corpus import Corpus
 from antiphon.data.session_texts import LEAK
 from antiphon.experiment.runner import run_experiment
-from antiphon.recipes import adaptation
-from antiphon.recipes.session_adaptation import TENANT_ROUNDS, table_rows
+from antiphon.experiment.starting import SeedModel
+from antiphon.recipes.session_adaptation import TENANT_ROUNDS, adapted_experiment, parts, table_rows
+from antiphon.workflows import adaptation_corpus
 from antiphon.workflows.adapt_model import session_errors
 
 
 def main() -> None:
     args = arguments()
     num_cores, runs = os.cpu_count() or 1, args.work / "runs"
-    seed, corpus = adaptation.Seed.open(args.run), Corpus.open(args.corpus)
-    speaking = config.override(adaptation.Speaking(), args.speak)
+    seed, corpus = SeedModel.open(args.run), Corpus.open(args.corpus)
+    speaking = config.override(adaptation_corpus.Speaking(), args.speak)
     texts = args.work / "texts"
     there = write_texts(args.manifest, corpus, args.novels, texts, args.sentences)
     paths = [texts / "sessions" / f"{name}.txt" for name in args.sessions or there]
-    found = adaptation.read_texts(seed, paths, [texts / "organisation.txt"], corpus, speaking)
+    found = adaptation_corpus.read_texts(seed, paths, [texts / "organisation.txt"], corpus, speaking)
     skipped = [one for text in (*found.sessions, *found.organisation) for one in text.skipped]
     dropped = sum(one.reason == LEAK for one in skipped)
     print(f"{dropped} sentences share 8 words in a row with a tested utterance and are dropped")
-    tested = adaptation.scored_speech(corpus, [text.name for text in found.sessions])
+    tested = adaptation_corpus.scored_speech(corpus, [text.name for text in found.sessions])
     words = new_words(tested, found)
     print(
         f"of {words.said:,} words said in the tested speech, {words.new:,} are in no training transcript: "
@@ -52,16 +53,16 @@ def main() -> None:
     if args.texts_only:
         return
     with Terminal() as terminal:
-        spoken, real = adaptation.make_corpus(
+        spoken, real = adaptation_corpus.make_corpus(
             args.work / "corpus", found, corpus, speaking, num_cores, partial(terminal, "synthesis")
         )
-    names = adaptation.parts([name for name, _ in seed.blueprint.build(seed.tokens.size).named_parameters()])
-    one = adaptation.adapted_experiment(seed, True, "all", args.rounds)
+    names = parts([name for name, _ in seed.blueprint.build(seed.tokens.size).named_parameters()])
+    one = adapted_experiment(seed, True, "all", args.rounds)
     rows = table_rows(str(seed.folder), names, args.rounds)
     experiment = replace(one, recipe="session-adaptation", seed=args.seed, runs=rows)
     experiment = config.override(experiment, args.settings)
     with Terminal() as terminal:
-        adaptation.compute_features(seed, spoken, real, num_cores, terminal.features)
+        adaptation_corpus.compute_features(seed, spoken, real, num_cores, terminal.features)
         resume = (runs / "experiment.json").exists()
         data = spoken.corpus.path
         run_experiment(experiment, data, runs, resume, False, args.device, 1, terminal, args.only)

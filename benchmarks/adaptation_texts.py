@@ -21,7 +21,7 @@ import numpy as np
 
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.session_texts import SessionText
-from antiphon.recipes.adaptation import Texts
+from antiphon.workflows.adaptation_corpus import Texts
 
 
 def write_texts(

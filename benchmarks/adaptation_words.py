@@ -19,11 +19,11 @@ from common import argument_parser, print_table, write_result
 
 from antiphon.data.corpus import Corpus
 from antiphon.data.session_texts import TextRules, read_session_texts
-from antiphon.recipes.adaptation import known_words
 from antiphon.report.formatting import NONE
 from antiphon.report.run_folder import read_json
 from antiphon.scoring.error_rate import Edit, alignment
 from antiphon.scoring.trn import read_trn
+from antiphon.workflows.adaptation_corpus import known_words
 
 KNOWN, SESSION, ORGANISATION, NOWHERE = KINDS = (
     "known",

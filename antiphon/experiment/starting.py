@@ -1,30 +1,52 @@
-"""The model a run starts from: a fresh one, that of an earlier run, or one from another folder."""
+"""The model that a run starts from: a new one, that of an earlier run, or one in another folder."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
 
+from antiphon import config
 from antiphon.core import Tensors
 from antiphon.data.tokens import Tokens, load_tokens
 from antiphon.experiment.settings import Run
+from antiphon.models.noise import SpecAugment
 from antiphon.models.reduced import ReducedConfig
 from antiphon.recognizer import Blueprint, open_blueprint
 from antiphon.tasks.submodel import Submodel, shrink
 
 
+@dataclass(frozen=True)
+class SeedModel:
+    """A model to be adapted: its folder, its structure, its tokens, and the masks of its training."""
+
+    folder: Path
+    blueprint: Blueprint
+    tokens: Tokens
+    augment: SpecAugment = SpecAugment()
+
+    @classmethod
+    def open(cls, run: Path) -> SeedModel:
+        folder, blueprint = open_blueprint(run)
+        seed, about = cls(run.resolve(), blueprint, load_tokens(folder)), run / "run.json"
+        if not about.exists():
+            return seed
+        settings = json.loads(about.read_text())["config"]["augment"]
+        return replace(seed, augment=config.from_dict(SpecAugment, settings))
+
+
 def check_start(start_folder: str, wanted: Blueprint, tokens: Tokens) -> Blueprint:
-    """That of a model in another folder; refused if it is not, or was not when whole, the experiment's."""
-    folder, found = open_blueprint(start_folder)
-    whole = replace(found, model=found.model.full) if isinstance(found.model, ReducedConfig) else found
-    if whole != wanted:
-        raise ValueError(f"{folder} holds another model or front end than the experiment's: set both alike")
+    """Return the blueprint of a model in another folder; refuse one that does not fit the experiment."""
+    folder, blueprint = open_blueprint(start_folder)
+    model = blueprint.model
+    if replace(blueprint, model=model.full if isinstance(model, ReducedConfig) else model) != wanted:
+        raise ValueError(f"{folder} has another model or front end than the experiment: set both alike")
     if load_tokens(folder) != tokens:
         raise ValueError(f"{folder} has other tokens than this corpus gives: was it trained on another?")
-    return found
+    return blueprint
 
 
 def load_start(run: Run, out: Path, fresh: Tensors) -> dict[str, Any]:
@@ -34,8 +56,8 @@ def load_start(run: Run, out: Path, fresh: Tensors) -> dict[str, Any]:
     if run.start_run and not (out / run.start_run / "model" / "model.safetensors").exists():
         raise ValueError(f"a run starts from {run.start_run!r}, which has not finished in {out}")
     folder, blueprint = open_blueprint(run.start_folder or out / run.start_run)
-    found = load_file(folder / "model.safetensors", device=str(next(iter(fresh.values())).device))
+    tensors = load_file(folder / "model.safetensors", device=str(next(iter(fresh.values())).device))
     trained = shrink(fresh, Submodel.read(blueprint.submodel))
     # In the order of the file: the last bit of a sum over parameters depends on their order.
-    params = {name: tensor for name, tensor in found.items() if name in trained}
+    params = {name: tensor for name, tensor in tensors.items() if name in trained}
     return {"params": params, "submodel": blueprint.submodel}

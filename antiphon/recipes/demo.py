@@ -1,11 +1,10 @@
-"""The demo: a corpus from a synthesiser, a seed model, three ways to federate, in minutes on two cores."""
+"""The demo: a synthetic corpus, a seed model and three federated algorithms, in minutes on two cores."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from antiphon.algorithms.fedavg import FedAvg, dga, fedavg, hierarchical
-from antiphon.data.tts.demo_corpus import SpeakerGroup
 from antiphon.engine import Rounds
 from antiphon.experiment.settings import Experiment, Run, Speakers
 from antiphon.models.blstm import BlstmConfig
@@ -16,22 +15,14 @@ from antiphon.server.optimizers import Adam
 from antiphon.server.schedules import Cosine
 from antiphon.tasks.local_training import LocalTraining
 
-SPLITS = {
-    "pool": SpeakerGroup(48, noisy_fraction=0.25),
-    "heldout": SpeakerGroup(6, noisy_fraction=0.25),
-    "test": SpeakerGroup(12, noisy_fraction=0.25),
-}
-SENTENCES_PER_SPEAKER = 20
-
 
 def demo() -> Experiment:
     """FedAvg, hierarchical optimisation and DGA softmax side by side, small enough for a laptop."""
     local, server = LocalTraining(lr=0.3, epochs=2, batch_seconds=16.0), Adam(lr=5e-3, epsilon=1e-5)
-    schedule = Cosine(24, final=0.05)
-    rounds = Rounds(total=24, cohort=10, valid_every=3)
 
     def run(algorithm: FedAvg) -> Run:
-        return Run(replace(algorithm, server_schedule=schedule), rounds=rounds)
+        algorithm = replace(algorithm, server_schedule=Cosine(24, final=0.05))
+        return Run(algorithm, rounds=Rounds(total=24, cohort=10, valid_every=3))
 
     return Experiment(
         recipe="demo",

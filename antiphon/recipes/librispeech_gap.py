@@ -1,7 +1,7 @@
-"""The gap table: how much of what central training gains over a seed model does federated training gain?
+"""The gap table: central training improves a seed model; how much of this does federated training reach?
 
-The frozen encoder is Moonshine tiny (an ONNX file); a small Conformer is trained on it with CTC. Half of
-the pool's speakers are the server's own and make the seed model, the other half are clients.
+The frozen encoder is Moonshine tiny (an ONNX file); a small Conformer is trained on it with CTC. Half of the
+pool's speakers are the server's, for the seed model; the other half are clients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from antiphon.tasks.local_training import LocalTraining
 ROUNDS = 90
 LOCAL = LocalTraining(lr=0.5, epochs=2, batch_seconds=60.0)
 SERVER = Adam(lr=5e-3, epsilon=1e-5)
-# Adam's first steps are full steps whatever the update's size: without warm-up they undo the seed.
+# Adam's first steps have full size however small the update is: without warm-up they undo the seed model.
 SCHEDULE = Cosine(ROUNDS, final=0.02, warmup=5)
 REHEARSAL = LocalTraining(lr=0.5, steps=50, batch_seconds=60.0)
 REHEARSAL_SCHEDULE = Cosine(ROUNDS, final=0.05)

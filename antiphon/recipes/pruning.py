@@ -1,12 +1,13 @@
-"""The tables and the figure of Federated Pruning on LibriSpeech: everything is pruned from one trained model.
+"""The tables and the figure of Federated Pruning on LibriSpeech: all rows prune the same trained model.
 
 R. Lin et al., Interspeech 2022, Tables 2 (scores), 3 (unified or adaptive), 4 (with or without refinement)
 and Figure 4 (patterns, sparsities). A small Conformer with CTC on the frozen encoder of Moonshine tiny (an
-ONNX file) is trained on all the pool's speakers; they are the clients too, as the paper prunes on what it
-trained on. `dense` is the same rounds without pruning: what every other row is to be compared with. `small`
-is a dense model of the size that sparsity 0.5 leaves, trained from nothing, centrally and federated, as long.
-Two ways are not the paper's: `aligned` is `weight` with units in multiples of 16, as processors like them,
-and `growth` is `adaptive` by how much the weights of a matrix grew, not by how large they are.
+ONNX file) is trained on all speakers of the pool. They are also the clients: the paper prunes on the training
+data. `dense` has the same rounds without pruning; the other rows are compared with it. `small` is a dense
+model with as many parameters as sparsity 0.5 leaves, trained centrally and then federated, for as many
+rounds. Two methods are not in the paper: `aligned` is `weight` with units in multiples of 16, which
+processors compute faster; `growth` is `adaptive` by how much the weights of a matrix grew, not by how large
+they are.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def pruning_librispeech() -> Experiment:
     server = Adam(lr=5e-3, epsilon=1e-5)
     inner = replace(hierarchical(ENCODER_LOCAL, server), server_schedule=Cosine(ROUNDS, final=0.02, warmup=3))
     usual = FederatedPruning(inner, mask_every=EVERY, fine_tune_from=FINE_TUNE_FROM)
-    ways = {
+    methods = {
         "weight": usual,
         "momentum": replace(usual, score=ByMomentum()),
         "product": replace(usual, score=ByProduct()),
@@ -48,20 +49,19 @@ def pruning_librispeech() -> Experiment:
         "half-row": replace(usual, pattern=HalfRow()),
     }
     rounds = Rounds(total=ROUNDS, cohort=10, valid_every=5, save_every=10)
+    dense = Run(inner, "both", start_run="pretrained", rounds=rounds)
     pruned = {
-        f"{way}-{sparsity}": Run(
-            replace(pruning, sparsity=sparsity), "both", start_run="pretrained", rounds=rounds
-        )
-        for way, pruning in ways.items()
+        f"{name}-{sparsity}": replace(dense, algorithm=replace(method, sparsity=sparsity))
+        for name, method in methods.items()
         for sparsity in SPARSITIES
     }
     return encoder_experiment(
         "pruning-librispeech",
         {
             "pretrained": central("both", rounds=80),
-            "dense": Run(inner, "both", start_run="pretrained", rounds=rounds),
+            "dense": dense,
             "small-pretrained": replace(central("both", rounds=80), model=SMALL),
-            "small": Run(inner, "both", start_run="small-pretrained", rounds=rounds, model=SMALL),
+            "small": replace(dense, start_run="small-pretrained", model=SMALL),
             **pruned,
         },
     )

@@ -1,4 +1,4 @@
-"""One algorithm each, after a seed model: what to start from on a corpus of one's own."""
+"""One algorithm each, after a seed model: starting points for a corpus of your own."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from antiphon.server.weighting import ByNorm, Uniform
 from antiphon.tasks.local_training import LocalTraining
 
 LOCAL = LocalTraining(lr=0.05, epochs=1, batch_seconds=60.0)
-# Our updates are about 1e-4 an entry: the usual epsilon of 1e-3 would turn Adam into slow SGD.
+# Entries of updates are about 1e-4 here: the usual epsilon of 1e-3 would turn Adam into slow SGD.
 SERVER = Adam(lr=3e-3, epsilon=1e-5)
-# On a frozen encoder: five steps of a minute, about what a LibriSpeech speaker has here.
+# On a frozen encoder: five steps of a minute, about all speech of a LibriSpeech speaker here.
 ENCODER_LOCAL = LocalTraining(lr=0.5, steps=5, batch_seconds=60.0)
-# On a frozen encoder of 41.7 frames a second: a time mask hides up to 0.3 s, another some of its values.
+# On a frozen encoder with 41.7 frames per second: a time mask hides up to 0.3 s.
 ENCODER_MASKS = SpecAugment(num_time_masks=4, time_width=12, num_frequency_masks=2, frequency_width=40)
 
 
 def central(data: str, rounds: int = 40, steps: int = 50, lr: float = 1e-3, start_run: str = "") -> Run:
-    """Central training on some of the speakers: seed models and reference rows."""
+    """Return central training on some of the speakers: seed models and reference rows."""
     algorithm = Central(LocalTraining(lr=lr, steps=steps), schedule=Cosine(rounds, final=0.02, warmup=2))
     return Run(algorithm, data, Iid(1), start_run, Rounds(total=rounds, cohort=1, valid_every=5))
 
 
 def encoder_experiment(name: str, runs: dict[str, Run]) -> Experiment:
-    """Runs of a small Conformer with CTC on a frozen encoder (an ONNX file)."""
+    """Return runs of a small Conformer with CTC on a frozen encoder (an ONNX file)."""
     frontend = OnnxEncoder("encoder_model.onnx")
     return Experiment(name, frontend=frontend, model=CtcConfig(), augment=ENCODER_MASKS, runs=runs)
 
@@ -50,12 +50,12 @@ def _after_seed(name: str, run: Run) -> Experiment:
 
 
 def central_training() -> Experiment:
-    """Central training on everybody's speech in one place: the reference, not federated."""
+    """Central training on the speech of all speakers: the reference, not federated."""
     return _after_seed("central", central("both"))
 
 
 def federated_sgd() -> Experiment:
-    """FedSGD (McMahan 2017): one step on all of a client's speech, a central step's gradient."""
+    """FedSGD (McMahan 2017): one step on all speech of a client; the sum is a central gradient."""
     return _after_seed("fedsgd", Run(fedsgd(SERVER), rounds=Rounds(total=50, cohort=10)))
 
 
@@ -91,7 +91,7 @@ def federated_pruning() -> Experiment:
 
 
 def geometric_median() -> Experiment:
-    """Geometric median of updates (Pillutla et al. 2022): a few bad clients cannot move it far."""
+    """Geometric median of updates (Pillutla et al. 2022): a few bad clients hardly change it."""
     return _after_seed("median", Run(GeometricMedian(hierarchical(LOCAL, SERVER))))
 
 
@@ -102,7 +102,7 @@ def layer_clipping() -> Experiment:
 
 
 def norm_weighting() -> Experiment:
-    """Weighting by update norm (DGA, appendix A): large updates count for less."""
+    """Weighting by update norm (DGA, appendix A): large updates get small weights."""
     return _after_seed("norm", Run(FedAvg(LOCAL, weighting=ByNorm(), server=SERVER)))
 
 
@@ -112,9 +112,8 @@ def server_rehearsal() -> Experiment:
 
 
 def encoder_only() -> Experiment:
-    """Subspace training (DGA §4): only the encoder is trained, and only the encoder travels."""
-    inner = FedAvg(LOCAL, server=SERVER, trainable=("encoder.*",))
-    return _after_seed("subspace", Run(inner))
+    """Subspace training (DGA §4): only the encoder is trained, and only the encoder is sent."""
+    return _after_seed("subspace", Run(FedAvg(LOCAL, server=SERVER, trainable=("encoder.*",))))
 
 
 def scaffold() -> Experiment:
@@ -123,7 +122,7 @@ def scaffold() -> Experiment:
 
 
 def q_fedavg() -> Experiment:
-    """q-FedAvg (Li et al. 2020): clients with a large loss count for more."""
+    """q-FedAvg (Li et al. 2020): clients with a large loss get large weights."""
     return _after_seed("q-fedavg", Run(QFedAvg(q=1.0, local=LOCAL)))
 
 
@@ -134,5 +133,5 @@ def personal_layers() -> Experiment:
 
 
 def ditto() -> Experiment:
-    """Ditto (Li et al. 2021): every client also trains its own model, held near the global one."""
+    """Ditto (Li et al. 2021): every client also trains its own model, which stays near the global one."""
     return _after_seed("ditto", Run(Ditto(hierarchical(LOCAL, SERVER), LOCAL), held_out=0.2))

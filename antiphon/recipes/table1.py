@@ -1,49 +1,49 @@
-"""Table 1 of Dynamic Gradient Aggregation on real speakers: which row needs how many rounds, at what WER?
+"""Table 1 of Dynamic Gradient Aggregation on real speakers: the rounds that each row needs, and its WER.
 
 Dimitriadis et al., arXiv:2106.07578, 2021, §4.1: seed, central and federated rows on LibriSpeech, 800 / 384 /
-224 / 144 rounds for FedAvg / hierarchical / softmax / RL. Here further rows of others who want the same.
+224 / 144 rounds for FedAvg / hierarchical / softmax / RL. Rows from other papers are added.
 
 | paper                       | run                                                                    |
 | --------------------------- | ---------------------------------------------------------------------- |
-| seed, 1st half              | `seed`: 25 of the pool's speakers, trained in one place                |
-| offline (lower bound)       | `central-offline`: all 50 speakers in one place, from nothing          |
+| seed, 1st half              | `seed`: 25 of the pool's speakers, trained centrally                   |
+| offline (lower bound)       | `central-offline`: central training on all 50 speakers, without the seed |
 | online                      | `central-online`: one pass over the clients' speech, from the seed     |
 | FedAvg                      | `fedavg`                                                               |
 | (BMUF of the 2020 paper)    | `bmuf`: seven i.i.d. parts, block momentum                             |
 | hier. optim. (i.i.d.)       | `hierarchical-iid`: seven i.i.d. parts                                 |
 | hier. optim. (non-i.i.d.)   | `hierarchical`: a client is a speaker; `hierarchical-sessions`: a session |
 | + softmax, β                | `softmax-0.3`, `softmax-1`, `softmax-3`                                |
-| + RL                        | `rl`, beginning from `softmax-1`                                       |
+| + RL                        | `rl`, with the weights of `softmax-1` at first                         |
 | appendix A                  | `norm`                                                                 |
-| (Pillutla, Li, Brock)       | `median`, `fedprox`, `layer-clip`: each hierarchical but for one thing |
+| (Pillutla, Li, Brock)       | `median`, `fedprox`, `layer-clip`: each as hierarchical with one change |
 
-A client of any row takes five steps of 60 s of speech in a round, which is about what a speaker has. Rates
-are constant after a warm-up: a rate that falls until the last round makes every run best at its end,
-whatever it needed. Validation is every other round, which is how finely rounds are told apart. FedAvg may
-take 110 rounds and others 50, so that it can be seen to need 2.1 times as many.
+In every row a client takes five steps of 60 s of speech in a round, which is about all speech of a speaker.
+Learning rates are constant after a warm-up: with a rate that falls until the last round, every run would be
+best at its end. Validation is every other round, so rounds are counted in steps of two. FedAvg has 110 rounds
+and the others 50: enough to see whether it needs up to 2.2 times as many.
 
-Tuning. Local training and the server's rate are those of `hierarchical`, for all rows built on it, so that a
-row differs from it in one thing. Each row has three trials (`TRIALS`) of the one setting that is its own, on
-one seed, judged by the held-out speakers: the same budget for all. The best of three is the row of `table1`,
-the others are a `--set` away (`choice` in benchmarks/table1.py); of softmax all three are rows.
-`table1-trials` runs all trials.
+Tuning. All rows built on `hierarchical` have its local training and its server rate, so that a row differs in
+one setting. Each row has three trials (`TRIALS`) of this setting on one seed, compared on the held-out
+speakers. The best one is the row of `table1`; `--set` gives the others (`choice` in benchmarks/table1.py).
+All three trials of softmax are rows. `table1-trials` runs all trials.
 
-Conditions are a matter of `corruption`: docs/examples/table1-babble.yaml and table1-wrong-texts.yaml.
+`corruption` makes bad clients: docs/examples/table1-babble.yaml and table1-wrong-texts.yaml.
 
-Deviation: corrupted clients are speakers, whatever a run's clients are. A session of a corrupted speaker is
-corrupted whole; of an i.i.d. part it is the same share everywhere, and no weighting of clients can help.
+Deviation: corruption is by speaker, also if clients are not speakers. All of a session of a corrupted speaker
+is corrupted. I.i.d. parts all have the same share of corrupted speech, so no weighting of clients can help.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from antiphon import config
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.dga_rl import DgaRl
-from antiphon.algorithms.fedavg import FedAvg, bmuf, fedavg, hierarchical
+from antiphon.algorithms.fedavg import bmuf, fedavg, hierarchical
 from antiphon.algorithms.geometric_median import GeometricMedian
-from antiphon.data.partition import BySession, BySpeaker, Iid
+from antiphon.core import Algorithm
+from antiphon.data.partition import BySession, BySpeaker, Iid, Partition
 from antiphon.engine import Rounds
 from antiphon.experiment.settings import Experiment, Run
 from antiphon.recipes.single_algorithm import ENCODER_LOCAL, central, encoder_experiment
@@ -55,96 +55,50 @@ from antiphon.tasks.local_training import LocalTraining
 
 ROUNDS, FEDAVG_ROUNDS, PARTS = 50, 110, 7
 SERVER = Adam(lr=5e-4, epsilon=1e-5)
-# Adam's first steps are full steps whatever the update's size: without warm-up they undo the seed.
+# Adam's first steps have full size however small the update is: without warm-up they undo the seed model.
 PLAIN = replace(hierarchical(ENCODER_LOCAL, SERVER), server_schedule=Linear(ROUNDS, final=1.0, warmup=5))
 
 
-def _online(lr: float) -> Run:
-    algorithm = Central(LocalTraining(lr=lr, epochs=1))
-    return Run(algorithm, "federated", Iid(1), rounds=Rounds(total=1, cohort=1))
-
-
-def _federated(
-    algorithm: FedAvg | DgaRl | GeometricMedian,
-    clients: BySpeaker | BySession | Iid = BySpeaker(),
-    total: int = ROUNDS,
-) -> Run:
+def _federated(algorithm: Algorithm, clients: Partition = BySpeaker(), total: int = ROUNDS) -> Run:
     cohort = clients.parts if isinstance(clients, Iid) else 10
     rounds = Rounds(total=total, cohort=cohort, valid_every=2, save_every=10)
     return Run(algorithm, clients=clients, rounds=rounds)
 
 
-def _softmax(beta: float) -> FedAvg:
-    return replace(PLAIN, weighting=SoftmaxLoss(beta))
-
-
 @dataclass(frozen=True)
 class Trials:
-    """Runs of a row that differ in one setting, by its value; and the value that was best."""
+    """Runs of a row that differ in one setting: `chosen` is the best of its `values`."""
 
     setting: str
-    runs: Mapping[float, Run]
+    run: Run
+    values: tuple[float, ...]
     chosen: float
+
+    @property
+    def runs(self) -> dict[float, Run]:
+        return {value: config.override(self.run, [f"{self.setting}={value}"]) for value in self.values}
 
 
 SERVER_LR = "algorithm.server.lr"
-# Three of each row: as many for every one.
+ONLINE = Run(Central(LocalTraining(epochs=1)), "federated", Iid(1), rounds=Rounds(total=1, cohort=1))
+SOFTMAX = replace(PLAIN, weighting=SoftmaxLoss(1.0))
+BY_NORM, CLIPPED = replace(PLAIN, weighting=ByNorm()), replace(PLAIN, clipping=ClipLayersRelative())
+BMUF, FEDAVG = (
+    _federated(bmuf(ENCODER_LOCAL), Iid(PARTS)),
+    _federated(fedavg(ENCODER_LOCAL), total=FEDAVG_ROUNDS),
+)
+# The same number of trials for every row.
 TRIALS = {
-    "central-online": Trials("algorithm.local.lr", {lr: _online(lr) for lr in (1e-4, 3e-4, 1e-3)}, 1e-4),
-    "fedavg": Trials(
-        "algorithm.local.lr",
-        {
-            lr: _federated(fedavg(replace(ENCODER_LOCAL, lr=lr)), total=FEDAVG_ROUNDS)
-            for lr in (0.2, 0.5, 1.0)
-        },
-        chosen=0.5,
-    ),
-    "bmuf": Trials(
-        "algorithm.server.momentum",
-        {momentum: _federated(bmuf(ENCODER_LOCAL, momentum), Iid(PARTS)) for momentum in (0.2, 0.5, 0.8)},
-        chosen=0.2,
-    ),
-    "hierarchical": Trials(
-        SERVER_LR,
-        {lr: _federated(replace(PLAIN, server=replace(SERVER, lr=lr))) for lr in (1.5e-4, 5e-4, 1.5e-3)},
-        chosen=5e-4,
-    ),
-    "softmax": Trials(
-        "algorithm.weighting.beta",
-        {beta: _federated(_softmax(beta)) for beta in (0.3, 1.0, 3.0)},
-        chosen=1.0,
-    ),
-    "norm": Trials(
-        "algorithm.weighting.power",
-        {power: _federated(replace(PLAIN, weighting=ByNorm(power))) for power in (0.5, 1.0, 2.0)},
-        chosen=0.5,
-    ),
-    "rl": Trials(
-        "algorithm.exaggeration",
-        {apart: _federated(DgaRl(_softmax(1.0), exaggeration=apart)) for apart in (1.0, 10.0, 30.0)},
-        chosen=30.0,
-    ),
-    "median": Trials(
-        "algorithm.iterations",
-        {number: _federated(GeometricMedian(PLAIN, number)) for number in (1, 3, 8)},
-        chosen=1,
-    ),
-    "fedprox": Trials(
-        "algorithm.local.proximal",
-        {
-            pull: _federated(replace(PLAIN, local=replace(ENCODER_LOCAL, proximal=pull)))
-            for pull in (0.01, 0.1, 1.0)
-        },
-        chosen=0.01,
-    ),
-    "layer-clip": Trials(
-        "algorithm.clipping.limit",
-        {
-            limit: _federated(replace(PLAIN, clipping=ClipLayersRelative(limit)))
-            for limit in (0.005, 0.02, 0.1)
-        },
-        chosen=0.02,
-    ),
+    "central-online": Trials("algorithm.local.lr", ONLINE, (1e-4, 3e-4, 1e-3), 1e-4),
+    "fedavg": Trials("algorithm.local.lr", FEDAVG, (0.2, 0.5, 1.0), 0.5),
+    "bmuf": Trials("algorithm.server.momentum", BMUF, (0.2, 0.5, 0.8), 0.2),
+    "hierarchical": Trials(SERVER_LR, _federated(PLAIN), (1.5e-4, 5e-4, 1.5e-3), 5e-4),
+    "softmax": Trials("algorithm.weighting.beta", _federated(SOFTMAX), (0.3, 1.0, 3.0), 1.0),
+    "norm": Trials("algorithm.weighting.power", _federated(BY_NORM), (0.5, 1.0, 2.0), 0.5),
+    "rl": Trials("algorithm.exaggeration", _federated(DgaRl(SOFTMAX)), (1.0, 10.0, 30.0), 30.0),
+    "median": Trials("algorithm.iterations", _federated(GeometricMedian(PLAIN)), (1, 3, 8), 1),
+    "fedprox": Trials("algorithm.local.proximal", _federated(PLAIN), (0.01, 0.1, 1.0), 0.01),
+    "layer-clip": Trials("algorithm.clipping.limit", _federated(CLIPPED), (0.005, 0.02, 0.1), 0.02),
 }
 
 
@@ -153,7 +107,7 @@ def _experiment(name: str, runs: dict[str, Run]) -> Experiment:
 
 
 def trial_name(row: str, value: float) -> str:
-    """As in `table1-trials`."""
+    """Return the name of a trial in `table1-trials`."""
     return f"{row}-{value:g}"
 
 
@@ -162,7 +116,7 @@ def _trials_of(row: str) -> dict[str, Run]:
 
 
 def table1() -> Experiment:
-    """Table 1 of DGA (2021): rounds needed and WER of 15 ways to train, clean or with bad clients."""
+    """Table 1 of DGA (2021): rounds needed and WER of 15 algorithms, with clean or with bad clients."""
     row = {name: trials.runs[trials.chosen] for name, trials in TRIALS.items()}
     return _experiment(
         "table1",
@@ -181,7 +135,6 @@ def table1() -> Experiment:
 
 
 def table1_trials() -> Experiment:
-    """Three trials of the setting that matters for each row of table1: the same budget for all."""
-    return _experiment(
-        "table1-trials", {name: run for row in TRIALS for name, run in _trials_of(row).items()}
-    )
+    """Three trials of one setting for each row of table1."""
+    runs = {name: run for row in TRIALS for name, run in _trials_of(row).items()}
+    return _experiment("table1-trials", runs)

@@ -21,10 +21,11 @@ from antiphon.decoding.search import BATCH_SECONDS
 from antiphon.experiment.folder import check_folder
 from antiphon.experiment.runner import Scores, run_experiment
 from antiphon.experiment.score import write_json
-from antiphon.recipes import adaptation
-from antiphon.recipes.adaptation import SESSIONS, Speaking, Texts
+from antiphon.experiment.starting import SeedModel
+from antiphon.recipes.session_adaptation import SESSIONS, adapted_experiment
 from antiphon.recognizer import Recognizer
 from antiphon.scoring.error_rate import Errors, Tally
+from antiphon.workflows.adaptation_corpus import Speaking, Texts, compute_features, make_corpus, read_texts
 from antiphon.workflows.arguments import (
     Notify,
     Paths,
@@ -117,18 +118,16 @@ def adapt(
     """
     out = Path(out)
     runs = out / "runs"
-    seed, corpus = adaptation.Seed.open(Path(run)), Corpus.open(Path(rehearse))
+    seed, corpus = SeedModel.open(Path(run)), Corpus.open(Path(rehearse))
     how = config.override(Speaking(), speaking)
-    experiment = adaptation.adapted_experiment(seed, bool(organisation), train, rounds, settings)
+    experiment = adapted_experiment(seed, bool(organisation), train, rounds, settings)
     check_folder(runs, experiment, resume)
-    texts = adaptation.read_texts(seed, paths_of(text), paths_of(organisation), corpus, how)
+    texts = read_texts(seed, paths_of(text), paths_of(organisation), corpus, how)
     for line in _skipped(texts):
         notify(line)
-    spoken, real = adaptation.make_corpus(
-        out / "corpus", texts, corpus, how, processes, partial(progress, "synthesis")
-    )
+    spoken, real = make_corpus(out / "corpus", texts, corpus, how, processes, partial(progress, "synthesis"))
     notify(_summary(spoken))
-    store = adaptation.compute_features(seed, spoken, real, processes, partial(progress, "features"))
+    store = compute_features(seed, spoken, real, processes, partial(progress, "features"))
     if speech_only:
         return Adaptation(spoken.corpus.path, runs / "adapted", {}, ())
     screen = screen_for(progress)

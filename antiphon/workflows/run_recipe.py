@@ -114,14 +114,15 @@ def demo(
     Example:
         scores = antiphon.demo("demo", settings=["runs.dga.rounds.total=4"])
     """
-    from antiphon.data.tts.demo_corpus import synthesise_corpus
-    from antiphon.recipes.demo import SENTENCES_PER_SPEAKER, SPLITS
+    from antiphon.data.tts.demo_corpus import SpeakerGroup, synthesise_corpus
 
     experiment = _experiment("demo", settings)
     corpus = Path(out) / "corpus"
     if not (corpus / "corpus.json").exists():
         report = partial(progress, "synthesis")
-        synthesise_corpus(corpus, SPLITS, SENTENCES_PER_SPEAKER, experiment.seed, report)
+        sizes = {"pool": 48, "heldout": 6, "test": 12}
+        splits = {split: SpeakerGroup(number, noisy_fraction=0.25) for split, number in sizes.items()}
+        synthesise_corpus(corpus, splits, 20, experiment.seed, report)
     runs, screen = Path(out) / "runs", screen_for(progress)
     return run_experiment(experiment, corpus, runs, resume, False, device, feature_processes, screen)
 

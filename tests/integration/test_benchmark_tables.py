@@ -13,8 +13,8 @@ from world import World
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.session_texts import Sentence, SessionText
 from antiphon.decoding.nbest import Hypothesis, NBest, write_nbest
-from antiphon.recipes.adaptation import Texts
 from antiphon.scoring.trn import write_trn
+from antiphon.workflows.adaptation_corpus import Texts
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

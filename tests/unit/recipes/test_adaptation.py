@@ -18,14 +18,13 @@ from antiphon.engine import Rounds
 from antiphon.experiment.preparation import prepare
 from antiphon.experiment.settings import Experiment, Run, Speakers
 from antiphon.recipes import recipe
-from antiphon.recipes.adaptation import (
+from antiphon.recipes.session_adaptation import adapted_speakers, parts
+from antiphon.workflows.adaptation_corpus import (
     Speaking,
     Texts,
-    adapted_speakers,
     choose_real,
     draw_speech,
     make_corpus,
-    parts,
     scored_speech,
 )
 
@@ -79,7 +78,7 @@ def test_sessions_that_no_voice_can_say_are_refused(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("soundfile")
-    monkeypatch.setattr("antiphon.recipes.adaptation.find_engines", lambda names: {"mute": Mute()})
+    monkeypatch.setattr("antiphon.workflows.adaptation_corpus.find_engines", lambda names: {"mute": Mute()})
     texts = Texts((SessionText("one", (Sentence("A.", "a"),)),), (), frozenset())
     with pytest.raises(
         ValueError, match="no voice can say anything of the sessions: no voice can say it: mute"
