@@ -15,7 +15,7 @@ import typer
 Command = Callable[..., None]
 
 # Parameters that a command sets itself.
-HIDDEN = {"feature_processes", "processes", "num_threads", "progress", "notify"}
+HIDDEN = {"feature_processes", "processes", "num_threads", "progress", "notify", "grid", "noise"}
 FLAGS = {"num_processes": "--workers", "reference": "--ref", "settings": "--set", "speaking": "--speak"}
 METAVARS = {
     "heldout": "FILE",

@@ -117,13 +117,16 @@ class Claim:
     delta: float
 
     def short(self) -> str:
-        """
-        >>> Claim("one client", 10, "renyi", 2.0, 1e-5).short()
-        '2 (1e-05)'
+        """Return ε, rounded up to two digits, with its δ.
+
+        >>> Claim("one client", 10, "renyi", 2.01, 1e-5).short()
+        '2.1 (1e-5)'
         """
         if math.isinf(self.epsilon):
             return "∞"
-        return f"{self.epsilon:.4g}" + (f" ({self.delta:g})" if self.delta else "")
+        step = 10.0 ** (math.floor(math.log10(self.epsilon)) - 1) if self.epsilon else 1.0
+        epsilon = math.ceil(self.epsilon / step - 1e-9) * step
+        return f"{epsilon:.2g}" + (f" ({self.delta:.0e})".replace("e-0", "e-") if self.delta else "")
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,8 @@ def personalize(
         raise ValueError("secure noise is drawn by one process: several would each draw their own")
     if process is None and num_processes > 1:
         sys.exit(run_processes(num_processes))
+    if depth < 1:
+        raise ValueError(f"depth must be at least 1, got {depth}")
     numbers = sorted(rounds)
     schedule = Schedule(numbers[-1], every_utterance, cohort)
     models = {name: load_sentence_model(path) for name, path in lm.items()}
