@@ -134,8 +134,10 @@ def _client_table(clients: Sequence[ClientChange]) -> Table:
 
 def _private_table(results: NoiseResults, rounds: int) -> Table:
     """Table 4 of the paper: error rates, the paper's ε, and ε for an utterance and for a client."""
-    title = f"noise on the shared words, T = {rounds}; share of the gain that is left\nε (δ): of a word in one round, "
-    title += "as the paper counts; of an utterance and of a client in all rounds"
+    title = f"noise on the shared words, T = {rounds}; share of the gain that is left\n"
+    title += (
+        "ε (δ): of a word in one round, as the paper counts; of an utterance and of a client in all rounds"
+    )
     columns = ("clients", "WER %", "gain %", "word", "utterance", "client")
     table = terminal.number_table(title, "", *columns)
     gain = results.background - results.no_noise
@@ -145,7 +147,7 @@ def _private_table(results: NoiseResults, rounds: int) -> Table:
         table.add_row(name, f"{clients:,}", f"{100 * rate:.2f}", kept, *epsilons)
 
     add("no noise", results.num_clients, results.no_noise, ["∞"] * 3)
-    add("own words alone", results.num_clients, results.own_words, ["0"] * 3)
+    add("own words", results.num_clients, results.own_words, ["0"] * 3)
     for row in results.rows:
         epsilons = [row.best(unit).short() for unit in ("one word", "one utterance", "one client")]
         num_clients = results.num_clients * row.population
