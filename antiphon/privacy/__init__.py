@@ -1,1 +1,1 @@
-"""Differential privacy for pooled counts: caps, noise, a ledger. docs/privacy.md says what is claimed."""
+"""Differential privacy for pooled counts: caps, noise, a ledger. docs/privacy.md describes the guarantees."""

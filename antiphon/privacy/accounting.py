@@ -1,25 +1,26 @@
-"""What releases cost, and how costs compose.
+"""The privacy cost of releases, and of several releases together.
 
 basic      Dwork, McSherry, Nissim, Smith 2006: epsilons add up.
 advanced   Kairouz, Oh, Viswanath, "The composition theorem for differential privacy", ICML 2015, th. 3.5.
 Rényi      Mironov 2017; conversion to (ε, δ) by `dp-accounting` (extra `privacy`).
 Gaussian   Canonne, Kamath, Steinke 2020, theorem 4 and proposition 12.
 
-Neighbours differ by one unit (an utterance, or a client with all its speech), added or removed.
+Neighbouring data differ by one unit (an utterance, or a client with all its speech), added or removed.
 
-Discrete Laplace noise loses a little more than continuous noise of the same scale (where one unit is one step
-it *is* randomised response), so its divergence is computed for what is drawn.
-With q = exp(−1/t), r = q^(2α−1) and a distance of k steps
+Discrete Laplace noise protects a little less than continuous noise of the same scale (if one unit is one
+step, it is randomised response), so the divergence is computed for the discrete noise. With q = exp(−1/t),
+r = q^(2α−1) and a distance of k steps
 
     exp((α−1) D_α) = C q^(−(α−1)k) + (1−C) q^(αk),   C = (1 + (1−q) r/(1−r)) / (1+q),
 
-summed over the integers piece by piece. D_α is a log-sum-exp of lines in k and 0 at k = 0: convex, so a total
-l1 distance of k does most harm on a single word, which is the case computed.
+summed over the integers piece by piece. D_α is a log-sum-exp of lines in k and 0 at k = 0, so it is convex: a
+total l1 distance of k is worst if all of it is on one word. That case is computed.
 
-Sampling of clients. A cohort of fixed size gets no credit. `rate` below 1 may be given only where each client
-is in each round independently with that probability and nobody learns who was (Poisson sampling): the
-engine's cohorts are not such. The Rényi divergence is then that of continuous Gaussian noise; at whole orders
-the discrete one's is the same: there every term of the binomial sum is a Gaussian shifted by whole steps.
+Sampling of clients. A cohort of fixed size gives no additional privacy. A `rate` below 1 is valid only if
+each client is in each round independently with that probability and nobody learns which clients were (Poisson
+sampling). The engine's cohorts are not sampled like this. The Rényi divergence is then that of continuous
+Gaussian noise. At whole orders discrete noise has the same divergence: every term of the binomial sum is a
+Gaussian shifted by whole steps.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MISSING = "Rényi accounting needs dp-accounting: pip install 'antiphon[privacy]
 
 @dataclass(frozen=True)
 class _Loss:
-    """One release of integers under noise; sensitivity and scale in steps."""
+    """One release of integers with noise; sensitivity and scale are in steps."""
 
     sensitivity: float
     scale: int
@@ -53,7 +54,7 @@ class _Loss:
 
 
 class LaplaceLoss(_Loss):
-    """One release of integers under discrete Laplace noise; l1 sensitivity and scale in steps."""
+    """One release of integers with discrete Laplace noise; l1 sensitivity and scale are in steps."""
 
     @property
     def pure(self) -> float:
@@ -63,9 +64,11 @@ class LaplaceLoss(_Loss):
         return _amplified(self.pure, self.rate)
 
     def renyi(self, orders: np.ndarray) -> np.ndarray:
-        """Rényi divergence of neighbours at each order above 1."""
+        """Return the Rényi divergence of neighbours at each order above 1."""
         if self.rate < 1:
-            raise ValueError("Rényi accounting knows no Poisson-sampled Laplace noise: use basic or advanced")
+            raise ValueError(
+                "Rényi accounting does not support Laplace noise with Poisson sampling: use basic or advanced"
+            )
         step = 1 / self.scale
         r = np.exp(-(2 * orders - 1) * step)
         near = (1 - np.exp(-step)) * r / (1 - r)
@@ -75,11 +78,11 @@ class LaplaceLoss(_Loss):
 
 
 class GaussianLoss(_Loss):
-    """One release of integers under discrete Gaussian noise; l2 sensitivity and scale in steps."""
+    """One release of integers with discrete Gaussian noise; l2 sensitivity and scale are in steps."""
 
     @property
     def rho(self) -> float:
-        """Of concentrated DP: the Rényi divergence is `rho` times the order."""
+        """The ρ of concentrated DP: the Rényi divergence is ρ times the order."""
         return (self.sensitivity / self.scale) ** 2 / 2
 
     def epsilon(self, delta: float) -> float:
@@ -88,7 +91,7 @@ class GaussianLoss(_Loss):
         return _amplified(epsilon_of_rho(self.rho, delta / self.rate), self.rate)
 
     def renyi(self, orders: np.ndarray) -> np.ndarray:
-        """Rényi divergence of neighbours at each order above 1."""
+        """Return the Rényi divergence of neighbours at each order above 1."""
         if self.rate == 1:
             return self.rho * orders
         accounting = dp_accounting()
@@ -97,7 +100,7 @@ class GaussianLoss(_Loss):
         )
         accountant = accounting.rdp.RdpAccountant(orders)
         accountant.compose(event)
-        return np.asarray(accountant._rdp)  # no public name for it in dp-accounting 0.6
+        return np.asarray(accountant._rdp)  # dp-accounting 0.6 has no public name for it
 
 
 Loss = LaplaceLoss | GaussianLoss
@@ -109,12 +112,12 @@ def loss_to_dict(loss: Loss) -> dict[str, Scalar]:
     return {"noise": name, "sensitivity": loss.sensitivity, "scale": loss.scale, "rate": loss.rate}
 
 
-def loss_from_dict(found: Mapping[str, Any]) -> Loss:
-    return LOSSES[found["noise"]](found["sensitivity"], found["scale"], found["rate"])
+def loss_from_dict(values: Mapping[str, Any]) -> Loss:
+    return LOSSES[values["noise"]](values["sensitivity"], values["scale"], values["rate"])
 
 
 def epsilon_of_rho(rho: float, delta: float) -> float:
-    """(ε, δ) of concentrated DP: the best order of proposition 12. Any order gives a bound that holds."""
+    """Return the ε of concentrated DP at δ: the best order of proposition 12. Every order is valid."""
     if delta >= 1:
         return 0.0
     orders = 1 + np.logspace(-3, 5, 2_001)
@@ -123,7 +126,7 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
 
 
 def _amplified(epsilon: float, rate: float) -> float:
-    """Li, Qardaji, Su 2012: of a unit that is present with probability `rate`."""
+    """Return the ε for a unit that is present with probability `rate`: Li, Qardaji, Su 2012."""
     return math.log1p(rate * math.expm1(epsilon))
 
 
@@ -132,27 +135,26 @@ def _amplified(epsilon: float, rate: float) -> float:
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that all releases together may cost a unit."""
+    """The largest ε and δ that all releases together may cost a unit."""
 
     epsilon: float
     delta: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0 or not 0 <= self.delta < 1:
-            raise ValueError(
-                f"a budget needs epsilon above 0 and delta in [0, 1), not {self.epsilon}, {self.delta}"
-            )
+            got = f"{self.epsilon}, {self.delta}"
+            raise ValueError(f"a budget needs epsilon above 0 and delta in [0, 1), not {got}")
 
 
 class Composition(Protocol):
-    """The total ε of releases (each with how often it was made) at a given δ."""
+    """A way to compute the total ε of releases, each with the number of times it was made, at a δ."""
 
     def epsilon(self, losses: Sequence[tuple[Loss, int]], delta: float) -> float: ...
 
 
 @dataclass(frozen=True)
 class Basic:
-    """Epsilons add up. δ is dealt out among the releases that need one."""
+    """Epsilons add up. Each release with Gaussian noise gets an equal share of δ."""
 
     def epsilon(self, losses: Sequence[tuple[Loss, int]], delta: float) -> float:
         share = delta / max(1, _num_gaussian(losses))
@@ -161,7 +163,7 @@ class Basic:
 
 @dataclass(frozen=True)
 class Advanced:
-    """Grows with the square root of the number of releases, for a δ: half of it if noise needs the rest."""
+    """ε grows with the square root of the number of releases. It uses δ, or half of δ with Gaussian noise."""
 
     def epsilon(self, losses: Sequence[tuple[Loss, int]], delta: float) -> float:
         if not losses:
@@ -171,9 +173,9 @@ class Advanced:
         gaussian = _num_gaussian(losses)
         slack, share = (delta / 2, delta / 2 / gaussian) if gaussian else (delta, 0.0)
         each = [(loss.epsilon(share), times) for loss, times in losses]
-        drift = sum(times * epsilon * math.tanh(epsilon / 2) for epsilon, times in each)
-        spread = sum(times * epsilon**2 for epsilon, times in each)
-        return drift + math.sqrt(2 * math.log(1 / slack) * spread)
+        mean = sum(times * epsilon * math.tanh(epsilon / 2) for epsilon, times in each)
+        squares = sum(times * epsilon**2 for epsilon, times in each)
+        return mean + math.sqrt(2 * math.log(1 / slack) * squares)
 
 
 @dataclass(frozen=True)
@@ -193,12 +195,12 @@ class Renyi:
 
 
 def dp_accounting() -> Any:
-    """The optional accountant, or a word on how to get it."""
+    """Return the optional package, or raise an error that says how to install it."""
     try:
-        import dp_accounting as found
+        import dp_accounting as package
     except ImportError as error:
         raise ValueError(MISSING) from error
-    return found
+    return package
 
 
 def _num_gaussian(losses: Sequence[tuple[Loss, int]]) -> int:

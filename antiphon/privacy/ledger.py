@@ -1,8 +1,8 @@
-"""The ledger: what has been spent of a privacy budget, and no release that would go past it.
+"""The ledger of a privacy budget: it records releases and refuses one that would exceed the budget.
 
-A ledger is a value: `spend` returns the next one, or raises `Stopped` and nothing was released. Its `state`
-(numbers and strings in dicts and a tuple) travels in the checkpoint of a run; a ledger resumed from it
-goes on to the same last bit.
+A ledger does not change: `spend` returns the next ledger, or raises `Stopped` before anything is released.
+Its `state` (numbers and strings in dicts and a tuple) is stored in the checkpoint of a run; a ledger that is
+resumed from it continues with exactly the same numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ State = tuple[Mapping[str, Scalar], ...]
 
 @dataclass(frozen=True)
 class Ledger:
-    """Releases made so far, in order, equal neighbours counted together.
+    """The releases so far, in order; equal releases in a row are counted together.
 
     >>> from antiphon.privacy.accounting import Budget, LaplaceLoss
     >>> ledger = Ledger(Budget(epsilon=1.0)).spend(LaplaceLoss(sensitivity=1, scale=2))
@@ -46,7 +46,9 @@ class Ledger:
 
     def __post_init__(self) -> None:
         if self.budget.delta == 0 and not isinstance(self.composition, Basic):
-            raise ValueError("delta 0 leaves basic composition alone: give the budget a delta, or use Basic")
+            raise ValueError(
+                "only Basic composition works with delta 0: give the budget a delta, or use Basic"
+            )
 
     @property
     def num_releases(self) -> int:
@@ -54,7 +56,7 @@ class Ledger:
 
     @property
     def epsilon(self) -> float:
-        """ε of all releases so far, at the budget's δ."""
+        """The ε of all releases so far, at the budget's δ."""
         return self.composition.epsilon(self.spent, self.budget.delta)
 
     @property
@@ -62,9 +64,9 @@ class Ledger:
         return self.budget.epsilon - self.epsilon
 
     def spend(self, loss: Loss) -> Ledger:
-        """The ledger after one more release; `Stopped` if that is more than the budget has."""
+        """Return the ledger after one more release; raise `Stopped` if it exceeds the budget."""
         after = replace(self, spent=_with(self.spent, loss))
-        if after.epsilon > self.budget.epsilon * (1 + 1e-9):  # sums of shares may be off in the last bits
+        if after.epsilon > self.budget.epsilon * (1 + 1e-9):  # sums may differ in the last bits
             raise Stopped(
                 f"the privacy budget allows no further release: {self}; {self.left:.4g} is left and one more "
                 f"release would make it {after.epsilon:.4g}"
@@ -72,7 +74,7 @@ class Ledger:
         return after
 
     def check_affordable(self, loss: Loss) -> None:
-        """Refuses, before work starts, a budget that not even one release fits in."""
+        """Refuse, before work starts, a budget that is too small for one release."""
         try:
             self.spend(loss)
         except Stopped as stopped:
@@ -86,7 +88,7 @@ class Ledger:
         return tuple({**loss_to_dict(loss), "times": times} for loss, times in self.spent)
 
     def resumed(self, state: Sequence[Mapping[str, Any]]) -> Ledger:
-        """This budget with the releases of a saved state."""
+        """Return this ledger with the releases of a saved state."""
         spent = tuple((loss_from_dict(entry), int(entry["times"])) for entry in state)
         return replace(self, spent=spent)
 
@@ -103,12 +105,12 @@ def _with(spent: tuple[tuple[Loss, int], ...], loss: Loss) -> tuple[tuple[Loss, 
     return (*spent, (loss, 1))
 
 
-# --- The paper's claim beside the honest total ----------------------------------------------------
+# --- The paper's claim beside the total of all rounds ---------------------------------------------
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One row of a statement: what is protected, and how well."""
+    """One row of a statement: the protected unit, and its ε and δ after some rounds."""
 
     unit: str
     rounds: int
@@ -131,12 +133,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class PrivacyStatement:
-    """What the same noise says to the paper, to an utterance, and to a client.
+    """The ε of the same noise as the paper counts it, for an utterance, and for a client.
 
-    `utterance`: sensitivity to one utterance of uncapped counts (`utterance_sensitivity`); `client`: the cap,
-    infinite without one. Under a cap one utterance more rescales all the client's words and rounds them anew,
-    so it counts as a client that is replaced: twice the cap. `rounds` releases are composed: the caches are
-    cumulative, so all of them carry the unit.
+    utterance: the sensitivity to one utterance without a cap (`utterance_sensitivity`). client: the cap;
+    infinite without one. With a cap, one more utterance rescales and rounds all words of its client, so it
+    counts as a client that is replaced: twice the cap. The caches are cumulative, so the release of every
+    round contains the unit.
     """
 
     mechanism: Mechanism
@@ -147,8 +149,8 @@ class PrivacyStatement:
 
     def claims(self) -> list[Claim]:
         word = self.mechanism.loss_at(1.0)
-        needs = self.delta if isinstance(word, GaussianLoss) else 0.0
-        paper = Claim("one word, one utterance (the paper's claim)", 1, "none", word.epsilon(needs), needs)
+        delta = self._least_delta(word)
+        paper = Claim("one word, one utterance (the paper's claim)", 1, "none", word.epsilon(delta), delta)
         utterance = self.utterance if math.isinf(self.client) else 2 * self.client
         units = (("one utterance", utterance), ("one client", self.client))
         return [paper, *(claim for unit, size in units for claim in self._totals(unit, size))]
@@ -157,21 +159,16 @@ class PrivacyStatement:
         if sensitivity == math.inf:
             return [Claim(f"{unit} (no cap)", self.rounds, "any", math.inf, 0.0)]
         loss = self.mechanism.loss_at(sensitivity)
-        pure = 0.0 if not isinstance(loss, GaussianLoss) else self.delta
-        ways: list[tuple[Composition, float]] = [(Basic(), pure), (Advanced(), self.delta)]
-        ways += [(Renyi(), self.delta)] if has_renyi() else []
+        releases = [(loss, self.rounds)]
+        ways: list[tuple[Composition, float]] = [(Basic(), self._least_delta(loss)), (Advanced(), self.delta)]
+        if importlib.util.find_spec("dp_accounting") is not None:  # the optional package for Rényi accounting
+            ways.append((Renyi(), self.delta))
+        names = [type(way).__name__.lower() for way, _ in ways]
         return [
-            Claim(
-                unit,
-                self.rounds,
-                type(way).__name__.lower(),
-                way.epsilon([(loss, self.rounds)], delta),
-                delta,
-            )
-            for way, delta in ways
+            Claim(unit, self.rounds, name, way.epsilon(releases, delta), delta)
+            for name, (way, delta) in zip(names, ways, strict=True)
         ]
 
-
-def has_renyi() -> bool:
-    """Whether the optional accountant is installed."""
-    return importlib.util.find_spec("dp_accounting") is not None
+    def _least_delta(self, loss: Loss) -> float:
+        """Return 0 for noise that needs no δ."""
+        return self.delta if isinstance(loss, GaussianLoss) else 0.0

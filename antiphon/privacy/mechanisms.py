@@ -1,24 +1,24 @@
-"""Noise on counts, matched to how far one unit of data can move them; caps that bound how far that is.
+"""Noise on counts, as large as one unit of data can change them; caps that limit this change.
 
 Liu, Peng, "Federated Marginal Personalization for ASR Rescoring", 2020, §4, eq. 8-9, and what its future work
-leaves open. Three units may be protected. Sensitivity is the distance between the pooled counts of
-neighbours, with one unit added or removed:
+leaves open. Three units may be protected. The sensitivity is the distance between the pooled counts of
+neighbouring data, with one unit added or removed:
 
-| unit                     | sensitivity                                      | who sees to it           |
+| unit                     | sensitivity                                      | bounded by               |
 | ------------------------ | ------------------------------------------------ | ------------------------ |
-| one word of an utterance | 1: the paper's claim, for a word said once in it | nobody: an assumption    |
+| one word of an utterance | 1: the paper's claim, for a word said once in it | nothing: an assumption   |
 | one utterance            | its words · Σ of the rank weights (l1)           | the longest utterance    |
 | one client               | the cap: l1 for Laplace, l2 for Gaussian noise   | client: `CapL1`, `CapL2` |
 
-A cap holds whatever was said, and however often. Utterance level holds only where counts come from first-pass
-lists: lists re-ranked by a model that has learnt from earlier utterances carry those into later counts. And
-only without a cap: scaling moves all words of a client when one is added.
+A cap holds for any speech. Protection of one utterance holds only if counts come from first-pass lists: lists
+that were ranked again by a model that has learnt from earlier utterances carry those into later counts. And
+it holds only without a cap: if one word is added, scaling changes all words of its client.
 
-All counts are multiples of `step`, a power of two, so that sums of them are exact and noise can be drawn over
-integers (`samplers`). Clients round towards zero after capping, which never lengthens a vector. Rounding on
-the server instead could add one step for every word of the vocabulary to the sensitivity.
+All counts are multiples of `step`, a power of two, so that their sums are exact and noise can be drawn over
+integers (`samplers`). Clients round towards zero after capping, which never makes a norm larger. Rounding on
+the server could add one step for every word of the vocabulary to the sensitivity.
 
-Deviation. The paper says larger ε is stronger protection; it is weaker.
+Deviation. The paper says that a larger ε protects more; it protects less.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from torch import Tensor
 from antiphon.privacy.accounting import Budget, GaussianLoss, LaplaceLoss, Loss, Renyi
 from antiphon.privacy.samplers import Words, discrete_gaussian, discrete_laplace
 
-STEP = 2.0**-6  # of the grid of counts, in words
-OFF_GRID = 0.25  # of a step: more than sums in floating point can be off, less than what rounding would hide
+STEP = 2.0**-6  # the step of the grid of counts, in words
+OFF_GRID = 0.25  # of a step: larger than errors of floating-point sums, smaller than what rounding would hide
 
 
 def utterance_sensitivity(longest: int, weights: Sequence[float], step: float = STEP) -> float:
-    """The most that one utterance adds to the counts of its client (l1, so l2 as well), rounding included.
+    """Return the largest l1 (and l2) norm that one utterance adds to its client's counts, with rounding.
 
-    longest: words of a hypothesis; weights: of the hypotheses of a list, by rank (eq. 3). A sum that is
-    rounded moves by at most what is added to it, rounded up.
+    longest: the words of the longest hypothesis. weights: the weights of hypotheses by rank (eq. 3).
+    A rounded sum changes by at most the added value, rounded up.
 
     >>> utterance_sensitivity(longest=10, weights=[1.0, 0.6065, 0.1353])
     17.5
@@ -51,11 +51,11 @@ def utterance_sensitivity(longest: int, weights: Sequence[float], step: float = 
     return longest * sum(math.ceil(weight / step) * step for weight in weights)
 
 
-# --- Caps: what a client does to its own counts before they leave it -------------------------------
+# --- Caps: applied by a client to its own counts before it sends them ------------------------------
 
 
 class Cap(Protocol):
-    """Counts that a client may send. The norm of the result is at most `limit`, whatever was said."""
+    """A function of counts whose result has a norm of at most `limit`."""
 
     @property
     def limit(self) -> float: ...
@@ -64,7 +64,7 @@ class Cap(Protocol):
 
 @dataclass(frozen=True)
 class Rounded:
-    """Counts rounded to the grid, and no cap: clients as a whole are not protected."""
+    """Round counts to the grid, without a cap: whole clients are not protected."""
 
     step: float = STEP
     limit: float = math.inf
@@ -78,38 +78,32 @@ class Rounded:
 
 @dataclass(frozen=True)
 class _ScalingCap:
-    """Counts scaled down to a norm of at most `limit`, then rounded to the grid."""
+    """Scale counts down to a norm of at most `limit`, then round them to the grid."""
 
     limit: float
-    per_word: float = math.inf
     step: float = STEP
     order: ClassVar[int]
 
     def __post_init__(self) -> None:
         _check_step(self.step)
-        if not math.isfinite(self.limit) or self.limit < self.step or self.per_word <= 0:
-            raise ValueError(
-                f"a cap needs a finite limit of at least a step ({self.step}) and a per_word above 0, "
-                f"not {self.limit} and {self.per_word}"
-            )
+        if not math.isfinite(self.limit) or self.limit < self.step:
+            raise ValueError(f"a cap needs a finite limit of at least a step ({self.step}), not {self.limit}")
 
     def __call__(self, counts: Tensor) -> Tensor:
-        counts = counts.clamp(max=self.per_word).to(torch.float64)
+        counts = counts.to(torch.float64)
         if bool((counts < 0).any()) or not bool(counts.isfinite().all()):
             raise ValueError("counts to be capped must be finite and not negative")
-        length = float(torch.linalg.vector_norm(counts, self.order))
-        scaled = counts * min(1.0, self.limit / length) if length else counts
-        gridded = to_grid(scaled, self.step)
-        while float(torch.linalg.vector_norm(gridded, self.order)) > self.limit:  # the product was rounded up
+        norm = float(torch.linalg.vector_norm(counts, self.order))
+        scaled = counts * min(1.0, self.limit / norm) if norm else counts
+        rounded = to_grid(scaled, self.step)
+        while float(torch.linalg.vector_norm(rounded, self.order)) > self.limit:  # the product was rounded up
             scaled = scaled * (1 - 1e-9)
-            gridded = to_grid(scaled, self.step)
-        return gridded
+            rounded = to_grid(scaled, self.step)
+        return rounded
 
 
 class CapL1(_ScalingCap):
-    """Counts scaled down to a sum of at most `limit`: every word keeps its share. Then rounded to the grid.
-
-    `per_word` first cuts each word's count down to that: what is said all the time leaves room for the rest.
+    """Scale counts down to a sum of at most `limit`: every word keeps its share. Then round them to the grid.
 
     >>> CapL1(limit=3.0, step=0.5)(torch.tensor([1.0, 4.0, 1.0], dtype=torch.float64))
     tensor([0.5000, 2.0000, 0.5000], dtype=torch.float64)
@@ -119,37 +113,33 @@ class CapL1(_ScalingCap):
 
 
 class CapL2(_ScalingCap):
-    """Counts scaled down to an l2 norm of at most `limit`, then rounded to the grid; see `CapL1`."""
+    """Scale counts down to an l2 norm of at most `limit`, then round them to the grid; see `CapL1`."""
 
     order = 2
 
 
 def to_grid(counts: Tensor, step: float = STEP) -> Tensor:
-    """Rounded towards zero to multiples of `step`, in float64, which holds them exactly."""
+    """Round counts towards zero to multiples of `step`, in float64, which represents them exactly."""
     return torch.trunc(counts.to(torch.float64) / step) * step
 
 
-# --- Noise: what the server adds to pooled counts --------------------------------------------------
+# --- Noise: added by the server to pooled counts ---------------------------------------------------
 
 
 class Mechanism(Protocol):
-    """Adds noise to pooled counts; `loss` is what one release costs a unit of that sensitivity."""
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of the noise on a word, in counts."""
+    """Noise for pooled counts; `loss` is the privacy cost of one release for a unit of its sensitivity."""
 
     @property
     def loss(self) -> Loss: ...
     def loss_at(self, sensitivity: float) -> Loss:
-        """What the same noise costs units of another sensitivity."""
+        """Return the cost of the same noise for units of another sensitivity."""
 
     def add(self, counts: Tensor, words: Words) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Laplace:
-    """Noise of scale sensitivity / epsilon (rounded up to steps): one release is (epsilon, 0)-DP. l1."""
+    """Noise of scale l1 sensitivity / epsilon, rounded up to steps: one release is (epsilon, 0)-DP."""
 
     sensitivity: float
     epsilon: float
@@ -161,11 +151,6 @@ class Laplace:
     @property
     def scale(self) -> int:
         return _up(self.sensitivity / self.epsilon / self.step)
-
-    @property
-    def deviation(self) -> float:
-        tail = math.exp(-1 / self.scale)
-        return math.sqrt(2 * tail) / (1 - tail) * self.step
 
     @property
     def loss(self) -> LaplaceLoss:
@@ -181,7 +166,7 @@ class Laplace:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Noise of `multiplier` times the l2 sensitivity (rounded up to steps)."""
+    """Noise of scale `multiplier` times the l2 sensitivity, rounded up to steps."""
 
     sensitivity: float
     multiplier: float
@@ -193,10 +178,6 @@ class Gaussian:
     @property
     def scale(self) -> int:
         return _up(self.sensitivity * self.multiplier / self.step)
-
-    @property
-    def deviation(self) -> float:
-        return self.scale * self.step  # a discrete Gaussian's is never above its scale
 
     @property
     def loss(self) -> GaussianLoss:
@@ -211,15 +192,16 @@ class Gaussian:
 
 
 def gaussian_for(sensitivity: float, budget: Budget, rounds: int = 1) -> Gaussian:
-    """The least Gaussian noise of which `rounds` releases together fit in the budget (Rényi composition)."""
+    """Return the smallest Gaussian noise for `rounds` releases within the budget (Rényi composition)."""
     if budget.delta == 0 or rounds < 1:
-        raise ValueError(f"Gaussian noise needs a delta above 0 and a round, not {budget.delta} and {rounds}")
+        got = f"{budget.delta} and {rounds}"
+        raise ValueError(f"Gaussian noise needs a delta above 0 and at least 1 round, not {got}")
 
     def fits(scale: int) -> bool:
         loss = GaussianLoss(sensitivity / STEP, scale)
         return Renyi().epsilon([(loss, rounds)], budget.delta) <= budget.epsilon
 
-    too_little, enough = 0, 1  # in steps: ε falls as they grow
+    too_little, enough = 0, 1  # scales in steps: ε falls as the scale grows
     while not fits(enough):
         too_little, enough = enough, 2 * enough
     while enough - too_little > 1:
@@ -229,7 +211,7 @@ def gaussian_for(sensitivity: float, budget: Budget, rounds: int = 1) -> Gaussia
 
 
 def _in_steps(counts: Tensor, step: float) -> np.ndarray:
-    """Pooled counts as integers: exact sums of what clients rounded, but for floating point."""
+    """Return pooled counts as integers; they are sums of rounded counts, apart from floating-point errors."""
     steps = counts.to(torch.float64) / step
     whole = steps.round()
     if bool(((steps - whole).abs() > OFF_GRID).any()):
@@ -246,21 +228,17 @@ def _in_counts(steps: np.ndarray, step: float) -> Tensor:
 
 
 def _up(steps: float) -> int:
-    """A whole number of steps, at least 1, not below `steps` but for what floating point added to it."""
+    """Round up to a whole number of steps, at least 1, ignoring floating-point errors."""
     return max(1, math.ceil(steps * (1 - 1e-12)))
 
 
 def _check_mechanism(sensitivity: float, strength: float, step: float) -> None:
     _check_step(step)
     if not (0 < sensitivity < math.inf and 0 < strength < math.inf):
-        raise ValueError(
-            "noise needs a sensitivity and an epsilon or multiplier above 0, "
-            f"not {sensitivity} and {strength}"
-        )
+        got = f"{sensitivity} and {strength}"
+        raise ValueError(f"noise needs a sensitivity and an epsilon or multiplier above 0, not {got}")
 
 
 def _check_step(step: float) -> None:
     if step <= 0 or math.frexp(step)[0] != 0.5:
-        raise ValueError(
-            f"the step of counts must be a power of two, so that sums of it are exact, not {step}"
-        )
+        raise ValueError(f"the step of counts must be a power of two, so that sums are exact, not {step}")

@@ -1,12 +1,15 @@
-"""What may leave the server: pooled counts, noised, paid for from the ledger, made a distribution again.
+"""Release pooled counts: add noise, charge the ledger, and make a distribution of them.
 
-Liu and Peng 2020, eq. 8: q̄ = (counts + r) / (their sum). Here the same noised counts also end up on the
-simplex (`simplex`), as a negative probability is of no use to a client.
+Liu and Peng 2020, eq. 8: q̄ = (counts + r) / (their sum). A negative probability is of no use to a client, so
+the result is projected to the simplex. The projection is post-processing, which costs no privacy. It is that
+of Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient projections onto the l1-ball for learning in high
+dimensions", ICML 2008, fig. 1: the nearest distribution in l2. Setting negative counts to zero instead would
+keep half of the noise on words that were never said; with a large vocabulary that is most of the mass.
 
-Only noised counts are remembered, so whatever is in a checkpoint may be published. In `Secure` mode a round
-must be saved before its outcome is sent to anyone (the engine does, with `save_every` 1): a round that is
-done again draws other noise, and both outcomes together say more than the ledger knows. Noise is drawn by
-whoever calls: several processes that each compute a round would each draw their own, so `Secure` is for one.
+Only noised counts are stored, so everything in a checkpoint may be published. With `Secure`, a round must be
+saved before its result is sent to anyone (the engine does this if `save_every` is 1): a round that is
+repeated draws other noise, and both results together reveal more than the ledger counts. The calling process
+draws the noise, so with several processes each would draw its own: use `Secure` with one process.
 """
 
 from __future__ import annotations
@@ -15,18 +18,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from antiphon.core import Metrics
 from antiphon.privacy.ledger import Ledger
 from antiphon.privacy.mechanisms import Mechanism
 from antiphon.privacy.samplers import Randomness, Secure
-from antiphon.privacy.simplex import distribution_of
 
 
 @dataclass(frozen=True)
 class Released:
-    """Counts that anyone may see; what the release has to remember for the next round; figures of it."""
+    """Public counts, the values to store for the next round, and figures for the journal."""
 
     counts: Tensor
     memory: Mapping[str, Any]
@@ -34,14 +37,14 @@ class Released:
 
 
 class Release(Protocol):
-    """Turns pooled counts [words] of a round into counts fit to be published."""
+    """A function that turns the pooled counts [words] of a round into public counts."""
 
     def __call__(self, counts: Tensor, round: int, memory: Mapping[str, Any] | None) -> Released: ...
 
 
 @dataclass(frozen=True)
 class PrivateRelease:
-    """Noise on the counts of every round. Raises `Stopped` instead of going past the ledger's budget."""
+    """Add noise to the counts of every round. Raises `Stopped` before the ledger's budget is exceeded."""
 
     mechanism: Mechanism
     ledger: Ledger
@@ -58,3 +61,21 @@ class PrivateRelease:
         metrics = {"epsilon": ledger.epsilon, "epsilon_left": ledger.left}
         mass = max(1.0, float(noised.sum()))
         return Released(mass * distribution, {"spent": ledger.state(), "noised": noised}, metrics)
+
+
+def distribution_of(counts: Tensor, background: Tensor) -> Tensor:
+    """Return the distribution nearest to counts / total (eq. 8); the background if total is not positive."""
+    total = counts.sum()
+    return project(counts / total) if total > 0 else background
+
+
+def project(values: Tensor) -> Tensor:
+    """Return the point of the simplex nearest to `values`. [words] -> [words]
+
+    >>> project(torch.tensor([0.6, 0.6, -0.2]))
+    tensor([0.5000, 0.5000, 0.0000])
+    """
+    descending = values.sort(descending=True).values
+    excess = (descending.cumsum(0) - 1) / torch.arange(1, len(values) + 1, dtype=values.dtype)
+    support = int((descending > excess).sum())  # true for a prefix: ρ of the paper
+    return (values - excess[support - 1]).clamp(min=0)

@@ -97,7 +97,7 @@ def test_releases_of_gaussian_noise_share_the_delta() -> None:
 def test_a_poisson_sampled_release_is_amplified_by_its_formula() -> None:
     sampled = LaplaceLoss(10, 10, rate=0.1)
     assert sampled.epsilon(0.0) == pytest.approx(math.log(1 + 0.1 * (math.e - 1)))
-    with pytest.raises(ValueError, match="no Poisson-sampled Laplace"):
+    with pytest.raises(ValueError, match="does not support Laplace noise with Poisson sampling: use basic"):
         Renyi().epsilon([(sampled, 2)], 1e-5)
 
 

@@ -56,7 +56,7 @@ def test_releases_of_different_kinds_compose() -> None:
 
 
 def test_a_budget_without_delta_has_basic_composition_only() -> None:
-    with pytest.raises(ValueError, match="delta 0 leaves basic"):
+    with pytest.raises(ValueError, match="only Basic composition works with delta 0"):
         Ledger(Budget(1.0), Advanced())
     with pytest.raises(ValueError, match="epsilon above 0"):
         Budget(0.0)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from antiphon.privacy.simplex import distribution_of, project
+from antiphon.privacy.release import distribution_of, project
 
 UNIFORM = torch.full((4,), 0.25, dtype=torch.float64)
 
