@@ -102,9 +102,11 @@ def in_fork(
     return _forked(_main, (list(arguments), fault, packages), log)
 
 
-def script_in_fork(script: Path, arguments: Sequence[str], log: Path) -> Done:
-    """As `python <script> <arguments>`."""
-    return _forked(_script, (script, list(arguments)), log)
+def script_in_fork(
+    script: Path, arguments: Sequence[str], log: Path, fault: Fault | None = None, folder: Path | None = None
+) -> Done:
+    """As `python <script> <arguments>`, in a working folder."""
+    return _forked(_script, (script, list(arguments), fault, folder), log)
 
 
 def _forked(target: Callable[..., None], arguments: Sequence[Any], log: Path) -> Done:
@@ -139,9 +141,13 @@ def _main(arguments: list[str], fault: Fault | None, packages: Sequence[Path]) -
     cli.main()
 
 
-def _script(script: Path, arguments: list[str]) -> None:
+def _script(script: Path, arguments: list[str], fault: Fault | None, folder: Path | None) -> None:
+    if folder is not None:
+        os.chdir(folder)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))
+    if fault is not None:
+        fault.arm()
     runpy.run_path(str(script), run_name="__main__")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from command import Done, Fault, script_in_fork
 from world import World, assert_same, tones, write_source, write_wav
 
 from antiphon import config
@@ -87,6 +89,54 @@ def test_the_script_of_the_new_algorithm_compares_it(
         assert 0 < entry["metrics"]["scale"] <= 1
     runpy.run_path(str(EXAMPLES / "run_median_norm.py"))  # a second time: the runs are found again
     assert capsys.readouterr().out == first
+
+
+class Script:
+    """`python docs/examples/run_median_norm.py` in a folder, in a process of its own."""
+
+    def __init__(self, folder: Path, corpus: Path) -> None:
+        (folder / "docs" / "examples").mkdir(parents=True)
+        (folder / "docs" / "examples" / "small.yaml").write_text(TINY)
+        (folder / "demo").mkdir()
+        (folder / "demo" / "corpus").symlink_to(corpus)
+        self.folder = folder
+
+    def run(self, fault: Fault | None = None) -> Done:
+        log = self.folder / "log"
+        return script_in_fork(EXAMPLES / "run_median_norm.py", [], log, fault, self.folder)
+
+    def results(self) -> dict[str, bytes]:
+        files = ["journal.jsonl", "model/model.safetensors", "evaluation/test/best/hyp.trn"]
+        runs = ["seed", "fedavg", "median-norm"]
+        return {
+            f"{run}/{file}": (self.folder / "median" / run / file).read_bytes()
+            for run in runs
+            for file in files
+        }
+
+
+def test_the_script_of_the_new_algorithm_is_interrupted_killed_and_run_again(
+    world: World, tmp_path: Path
+) -> None:
+    """Ctrl-C in FedAvg's rounds, kill -9 in those of the new algorithm, in a client and in a checkpoint."""
+    straight, stopped = (
+        Script(tmp_path / "straight", world.corpus),
+        Script(tmp_path / "stopped", world.corpus),
+    )
+    expected = straight.run()
+    assert expected.code == 0, expected.output
+    client, save = "antiphon.clients.worker.refuse_nonfinite", "antiphon.records.checkpoint.save_file"
+    interrupted = stopped.run(Fault(client, 40, signal=signal.SIGINT))
+    assert interrupted.code == 1
+    assert "Stopped: interrupted" in interrupted.output
+    assert not (stopped.folder / "median" / "median-norm").exists()
+    for fault in (Fault(client, 80), Fault(save, 12, before=False)):
+        assert stopped.run(fault).code == -signal.SIGKILL
+        assert (stopped.folder / "median" / "median-norm").exists()
+        assert not (stopped.folder / "median" / "median-norm" / "model").exists()
+    done = stopped.run()
+    assert done == expected
+    assert stopped.results() == straight.results()
 
 
 def test_the_private_server_spends_its_budget_and_stops(capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,7 +285,10 @@ LATER = ("error: run ", "error: out ", "error: checkpoint ", "error: another pro
 
 
 @every_page
-def test_settings_in_commands_are_as_right_or_as_wrong_as_the_page_says(page: Path) -> None:
+def test_settings_in_commands_are_as_right_or_as_wrong_as_the_page_says(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))  # as the page that chooses a class in them says
     for command, output in commands(page):
         words = shlex.split(command)
         if words[1] != "run":
