@@ -65,10 +65,10 @@ def any_algorithms() -> Any:
     torch.use_deterministic_algorithms(False)  # a run asks for them in the whole process
 
 
-def test_ten_lines_go_from_recordings_to_text(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_few_lines_go_from_recordings_to_text(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_source(checkout / "recordings", num_utterances=3)
     write_wav(checkout / "hello.wav", tones("abc de", 1.0, np.random.default_rng(0)))
-    done = runpy.run_path(str(EXAMPLES / "ten_lines.py"))
+    done = runpy.run_path(str(EXAMPLES / "from_python.py"))
     counts = done["scores"]["dga"]["words"]
     assert counts["length"] > 0
     assert capsys.readouterr().out.endswith(f"{counts}\n")
@@ -235,10 +235,13 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> list[tuple[str, str]]:
-    """Every `antiphon ...` of a page with the first line that is shown after it."""
+    """Every `antiphon ...` of a page with the first line that is shown after it.
+
+    A page may break long lines: a command after a backslash, output before four spaces.
+    """
     found = []
     for block in blocks(page, "console"):
-        lines = block.splitlines()
+        lines = re.sub(r" *\\\n *|\n {4}(?=\S)", " ", block).splitlines()
         for number, line in enumerate(lines):
             if line.startswith("$ antiphon"):
                 found.append((line[2:], next((after for after in lines[number + 1 :] if after != "…"), "")))
