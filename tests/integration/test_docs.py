@@ -261,12 +261,20 @@ def test_quoted_code_is_in_the_file_it_is_quoted_from(page: Path) -> None:
             assert body in (ROOT / first[2:]).read_text(), f"{page.name}: not in {first[2:]}:\n{body}"
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @every_page
-def test_links_lead_to_files(page: Path) -> None:
+def test_links_lead_to_files_and_headings(page: Path) -> None:
     prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", prose):
         if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+            file = page.parent / target if target else page
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
 
 
 @every_page
