@@ -10,7 +10,7 @@ import typer
 import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.options import options_of
-from antiphon.cli.parsing import fractions, numbers, pairs
+from antiphon.cli.parsing import numbers
 from antiphon.data.importing.formats import FORMATS
 from antiphon.data.summary import skipped_table, tables
 from antiphon.data.transcripts import ALPHABET
@@ -19,47 +19,30 @@ corpus_commands = typer.Typer(no_args_is_help=True, help="Import a corpus, or de
 
 Source = Annotated[Path, typer.Argument(help=f"A folder or a manifest: {', '.join(FORMATS)}.")]
 Destination = Annotated[Path, typer.Argument(help="The corpus folder to make.")]
-RenameSplit = Annotated[
-    list[str],
-    typer.Option("--rename-split", metavar="OLD=NEW", help="Rename a split: dev-clean=heldout. Repeatable."),
-]
 SplitSpeakers = Annotated[
     str, typer.Option(metavar="POOL,HELDOUT,TEST", help="Divide the speakers again: 0.8,0.1,0.1.")
-]
-Where = Annotated[
-    list[str],
-    typer.Option(metavar="KEY=VALUE", help="Take only utterances with this field: tar=core.tar. Repeatable."),
 ]
 Alphabet = Annotated[str, typer.Option(help="The characters that texts may have; 'any' allows all.")]
 LowerCase = Annotated[
     bool, typer.Option("--no-keep-case/--keep-case", help="Change texts to lower case, or keep their case.")
 ]
-Speeds = Annotated[
-    str, typer.Option(metavar="0.9,1.1", help="Add the utterances of the pool also at these speeds.")
-]
 
 
 @corpus_commands.command("import")
-@options_of(antiphon.ImportOptions)
+@options_of(antiphon.ImportOptions, splits="--rename-split")
 def import_command(
     *,
     source: Source,
     destination: Destination,
-    splits: RenameSplit = [],
     split_speakers: SplitSpeakers = "",
-    where: Where = [],
     alphabet: Alphabet = ALPHABET,
     lowercase: LowerCase = True,
-    speeds: Speeds = "",
     **options: Any,
 ) -> None:
     """Import speech: read and check every file, and list the files that cannot be used, with the reason."""
-    chosen = antiphon.ImportOptions(
-        splits=pairs("--rename-split", splits), where=pairs("--where", where),
-        split_speakers=fractions("--split-speakers", split_speakers), lowercase=lowercase,
-        alphabet=None if alphabet == "any" else alphabet,
-        speeds=numbers("--speeds", speeds) if speeds else (), **options,
-    )  # fmt: skip
+    options["split_speakers"] = numbers("--split-speakers", split_speakers) or None
+    characters = None if alphabet == "any" else alphabet
+    chosen = antiphon.ImportOptions(**options, lowercase=lowercase, alphabet=characters)
     with terminal.Terminal() as progress:
         summary = antiphon.import_corpus(
             source, destination, chosen, lambda done, total: progress("import", done, total)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 
 import antiphon
 from antiphon.cli import terminal
-from antiphon.cli.options import Models, Search, Weights, num_cores, options_of
-from antiphon.cli.parsing import named_numbers, named_paths
+from antiphon.cli.options import Search, num_cores, options_of
+from antiphon.cli.parsing import named_numbers
 from antiphon.workflows.rescore_lists import ListScores, Rescoring, describe_weights
-
-Recognisers = Annotated[
-    list[str],
-    typer.Option(
-        "--recogniser", metavar="[NAME=]RUN", help="A run whose model scores the texts too. Repeatable."
-    ),
-]
 
 
 @options_of(antiphon.nbest, "run")
@@ -35,21 +27,13 @@ def nbest_command(**options: Any) -> None:
 
 
 @options_of(antiphon.rescore, "nbest")
-def rescore_command(
-    *,
-    lm: Models = [],
-    recognisers: Recognisers = [],
-    weights: Weights = [],
-    search: Search = [],
-    **options: Any,
-) -> None:
+def rescore_command(*, search: Search = [], **options: Any) -> None:
     """Rank N-best lists again with other models: word error rates before and after, and the best possible."""
     with terminal.Terminal() as progress:
+        steps = named_numbers("--search", search, default="1")
         rescoring = antiphon.rescore(
-            lm=named_paths(lm), recognisers=named_paths(recognisers),
-            weights=named_numbers("--weight", weights), search=named_numbers("--search", search, default="1"),
-            feature_processes=num_cores(), progress=progress, **options,
-        )  # fmt: skip
+            **options, search=steps, feature_processes=num_cores(), progress=progress
+        )
     _print_weights(rescoring)
     terminal.console.print(_table(rescoring.scores))
     if options["out"] is not None:

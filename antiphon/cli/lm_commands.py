@@ -4,33 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.options import options_of
-from antiphon.cli.parsing import whole_numbers
 from antiphon.lm.ngram import Perplexity
 
 lm_commands = typer.Typer(no_args_is_help=True, help="Train language models: n-grams, or a Transformer.")
-MinCounts = Annotated[
-    str,
-    typer.Option(
-        metavar="1,1,2",
-        help="For each order, the smallest count of an n-gram that is kept; the last number holds for all "
-        "higher orders.",
-    ),
-]
 
 
 @lm_commands.command("ngram")
 @options_of(antiphon.train_ngram_lm, "texts")
-def ngram_command(*, min_counts: MinCounts = "1", **options: Any) -> None:
+def ngram_command(**options: Any) -> None:
     """Estimate an n-gram model with interpolated modified Kneser-Ney smoothing."""
-    counts = whole_numbers("--min-counts", min_counts)
-    training = antiphon.train_ngram_lm(min_counts=counts, **options)
+    training = antiphon.train_ngram_lm(**options)
     model = training.model
     sizes = ", ".join(f"{len(level.keys):,}" for level in model.levels)
     terminal.console.print(

@@ -1,4 +1,4 @@
-"""Options of commands: those of a function of `antiphon`, and those that several commands share."""
+"""Options of commands, made from the parameters of the functions that the commands call."""
 
 from __future__ import annotations
 
@@ -6,50 +6,74 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from antiphon.cli.parsing import named_numbers, named_paths, numbers, pairs, whole_numbers
+
 Command = Callable[..., None]
 
 # Parameters that a command sets itself.
 HIDDEN = {"feature_processes", "processes", "num_threads", "progress", "notify", "grid", "noise"}
-FLAGS = {"num_processes": "--workers", "reference": "--ref", "settings": "--set", "speaking": "--speak"}
+FLAGS = {
+    "num_processes": "--workers",
+    "recognisers": "--recogniser",
+    "reference": "--ref",
+    "settings": "--set",
+    "speaking": "--speak",
+    "weights": "--weight",
+}
 METAVARS = {
-    "heldout": "FILE",
+    "earlier_splits": "SPLIT",
     "normalise": "STEP",
     "only": "RUN",
     "settings": "KEY=VALUE",
     "speaking": "KEY=VALUE",
     "tune": "SPLIT",
-}
-# Type of a parameter -> type of its option. Types that are not listed stay.
-TYPES: Mapping[Any, Any] = {
-    str | Path: Path,
-    str | Path | None: Path | None,
-    Sequence[str]: list[str],
-    Sequence[str | Path]: list[Path],
-    str | Path | Sequence[str | Path]: list[Path],
+    "tune_splits": "SPLIT",
 }
 
-Resume = Annotated[bool, typer.Option(help="Continue the run in --out.")]
-Models = Annotated[
-    list[str],
-    typer.Option(
-        metavar="[NAME=]MODEL",
-        help="A language model: an ARPA file, or a folder made by `antiphon lm`. Repeatable.",
-    ),
-]
-Weights = Annotated[
-    list[str],
-    typer.Option(
-        "--weight",
-        metavar="NAME=VALUE",
-        help="A fixed weight of a model or of a part of the lists; score=1 if none is fixed. Repeatable.",
-    ),
-]
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a parameter on the command line.
+
+    read: returns the parameter from the name of the option and its text or texts; None: they are the same.
+    """
+
+    type: Any
+    metavar: str | None = None
+    read: Callable[[str, Any], Any] | None = None
+
+    @property
+    def is_list(self) -> bool:
+        return self.type in (list[str], list[Path])
+
+    def default(self, value: Any) -> Any:
+        """Return the default of the option from the default of the parameter."""
+        if self.is_list:
+            return []
+        return ",".join(map(str, value)) if self.type is str and self.read is not None else value
+
+
+# Type of a parameter -> its form. Types that are not listed have the same type on the command line.
+FORMS: Mapping[Any, Form] = {
+    str | Path: Form(Path),
+    str | Path | None: Form(Path | None),
+    Sequence[str]: Form(list[str], "TEXT"),
+    Sequence[str | Path]: Form(list[Path], "PATH"),
+    str | Path | Sequence[str | Path]: Form(list[Path], "PATH"),
+    Sequence[int]: Form(str, "N,…", whole_numbers),
+    tuple[float, ...]: Form(str, "X,…", numbers),
+    Mapping[str, str]: Form(list[str], "KEY=VALUE", pairs),
+    Mapping[str, str | Path]: Form(list[str], "[NAME=]PATH", named_paths),
+    Mapping[str, float]: Form(list[str], "NAME=VALUE", named_numbers),
+}
+
 Search = Annotated[
     list[str],
     typer.Option(
@@ -65,29 +89,28 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def options_of(function: Callable[..., Any], *arguments: str) -> Callable[[Command], Command]:
+def options_of(function: Callable[..., Any], *arguments: str, **renamed: str) -> Callable[[Command], Command]:
     """Give a command the parameters of a function as options, with their types, defaults and descriptions.
 
-    The parameters named in `arguments` become arguments of the command line. A keyword parameter that the
-    command itself declares replaces that of the function.
+    The parameters named in `arguments` become arguments of the command line; `renamed` are other names of
+    options. A keyword parameter that the command itself declares replaces that of the function.
     """
     hints, texts = get_type_hints(function), parameter_texts(function)
-    flags = {name: FLAGS.get(name, "--" + name.replace("_", "-")) for name in texts}
+    flags = {name: "--" + name.replace("_", "-") for name in texts} | FLAGS | renamed
+    forms = {name: FORMS.get(hint, Form(hint)) for name, hint in hints.items()}
 
     def option_for(parameter: inspect.Parameter) -> inspect.Parameter:
-        name, default = parameter.name, parameter.default
-        kind = TYPES.get(hints[name], hints[name])
-        is_list = kind in (list[str], list[Path])
+        name, default, form = parameter.name, parameter.default, forms[parameter.name]
         text = re.sub(r"`(\w+)`", lambda match: flags.get(match[1], match[0]), texts[name])
         if name in arguments:
             info: Any = typer.Argument(help=text)
         else:
-            text += " Repeatable." if is_list else ""
-            names = [] if kind is bool else [flags[name]]  # typer gives a bool --name and --no-name
-            info = typer.Option(*names, metavar=METAVARS.get(name), help=text)
+            text += " Repeatable." if form.is_list else ""
+            names = [] if form.type is bool else [flags[name]]  # typer gives a bool --name and --no-name
+            info = typer.Option(*names, metavar=METAVARS.get(name, form.metavar), help=text)
         if default is not inspect.Parameter.empty:
-            default = list(default) if is_list else Path(default) if kind is Path else default
-        annotation = Annotated[kind, info]  # type: ignore[valid-type]
+            default = form.default(default)
+        annotation = Annotated[form.type, info]  # type: ignore[name-defined]
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def decorate(command: Command) -> Command:
@@ -101,9 +124,12 @@ def options_of(function: Callable[..., Any], *arguments: str) -> Callable[[Comma
 
         @wraps(command)
         def call(**values: Any) -> None:
+            for name in options.keys() - own.keys():
+                if (read := forms[name].read) is not None:
+                    values[name] = read(flags[name], values[name])
             command(**values)
 
-        setattr(call, "__signature__", inspect.Signature(list((own | options).values())))  # noqa: B010
+        setattr(call, "__signature__", inspect.Signature(list((options | own).values())))  # noqa: B010
         call.__annotations__ = {}  # the signature has them
         return call
 

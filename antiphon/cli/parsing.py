@@ -1,4 +1,7 @@
-"""Options that hold several values in one text: NAME=VALUE, and numbers with commas between them."""
+"""Options that hold several values in one text: NAME=VALUE, and numbers with commas between them.
+
+Every function takes the name of the option, for its error message, and its text or texts.
+"""
 
 from __future__ import annotations
 
@@ -19,46 +22,41 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     return {key: value for key, _, value in parts}
 
 
-def named_paths(texts: Sequence[str]) -> dict[str, Path]:
+def named_paths(option: str, texts: Sequence[str]) -> dict[str, Path]:
     """Read [NAME=]PATH; a path without a name is named by its last part.
 
-    >>> named_paths(["out/books.arpa", "own=lm"])
+    >>> named_paths("--lm", ["out/books.arpa", "own=lm"])
     {'books': PosixPath('out/books.arpa'), 'own': PosixPath('lm')}
     """
-    paths = {}
-    for text in texts:
-        name, equals, path = text.partition("=")
-        path = path if equals else text
-        paths[name if equals else Path(path).name.split(".")[0]] = Path(path)
-    return paths
+    named = [text if "=" in text else f"{Path(text).name.split('.')[0]}={text}" for text in texts]
+    return {name: Path(path) for name, _, path in (text.partition("=") for text in named)}
 
 
 def named_numbers(option: str, texts: Sequence[str], default: str = "") -> dict[str, float]:
-    """Read NAME=NUMBER; where there is a default, NAME alone takes it.
+    """Read NAME=NUMBER; if there is a default, NAME alone takes it.
 
     >>> named_numbers("--search", ["books", "words=0.5"], default="1")
     {'books': 1.0, 'words': 0.5}
     """
-    numbers = {}
+    values = {}
     for text in texts:
         name, equals, value = text.partition("=")
         try:
-            numbers[name] = float(value if equals else default)
+            values[name] = float(value if equals else default)
         except ValueError:
-            raise ValueError(
-                f"{option} takes a name and a number, such as {name or 'books'}=0.5, not {text!r}"
-            ) from None
-    return numbers
+            example = f"{name or 'books'}=0.5"
+            raise ValueError(f"{option} takes a name and a number, such as {example}, not {text!r}") from None
+    return values
 
 
 def numbers(option: str, text: str) -> tuple[float, ...]:
     """Read numbers with commas between them.
 
-    >>> numbers("--alpha", "0.25,0.5")
-    (0.25, 0.5)
+    >>> numbers("--alpha", "0.25,0.5"), numbers("--alpha", "")
+    ((0.25, 0.5), ())
     """
     try:
-        return tuple(float(part) for part in text.split(","))
+        return tuple(float(part) for part in text.split(",")) if text else ()
     except ValueError:
         raise ValueError(f"{option} takes numbers such as 0.5 or 0.25,0.5, not {text!r}") from None
 
@@ -70,20 +68,6 @@ def whole_numbers(option: str, text: str) -> tuple[int, ...]:
     (1, 10)
     """
     try:
-        parts = [float(part) for part in text.split(",")]
+        return tuple(int(part) for part in text.split(","))
     except ValueError:
-        parts = [0.5]
-    if any(part != int(part) for part in parts):
-        raise ValueError(f"{option} takes whole numbers such as 1 or 1,2,5, not {text!r}")
-    return tuple(int(part) for part in parts)
-
-
-def fractions(option: str, text: str) -> tuple[float, float, float] | None:
-    """Read three numbers with commas between them; None if there is no text."""
-    if not text:
-        return None
-    try:
-        first, second, third = (float(part) for part in text.split(","))
-    except ValueError as error:
-        raise ValueError(f"{option} takes three fractions such as 0.8,0.1,0.1, not {text!r}") from error
-    return first, second, third
+        raise ValueError(f"{option} takes whole numbers such as 1 or 1,2,5, not {text!r}") from None

@@ -11,28 +11,13 @@ from rich.table import Table
 
 import antiphon
 from antiphon.cli import terminal
-from antiphon.cli.options import Models, Search, Weights, options_of
-from antiphon.cli.parsing import named_numbers, named_paths, numbers, whole_numbers
+from antiphon.cli.options import Search, options_of
+from antiphon.cli.parsing import named_numbers, numbers, whole_numbers
 from antiphon.personalisation.second_pass import Grid
 from antiphon.personalisation.trial import BASELINE, ORACLE, Row
 from antiphon.pools.rendezvous import find_rank
 from antiphon.workflows.personalize_lists import ClientChange, NoiseResults, NoiseSettings, Personalisation
 
-Rounds = Annotated[
-    str, typer.Option(metavar="T,…", help="Numbers of rounds to score; the largest decides the settings.")
-]
-TuneSplits = Annotated[
-    list[str], typer.Option("--tune", metavar="SPLIT", help="Find settings on this split. Repeatable.")
-]
-Splits = Annotated[list[str], typer.Option("--split", metavar="SPLIT", help="Score this split. Repeatable.")]
-Earlier = Annotated[
-    list[str],
-    typer.Option(
-        "--earlier",
-        metavar="SPLIT",
-        help="Clients that took part before and go on reporting. Repeatable.",
-    ),
-]
 Alpha = Annotated[str, typer.Option(help="Weights of the words of all clients to try (α).")]
 Beta = Annotated[str, typer.Option(help="Weights of the client's own words to try (β).")]
 Lambda = Annotated[str, typer.Option("--lambda", help="Exponents to try (λ).")]
@@ -54,15 +39,9 @@ NoiseSeeds = Annotated[int, typer.Option(min=1, help="Draws of noise to average 
 SecureNoise = Annotated[bool, typer.Option(help="Draw noise from the operating system, not from seeds.")]
 
 
-@options_of(antiphon.personalize, "nbest")
+@options_of(antiphon.personalize, "nbest", tune_splits="--tune", splits="--split", earlier_splits="--earlier")
 def personalize_command(
     *,
-    lm: Models = [],
-    rounds: Rounds = "1,2,5,10",
-    tune_splits: TuneSplits = [],
-    splits: Splits = [],
-    earlier_splits: Earlier = [],
-    weights: Weights = [],
     search: Search = [],
     alpha: Alpha = "0,0.25,0.5,0.75",
     beta: Beta = "0,0.25,0.5,0.75",
@@ -84,9 +63,7 @@ def personalize_command(
     noise = NoiseSettings(tuple(private), cap, populations, noise_seeds, secure) if private else None
     with terminal.Terminal() as progress:
         result = antiphon.personalize(
-            **options, lm=named_paths(lm), rounds=whole_numbers("--rounds", rounds), tune_splits=tune_splits,
-            splits=splits, earlier_splits=earlier_splits, weights=named_numbers("--weight", weights),
-            search=named_numbers("--search", search, default="1"), grid=grid, noise=noise,
+            **options, search=named_numbers("--search", search, default="1"), grid=grid, noise=noise,
             progress=progress, notify=terminal.say,
         )  # fmt: skip
     _print_tables(result)

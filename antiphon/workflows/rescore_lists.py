@@ -98,10 +98,10 @@ def rescore(
         recognisers: Runs by name; their models score the texts too.
         data: The corpus of the speech; by default the corpora that the runs were trained on.
         device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
-        weights: Fixed weights of models and parts; {"score": 1} if none is fixed.
+        weights: Fixed weights of models and of parts of the lists; score=1 if none is fixed.
         search: Weights to search for, with the first step of the search. By default the models without a
             fixed weight, and "words".
-        tune: The split on which weights are found; by default all other sessions than the one to score.
+        tune: The split on which weights are found; by default each session gets weights found on all others.
         split: The split to score; all lists by default.
         out: A file for the lists in their new order, with all parts.
         feature_processes: The number of processes that compute features.

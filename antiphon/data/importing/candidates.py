@@ -26,10 +26,10 @@ class ImportOptions:
     Args:
         format: The format of the source; by default it is recognised.
         split: The split of utterances whose source names no split.
-        splits: New names of splits, by their old names.
+        splits: New names of splits by their old names, such as dev-clean=heldout.
         split_speakers: Fractions of the speakers for pool, heldout and test, whatever the source says.
         seed: The seed of `split_speakers`.
-        where: Take only utterances whose field (split, speaker, session or an extra field) has this value.
+        where: Take only utterances whose field (split, speaker, session or another) has this value.
         lowercase: Change texts to lower case.
         alphabet: The characters that texts may have; others are skipped. None allows all characters.
         min_seconds: Skip shorter utterances.
