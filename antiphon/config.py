@@ -35,7 +35,7 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A configuration as nested dicts, lists and scalars; `from_dict` is its inverse."""
-    written = _write(type(config), config)
+    written = _write(type(config), config, "")
     assert isinstance(written, dict)
     return written
 
@@ -66,25 +66,39 @@ def overlay(config: Config, data: Mapping[str, Any]) -> Config:
 
 
 def _fields(cls: type) -> dict[str, Kind]:
-    hints = typing.get_type_hints(cls)
+    try:
+        hints = typing.get_type_hints(cls)
+    except NameError as error:
+        raise ValueError(
+            f"the fields of {cls.__module__}:{cls.__qualname__} cannot be read ({error}): "
+            "import their types outside of TYPE_CHECKING"
+        ) from error
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
 
 
-def _write(kind: Kind, value: Any) -> Any:
+def _write(kind: Kind, value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         choices = Choices(kind)
         if choices.open is None and type(value) not in choices.closed.values():
-            raise ValueError(f"{value!r} cannot be stored: expected {_describe(kind)}")
+            raise ValueError(f"{_at(path)}: {value!r} cannot be stored: expected {_describe(kind)}")
         name = choices.name_of(type(value)) if choices.are_named else ""
-        fields = {key: _write(inner, getattr(value, key)) for key, inner in _fields(type(value)).items()}
+        kinds = _fields(type(value)).items()
+        fields = {key: _write(inner, getattr(value, key), _join(path, key)) for key, inner in kinds}
         return {name: fields} if name else fields
-    if isinstance(value, tuple):
-        return [_write(inner, item) for inner, item in zip(_items(kind, len(value)), value, strict=True)]
-    if isinstance(value, Mapping):
-        return {key: _write(_container(kind, dict)[1], item) for key, item in value.items()}
+    if isinstance(value, tuple) and len(items := _items(kind, len(value))) == len(value):
+        pairs = zip(items, value, strict=True)
+        return [_write(inner, item, f"{path}[{i}]") for i, (inner, item) in enumerate(pairs)]
+    if isinstance(value, Mapping) and (args := _container(kind, dict)):
+        return {key: _write(args[1], item, _join(path, key)) for key, item in value.items()}
     if (registry := Choices(kind).open) is not None and value is not None:
-        raise ValueError(f"{value!r} cannot be stored: one of {registry.group} must be a dataclass")
-    return value
+        what = f"one of {registry.group} must be a dataclass"
+        raise ValueError(f"{_at(path)}: {value!r} cannot be stored: {what}")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(
+        f"{_at(path)}: {value!r} cannot be stored: settings are numbers, text, null, dataclasses, and "
+        "tuples and dicts whose annotations say what is in them"
+    )
 
 
 def _container(kind: Kind, origin: type) -> tuple[Kind, ...]:
@@ -195,14 +209,14 @@ def run_or_folder(value: Any, run: str, folder: str) -> dict[str, Any]:
     return {run: "" if is_folder else value, folder: value if is_folder else ""}
 
 
-def _defaults(cls: type) -> dict[str, Any]:
+def _defaults(cls: type, path: str) -> dict[str, Any]:
     """The fields of a dataclass that need not be given, as `to_dict` writes them."""
     kinds, written = _fields(cls), {}
     for field in dataclasses.fields(cls):
         if field.init and not _is_required(field):
             factory = field.default_factory
             default = field.default if factory is dataclasses.MISSING else factory()
-            written[field.name] = _write(kinds[field.name], default)
+            written[field.name] = _write(kinds[field.name], default, _join(path, field.name))
     return written
 
 
@@ -217,7 +231,7 @@ def _assign(kind: Kind, tree: Any, keys: Sequence[str], text: str, path: str) ->
         value = _parse(kind, text, path)
         if choices.are_named and isinstance(value, str) and value in choices:
             # Whole: the next assignment may change one of its fields.
-            return {value: _defaults(_chosen(choices, value, path)[0])}
+            return {value: _defaults(_chosen(choices, value, path)[0], path)}
         return value
     if tree is None and choices:
         raise ValueError(

@@ -9,7 +9,7 @@ arrive, and the algorithm turns the sum into the next state. A complete toy algo
 ...     def round(self, state, cohort, pool):
 ...         update = pool.reduce(Task("train", state.params), cohort, weigh=lambda report: 0.0)
 ...         params = {name: p - update.mean[name] for name, p in state.params.items()}
-...         return ServerState(state.round + 1, params), {}
+...         return replace(state, round=state.round + 1, params=params), {}
 """
 
 from __future__ import annotations

@@ -17,10 +17,12 @@ from typing import Any, Protocol
 
 import torch
 
-from antiphon.core import Algorithm, Pool, Stopped, Tensors
+from antiphon.core import Algorithm, Pool, ServerState, Stopped, Tensors, WrapperState
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.recording import Faults, RecordingPool, no_faults
+from antiphon.records.checkpoint import pack
 from antiphon.records.writer import ClientStateFiles, Record, expected_states
+from antiphon.registry import choice_name
 from antiphon.seeding import derive
 from antiphon.server.run_context import RunContext, personal_pool, prepare
 from antiphon.tasks.submodel import SubmodelPool
@@ -94,6 +96,20 @@ def sample_cohort(clients: Sequence[str], size: int, seed: int, round: int) -> l
     return random.Random(derive(seed, "cohort", round)).sample(clients, min(size, len(clients)))
 
 
+def initial_state(algorithm: Algorithm, params: Tensors) -> Any:
+    """Return the state before the first round; ValueError if it is not one that can be saved."""
+    state: Any = algorithm.init(params)
+    name = choice_name(type(algorithm))
+    if not isinstance(state, ServerState | WrapperState):
+        kind = type(state).__name__
+        raise ValueError(f"{name}.init must return a ServerState or a WrapperState, not a {kind}")
+    try:
+        pack(state, "state", {})
+    except TypeError as error:
+        raise ValueError(f"{name}.init: {error}") from error
+    return state
+
+
 class Engine:
     """One run in one folder, which only the first process of a group touches."""
 
@@ -138,7 +154,7 @@ class Engine:
         Raises `Stopped` when interrupted or when too few clients answer; what was done is saved.
         """
         group, record = self.group, self.record
-        fresh = self.algorithm.init(params).with_seed(self.seed)
+        fresh = initial_state(self.algorithm, params).with_seed(self.seed)
         with interruptible(group.is_rank_zero) as interrupted, closing(record):
             state, resumed = self._begin(fresh, resume, skip_corrupt)
             try:
@@ -189,10 +205,22 @@ class Engine:
             pool.check_enough()  # what the algorithm made of too few answers explains nothing
             raise
         pool.check_enough()
+        self._check(state, after, metrics)
         self._sync_states(pool)
         entry = {"round": after.round, "cohort": cohort, **pool.entry(), "metrics": dict(metrics)}
         self._record(entry, after, began, interrupted, pool.seconds)
         return after
+
+    def _check(self, before: Any, after: Any, metrics: Any) -> None:
+        """Refuse what an algorithm must not return: the run could not be resumed, or would never end."""
+        name = choice_name(type(self.algorithm))
+        if after.round != before.round + 1:
+            raise ValueError(f"{name}: the state after round {before.round} is of round {after.round}")
+        if after.seed != before.seed:
+            raise ValueError(f"{name}: the state lost its seed; make it with dataclasses.replace")
+        for key, value in metrics.items():
+            if not isinstance(value, int | float):
+                raise ValueError(f"{name}: metric {key!r} is a {type(value).__name__}, not a number")
 
     def _cohort(self, round: int) -> list[str]:
         return self.draw(self.clients, self.rounds.cohort, self.seed, round)

@@ -13,6 +13,7 @@ kind (`antiphon.config`). The name is stored with a run, so that another process
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import re
 import sys
@@ -65,6 +66,7 @@ class Registry(Mapping[str, Any]):
     ) -> None:
         self.group, self.needs, self.homes = group, tuple(needs), tuple(homes)
         self.default, self.is_config, self.takes_paths = default, is_config, takes_paths
+        self.kind: Any = None  # what annotations say, once it is open
         self._registered: dict[str, Any] = {}
         self._is_loaded = False
 
@@ -125,6 +127,10 @@ class Registry(Mapping[str, Any]):
         for name, point in self._entry_points().items():
             if f"{point.module}:{point.attr}" == path and self._registered.get(name, cls) is cls:
                 return name
+        if not self.takes_paths:
+            raise ValueError(
+                f"{path} is not registered: register it, or give it an entry point of the group {self.group}"
+            )
         if cls.__module__ == "__main__" or "<locals>" in path:
             raise ValueError(
                 f"{path} cannot be stored: a resumed run could not find it again. "
@@ -138,8 +144,7 @@ class Registry(Mapping[str, Any]):
         return not self.homes or any(f"{cls.__module__}.".startswith(f"{home}.") for home in self.homes)
 
     def _fitting(self, name: str, choice: Any) -> Any:
-        fields = getattr(choice, "__dataclass_fields__", {})
-        missing = [need for need in self.needs if not (hasattr(choice, need) or need in fields)]
+        missing = [what for need in self.needs if (what := _missing(need, choice, self.kind))]
         if self.is_config and not is_dataclass(choice):
             missing.append("dataclass fields (decorate it with @dataclass(frozen=True))")
         elif self.is_config and not choice.__dataclass_params__.frozen:
@@ -169,6 +174,25 @@ def _entry_points(group: str, search_path: tuple[str, ...]) -> Mapping[str, Entr
     return {point.name: point for point in entry_points(group=group)}
 
 
+def _missing(need: str, choice: Any, kind: Any) -> str:
+    """Return what a choice lacks of an attribute it needs: "" if nothing, or a method with its arguments."""
+    if not isinstance(choice, type):
+        return "" if hasattr(choice, need) else need
+    # Every class has a `__call__`, which makes objects of it: only those that classes define count.
+    defined = any(need in vars(cls) for cls in choice.__mro__ if cls is not object)
+    if not defined:
+        return "" if need in getattr(choice, "__dataclass_fields__", {}) else need
+    method, wanted = getattr(choice, need), getattr(kind, need, None)
+    if not (inspect.isfunction(method) and inspect.isfunction(wanted)):
+        return ""
+    parameters = inspect.signature(wanted).parameters
+    try:
+        inspect.signature(method).bind(*parameters)
+    except TypeError:
+        return f"{need}({', '.join(parameters)})"
+    return ""
+
+
 def _origin(choice: Any) -> str:
     cls = choice if hasattr(choice, "__qualname__") else type(choice)
     return f"{cls.__module__}:{cls.__qualname__}"
@@ -180,6 +204,7 @@ REGISTRIES: dict[Any, Registry] = {}  # a kind, as it stands in annotations -> i
 def open_kind(kind: Any, registry: Registry) -> Registry:
     """Make fields that are annotated with `kind` take every choice of a registry."""
     REGISTRIES[kind] = registry
+    registry.kind = kind
     return registry
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from antiphon.core import ALGORITHMS, Metrics, Pool, Report, ServerState, Task, Tensors
 from antiphon.server.weighting import Uniform, Weighting
 from antiphon.tasks.local_training import LocalTraining
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,35 @@ class NoRound:
 
     def init(self, params: Tensors) -> ServerState:
         return ServerState(0, params)
+
+
+@dataclass(frozen=True)
+class ShortRound:
+    """Not an algorithm: its `round` takes a state and nothing else."""
+
+    def init(self, params: Tensors) -> Any: ...
+    def round(self, state: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class NoCall:
+    """Not a weighting: nothing can be asked of it."""
+
+    power: float = 1.0
+
+
+@dataclass(frozen=True)
+class OnlyForTypeCheckers(Halving):
+    """Not a configuration: nobody can say what its field takes."""
+
+    when: Decimal | None = None
+
+
+@dataclass(frozen=True)
+class WithFolder(Halving):
+    """Not a configuration: a path cannot be written."""
+
+    folder: Path = Path("models")
 
 
 class Plain:

@@ -21,6 +21,7 @@ from antiphon.data.corpus import Corpus
 from antiphon.data.corruption.corrupted_clients import Chosen, corrupted_features
 from antiphon.data.store import FeatureStore, Progress, compute_features
 from antiphon.data.tokens import Tokens
+from antiphon.engine import initial_state
 from antiphon.experiment.settings import Experiment
 from antiphon.experiment.starting import check_start
 from antiphon.experiment.teaching import CheckedLabels, unlabelled_clients
@@ -192,7 +193,7 @@ def prepare(
                 structure=structure_in(start),
                 resolve_labels=CheckedLabels(run, teacher, store, clients[name], server_texts),
             )
-            prepare_algorithm(run.algorithm, context).init(fresh[name])
+            initial_state(prepare_algorithm(run.algorithm, context), fresh[name])
         except ValueError as error:
             raise ValueError(f"run {name!r}: {error}") from error
     return Prepared(experiment, store, groups, corrupted, clients, held_out, tokens, fresh, chosen)

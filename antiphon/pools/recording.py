@@ -114,6 +114,9 @@ class RecordingPool:
         task = replace(task, config={**task.config, "round": self.round, "call": self._num_calls})
         self._num_calls += 1
         rows = {client: self._row(task, client) for client in cohort}
+        if len(rows) < len(cohort):
+            twice = next(client for client in rows if list(cohort).count(client) > 1)
+            raise ValueError(f"{twice!r} was asked twice with one task: send it one task after the other")
         self.rows += rows.values()
         began = time.perf_counter()
         reply = send(task, [client for client in cohort if not rows[client].failure])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from world import assert_same
 
 from antiphon.algorithms.fedavg import hierarchical
 from antiphon.clients.worker import refuse_nonfinite
-from antiphon.core import Failure, Report, Stopped, Task, Update
+from antiphon.core import Failure, Pool, Report, ServerState, Stopped, Task, Tensors, Update
 from antiphon.engine import Engine, Rounds, sample_cohort
 from antiphon.pools.local import LocalPool
 from antiphon.records.journal import read
@@ -177,6 +179,42 @@ def test_the_round_goes_on_while_enough_answer_and_names_the_others(tmp_path: Pa
 def test_the_journal_holds_no_figure_that_json_lacks(undisturbed: Trial) -> None:
     for line in (undisturbed.folder / "journal.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} in the journal"))
+
+
+# --- Algorithms that do not keep their promises ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """An algorithm of a stranger with a mistake in it."""
+
+    start: Callable[[Tensors], Any] = lambda params: ServerState(0, params)
+    step: Callable[[ServerState], Any] = lambda state: replace(state, round=state.round + 1)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    def init(self, params: Tensors) -> Any:
+        return self.start(params)
+
+    def round(self, state: Any, cohort: Sequence[str], pool: Pool) -> tuple[Any, Any]:
+        pool.reduce(Task("train", state.params, {"seed": 1}), cohort, lambda report: 0.0)
+        return self.step(state), self.metrics
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (Wrong(start=lambda params: params), r"wrong.init must return a ServerState .*, not a dict"),
+        (Wrong(start=lambda params: ServerState(0, params, [1])), r"a list \(at state/opt\)"),
+        (Wrong(step=lambda state: state), "wrong: the state after round 0 is of round 0"),
+        (Wrong(step=lambda state: ServerState(1, state.params)), "wrong: the state lost its seed"),
+        (Wrong(metrics={"norm": torch.ones(1)}), "wrong: metric 'norm' is a Tensor, not a number"),
+    ],
+    ids=["no state", "cannot be saved", "same round", "no seed", "no number"],
+)
+def test_what_an_algorithm_must_not_return_is_refused(algorithm: Wrong, message: str, tmp_path: Path) -> None:
+    engine = Engine(algorithm, LocalPool(Toy()), CLIENTS, Rounds(total=2, valid_every=0), tmp_path, seed=11)
+    with pytest.raises(ValueError, match=message):
+        engine.run({"w": torch.ones(2)})
 
 
 @pytest.mark.parametrize(

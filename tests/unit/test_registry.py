@@ -33,7 +33,7 @@ from antiphon.registry import Registry, open_kind
 from antiphon.server.optimizers import Adam
 from antiphon.server.weighting import WEIGHTINGS
 from antiphon.tasks.client_work import CLIENT_WORK
-from antiphon.tasks.views import CLIENT_VIEWS
+from antiphon.tasks.views import CLIENT_VIEWS, View, through
 
 HALVING = "foreign_choices:Halving"
 
@@ -335,6 +335,37 @@ def test_schedules_clippings_partitions_and_encoders_of_strangers_are_chosen_and
     for name in place.split("."):
         chosen = chosen[name] if isinstance(chosen, dict) else getattr(chosen, name)
     assert chosen == choice
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("ShortRound", r"'foreign_choices:ShortRound' .* it has no round\(self, state, cohort, pool\)"),
+        ("OnlyForTypeCheckers", r"the fields of foreign_choices:OnlyForTypeCheckers cannot be read"),
+        ("WithFolder", r"algorithm.folder: PosixPath\('models'\) cannot be stored: settings are numbers"),
+    ],
+)
+def test_an_algorithm_that_does_not_fit_is_refused_and_what_is_missing_is_named(
+    setting: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        override(Run(), [f"algorithm=foreign_choices:{setting}"])
+
+
+def test_a_weighting_that_cannot_be_called_is_refused() -> None:
+    """Every class can be called, to make an object of it."""
+    with pytest.raises(ValueError, match=r"'foreign_choices:NoCall' .* it has no __call__"):
+        override(Run(), ["algorithm.weighting=foreign_choices:NoCall"])
+
+
+def test_a_view_that_nobody_registered_is_refused_when_it_is_used() -> None:
+    with pytest.raises(ValueError, match=r"Silent is not registered: .* of the group antiphon.client_views"):
+        through(Task("train"), Silent())
+
+
+@dataclass(frozen=True)
+class Silent(View):
+    """Does nothing, and is not registered."""
 
 
 def test_a_dataclass_that_is_not_frozen_is_refused() -> None:

@@ -168,6 +168,12 @@ def test_tasks_of_one_client_each_are_told_apart_by_their_number_in_the_round() 
     assert sent == [((4, 0), ["c1"]), ((4, 1), ["c2"])]
 
 
+def test_a_client_that_is_asked_twice_with_one_task_is_refused() -> None:
+    """One row could not tell its answers apart, and both would keep a state at the same moment."""
+    with pytest.raises(ValueError, match="'b' was asked twice with one task"):
+        recorded(["a", "b"]).reduce(Task("train"), ["a", "b", "b"], lambda report: 0.0)
+
+
 def test_bytes_of_tasks_for_single_clients_are_added_up() -> None:
     pool, small = recorded(["c1", "c2"]), Task("count", {"w": torch.zeros(1)})
     pool.reduce(TASK, ["c1"], ByExamples())
