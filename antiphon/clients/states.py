@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +115,8 @@ class ClientStates:
         """Remove what was written at or after a round. Lists names; opens no file."""
         for folder in self.folder.glob("*/"):
             for path in folder.iterdir():
-                if path.name.endswith(WRITING) or _moment(path) >= (round, 0):
+                moment = _moment(path)
+                if moment is None or moment >= (round, 0):  # also what a kill left of a file
                     path.unlink()
             self._several.add(unquote(folder.name))
 
@@ -123,16 +125,18 @@ class ClientStates:
 
     def _versions(self, client: str) -> list[tuple[Moment, Path]]:
         """Return the versions of a client, the oldest first."""
-        return sorted((_moment(path), path) for path in self._folder_of(client).glob(f"*{SUFFIX}"))
+        files = self._folder_of(client).glob(f"*{SUFFIX}")
+        return sorted((moment, path) for path in files if (moment := _moment(path)) is not None)
 
 
 def _newest_before(versions: list[tuple[Moment, Path]], moment: Moment) -> Path | None:
     return next((path for version, path in reversed(versions) if version < moment), None)
 
 
-def _moment(path: Path) -> Moment:
-    round, call = path.name.split(".")[:2]
-    return int(round), int(call)
+def _moment(path: Path) -> Moment | None:
+    """Return the moment that a version's name says; None for another file."""
+    numbers = re.fullmatch(rf"(\d+)\.(\d+){re.escape(SUFFIX)}", path.name)
+    return (int(numbers[1]), int(numbers[2])) if numbers else None
 
 
 def _load(path: Path, device: str) -> Tensors:

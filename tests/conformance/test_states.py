@@ -87,6 +87,7 @@ def test_what_a_kill_left_behind_is_removed(world: World, tmp_path: Path) -> Non
     folder = killed.folder / "clients" / "speaker%2Fs00"
     folder.mkdir(exist_ok=True)
     (folder / "000001.000000.safetensors.17.writing").write_bytes(b"half")
+    (folder / ".tmpXa81Qz").write_bytes(b"what safetensors writes before it has a name")
     (folder / "000002.000000.safetensors").write_bytes(b"of another run")
     killed.run(resume=True)
     assert killed.contents() == run.contents()
