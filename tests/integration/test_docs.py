@@ -291,7 +291,7 @@ def settings_of(recipe: str) -> Experiment:
     return RECIPES[recipe]()
 
 
-# Mistakes that are found later, with the corpus or the run folder in hand.
+# Mistakes that are found later, with the corpus or the run folder.
 LATER = ("error: run ", "error: out ", "error: checkpoint ", "error: another process ")
 
 

@@ -165,7 +165,7 @@ def test_a_killed_worker_ends_the_others_and_a_resume_gives_the_undisturbed_expe
     for _ in range(2):
         killed = killing.run(sys.executable, *killing.command("--workers", "2", "--resume"))
         assert killed.code == 4, killed.output
-        assert killed.output.count("The last checkpoint is whole") == 1
+        assert killed.output.count("The last checkpoint is intact") == 1
     resumed = killing.run(sys.executable, *killing.command("--workers", "2", "--resume"))
     assert resumed.code == 0, resumed.output
     assert kept_files(killing.out) == expected

@@ -281,7 +281,7 @@ def test_two_workers_are_killed_one_after_the_other_and_resumed(
     for _ in faults:
         killed = process.run(command)
         assert killed.code == 4, killed.output
-        assert "The last checkpoint is whole" in " ".join(killed.output.split())
+        assert "The last checkpoint is intact" in " ".join(killed.output.split())
     done = process.run(command)
     assert done.code == 0, done.output
     assert len(list(runs.folder.glob("plan-*-happened"))) == len(faults)
