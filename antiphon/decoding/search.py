@@ -38,6 +38,7 @@ def recognise(
     indices: np.ndarray,
     device: torch.device | str = "cpu",
     feed: Callable[[np.ndarray], Batch] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[int, str]:
     """The greedy transcript of each utterance, by its index in the store.
 
@@ -48,6 +49,7 @@ def recognise(
     for chosen, batch in unlabelled_batches(store, indices, BATCH_SECONDS, feed):
         for index, ids in zip(chosen, model.greedy(batch if feed else batch.to(device)), strict=True):
             texts[int(index)] = tokens.decode(ids)
+        progress(len(texts), len(indices))
     return {int(index): texts[int(index)] for index in indices}
 
 

@@ -20,10 +20,13 @@ def check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
     now = config.to_dict(experiment)  # refuses what could not be stored
     if not path.exists():
         if out.exists() and any(out.glob("[!.]*")):
-            raise ValueError(f"{out} is not empty and holds no experiment: choose another --out")
+            raise ValueError(f"{out} is not empty and holds no experiment: choose another folder (--out)")
         return
     if not resume:
-        raise ValueError(f"{out} holds an experiment already: add --resume to go on, or choose another --out")
+        raise ValueError(
+            f"{out} holds an experiment already: add --resume to go on (in Python: resume=True), or choose "
+            "another folder (--out)"
+        )
     # What a configuration did not have when it was written is as if it had its default.
     before = config.to_dict(config.from_dict(Experiment, json.loads(path.read_text())["config"]))
     # A longer run begins like a shorter one, but others may have begun from its end, or been taught by it.

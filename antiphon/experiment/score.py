@@ -32,6 +32,7 @@ def score(
     notes: dict[str, Any],
     normalisation: Normalisation = Normalisation(),
     hypotheses: Callable[[], dict[int, str]] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Recognise utterances; write scores.json, ref.trn and hyp.trn; return the scores.
 
@@ -44,7 +45,7 @@ def score(
     began = time.perf_counter()
     device = next(recognizer.model.parameters()).device
     if hypotheses is None:
-        heard = recognise(recognizer.model, recognizer.tokens, store, indices, device)
+        heard = recognise(recognizer.model, recognizer.tokens, store, indices, device, progress=progress)
     else:
         heard = hypotheses()
     taken = time.perf_counter() - began

@@ -72,7 +72,7 @@ class Record:
                 state, notes = checkpoint.load(folder, like, device)
             except checkpoint.CorruptCheckpoint as error:
                 if not skip_corrupt:
-                    hint = "To go on from the one before it, add --skip-corrupt"
+                    hint = "To go on from the one before it, add --skip-corrupt (Python: skip_corrupt=True)"
                     raise checkpoint.CorruptCheckpoint(f"{error}. {hint}") from error
                 print(f"skipping: {error}", file=sys.stderr)
                 continue

@@ -62,7 +62,8 @@ def evaluate(
     folder = run / "evaluation" / name / "best"
     notes = {"split": name, "which": "best", "round": round}
     indices = decoder.store.where(split=split)
-    scores = score(decoder.recognizer, decoder.store, indices, folder, notes, normalisation)
+    report = partial(progress, "evaluate")
+    scores = score(decoder.recognizer, decoder.store, indices, folder, notes, normalisation, progress=report)
     return Evaluation(scores, folder)
 
 

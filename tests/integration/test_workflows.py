@@ -79,7 +79,7 @@ def test_run_leaves_what_the_command_leaves(world: World, finished: Path, tmp_pa
 def test_run_takes_an_experiment_and_resumes(world: World, finished: Path, tmp_path: Path) -> None:
     experiment, out = library.override(library.recipe("fedavg"), SETTINGS), tmp_path / "out"
     assert set(library.run(experiment, world.corpus, out, only=["seed"])) == {"seed"}
-    with pytest.raises(ValueError, match="holds an experiment already"):
+    with pytest.raises(ValueError, match=r"holds an experiment already: .* \(in Python: resume=True\)"):
         library.run(experiment, world.corpus, out)
     library.run(experiment, world.corpus, out, resume=True)
     check_kept_files(out, finished)
@@ -125,7 +125,9 @@ def test_report_writes_the_command_s_page(antiphon: Antiphon, finished: Path, tm
 
 
 def test_evaluate(antiphon: Antiphon, copy: Path) -> None:
-    evaluation = library.evaluate(copy / "fedavg", split="heldout", normalise=["lower_case"])
+    steps = Steps()
+    evaluation = library.evaluate(copy / "fedavg", split="heldout", normalise=["lower_case"], progress=steps)
+    assert steps.last["evaluate"][0] == steps.last["evaluate"][1] == evaluation.scores["num_utterances"]
     assert evaluation.folder == copy / "fedavg" / "evaluation" / "heldout" / "best"
     files = {file.name: file.read_bytes() for file in evaluation.folder.iterdir()}
     assert untimed(json.loads(files.pop("scores.json"))) == untimed(evaluation.scores)
