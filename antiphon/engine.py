@@ -22,7 +22,6 @@ from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.recording import Faults, RecordingPool, no_faults
 from antiphon.records.checkpoint import pack
 from antiphon.records.writer import ClientStateFiles, Record, expected_states
-from antiphon.registry import choice_name
 from antiphon.seeding import derive
 from antiphon.server.run_context import RunContext, personal_pool, prepare
 from antiphon.tasks.submodel import SubmodelPool
@@ -99,7 +98,7 @@ def sample_cohort(clients: Sequence[str], size: int, seed: int, round: int) -> l
 def initial_state(algorithm: Algorithm, params: Tensors) -> Any:
     """Return the state before the first round; ValueError if it is not one that can be saved."""
     state: Any = algorithm.init(params)
-    name = choice_name(type(algorithm))
+    name = type(algorithm).__name__
     if not isinstance(state, ServerState | WrapperState):
         kind = type(state).__name__
         raise ValueError(f"{name}.init must return a ServerState or a WrapperState, not a {kind}")
@@ -213,7 +212,7 @@ class Engine:
 
     def _check(self, before: Any, after: Any, metrics: Any) -> None:
         """Refuse what an algorithm must not return: the run could not be resumed, or would never end."""
-        name = choice_name(type(self.algorithm))
+        name = type(self.algorithm).__name__
         if after.round != before.round + 1:
             raise ValueError(f"{name}: the state after round {before.round} is of round {after.round}")
         if after.seed != before.seed:

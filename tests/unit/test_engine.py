@@ -203,11 +203,11 @@ class Wrong:
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        (Wrong(start=lambda params: params), r"wrong.init must return a ServerState .*, not a dict"),
+        (Wrong(start=lambda params: params), r"Wrong.init must return a ServerState .*, not a dict"),
         (Wrong(start=lambda params: ServerState(0, params, [1])), r"a list \(at state/opt\)"),
-        (Wrong(step=lambda state: state), "wrong: the state after round 0 is of round 0"),
-        (Wrong(step=lambda state: ServerState(1, state.params)), "wrong: the state lost its seed"),
-        (Wrong(metrics={"norm": torch.ones(1)}), "wrong: metric 'norm' is a Tensor, not a number"),
+        (Wrong(step=lambda state: state), "Wrong: the state after round 0 is of round 0"),
+        (Wrong(step=lambda state: ServerState(1, state.params)), "Wrong: the state lost its seed"),
+        (Wrong(metrics={"norm": torch.ones(1)}), "Wrong: metric 'norm' is a Tensor, not a number"),
     ],
     ids=["no state", "cannot be saved", "same round", "no seed", "no number"],
 )
