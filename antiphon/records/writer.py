@@ -115,7 +115,8 @@ class Record:
 
     def catch_up(self, state: Any) -> None:
         """Save rounds that were not due yet, if a run stops early."""
-        if checkpoint.saved_rounds(self.checkpoints)[-1:] not in ([], [state.round]):
+        rounds = checkpoint.saved_rounds(self.checkpoints)
+        if rounds and rounds[-1] < state.round:
             self.save(state)
 
     def best_model(self, state: Any) -> dict[str, Any]:
