@@ -1,7 +1,7 @@
-"""What importers and the import share: unchecked utterances, skipped ones, and the user's options.
+"""Parts that all importers share: unchecked utterances, skipped ones, the user's options, JSON lines.
 
-An importer (`antiphon.data.importing.formats`) turns one format into `Candidate`s and never opens audio:
-`antiphon.data.importing.conversion` reads, checks and writes them, the same for every format.
+An importer (`antiphon.data.importing.formats`) turns one format into `Candidate`s and never opens audio.
+`antiphon.data.importing.conversion` reads, checks and writes them, in the same way for every format.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ import io
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from antiphon.data.transcripts import ALPHABET, numbered_lines
+
+Value = TypeVar("Value")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class ImportOptions:
         if self.alphabet == "":
             raise ValueError("the alphabet is empty: no text could be taken (None takes every character)")
         if bad := [speed for speed in self.speeds if not 0.5 <= speed <= 2 or speed == 1]:
-            raise ValueError(f"speeds are between 0.5 and 2, and 1 is there already: got {bad[0]:g}")
+            raise ValueError(f"speeds are between 0.5 and 2, and 1 is always included: got {bad[0]:g}")
         if len(set(self.speeds)) < len(self.speeds):
             raise ValueError(f"a speed is given twice: {', '.join(f'{speed:g}' for speed in self.speeds)}")
         if self.num_threads is not None and self.num_threads < 1:
@@ -78,7 +82,7 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class Blob:
-    """Where encoded audio is: a file, or a part of one (a member of a tar)."""
+    """The location of encoded audio: a file, or a part of one (a member of a tar)."""
 
     path: Path
     offset: int = 0
@@ -97,9 +101,10 @@ class Blob:
 class Candidate:
     """An utterance as its source describes it, unchecked.
 
-    split: None if the source has none. audio: where it is, or why it cannot be used. start, stop: the part of
-    the audio in seconds; stop=None is its end. channel: None for the mean of all. duration: the length of the
-    whole audio according to the source. speed: a factor for playing it, which also changes the pitch.
+    split: None if the source has none. audio: its location, or why it cannot be used. where: file and line
+    of the description. start, stop: the part of the audio in seconds; stop=None is its end. channel: None for
+    the mean of all. duration: the length of the whole audio according to the source. speed: a factor for
+    playing it, which also changes the pitch.
     """
 
     id: str
@@ -119,14 +124,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Skipped:
-    """An utterance that was left out: where it was described, and why. Never holds its text."""
+    """An utterance that was left out: where it is described, and the reason. Never holds its text."""
 
     id: str
     where: str
     reason: str
 
     def __post_init__(self) -> None:
-        # Names come from strangers and go to terminals: control characters and broken UTF-8 are escaped.
+        # Names from unknown sources go to terminals: control characters and broken UTF-8 are escaped.
         for name in ("id", "where", "reason"):
             object.__setattr__(self, name, printable(getattr(self, name)))
 
@@ -141,7 +146,7 @@ class Skipped:
 
 
 def printable(text: str) -> str:
-    """Text that can be printed and written anywhere.
+    """Escape characters that cannot be printed.
 
     >>> print(printable("caf\u00e9\x1b"))
     café\\x1b
@@ -150,20 +155,20 @@ def printable(text: str) -> str:
 
 
 class RefusedError(ValueError):
-    """Something about one utterance that makes it unusable; becomes the reason it was skipped."""
+    """One utterance cannot be used; the message becomes the reason for skipping it."""
 
 
 def locate(path: str, source: Path, options: ImportOptions) -> Path:
-    """The regular file called `path`; with links followed, it must be in the source or in `audio_root`."""
+    """Return the regular file called `path`; after links it must be in the source or in `audio_root`."""
     roots = [source] if options.audio_root is None else [source, options.audio_root]
     is_inside = False
     for root in (root.resolve() for root in roots):
         try:
-            found = (root / path).resolve()
-            if found.is_relative_to(root):
+            file = (root / path).resolve()
+            if file.is_relative_to(root):
                 is_inside = True
-                if found.is_file():
-                    return found
+                if file.is_file():
+                    return file
         except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name too long, a loop of links
             raise RefusedError(f"bad path: {path!r} ({error})") from None
     if is_inside:
@@ -173,7 +178,7 @@ def locate(path: str, source: Path, options: ImportOptions) -> Path:
 
 
 def find_audio(path: str, source: Path, options: ImportOptions) -> Blob | str:
-    """The file called `path`, or why it cannot be used: no error, as the utterance may be filtered out."""
+    """Return the file called `path`, or why it cannot be used: the utterance may still be filtered out."""
     try:
         return Blob(locate(path, source, options))
     except RefusedError as reason:
@@ -181,7 +186,7 @@ def find_audio(path: str, source: Path, options: ImportOptions) -> Blob | str:
 
 
 def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]] | Skipped]:
-    """Objects of a JSON-lines file, each with its place; other lines are skipped by their number."""
+    """Yield the objects of a JSON-lines file, each with its location; other lines are skipped."""
     try:
         for where, line in numbered_lines(path):
             try:
@@ -197,60 +202,67 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]] | Skipped]:
         yield Skipped("", path.name, f"damaged file: the rest of it cannot be unpacked ({error})")
 
 
-def candidates_of(
-    path: Path,
-    client_key: str,
-    make: Callable[[Mapping[str, Any], str], Candidate],
-    name: Callable[[Mapping[str, Any]], str],
-) -> Iterator[Candidate | Skipped]:
-    """A candidate made of each object of a JSON-lines file; an object that `make` refuses is skipped."""
-    is_first = True
-    for row in json_rows(path):
+def convert_rows(
+    rows: Iterable[tuple[str, Value] | Skipped],
+    make: Callable[[str, Value], Iterable[Result]],
+    name: Callable[[Value], str],
+) -> Iterator[Result | Skipped]:
+    """Yield what `make` makes of each location and value; a value that it refuses is skipped by its name."""
+    for row in rows:
         if isinstance(row, Skipped):
             yield row
             continue
-        where, fields = row
-        if is_first:
-            require_key(fields, client_key, where)
-            is_first = False
+        where, value = row
         try:
-            yield make(fields, where)
+            yield from make(where, value)
         except RefusedError as reason:
-            yield Skipped(name(fields), where, str(reason))
+            yield Skipped(name(value), where, str(reason))
 
 
-def common_fields(
-    row: Mapping[str, Any], options: ImportOptions, take_id: Callable[[Mapping[str, Any]], str], *others: str
-) -> dict[str, Any]:
-    """The fields of a `Candidate` that JSON lines of all formats have.
+def read_candidates(
+    path: Path,
+    client_key: str,
+    make: Callable[[str, Mapping[str, Any]], Candidate],
+    name: Callable[[Mapping[str, Any]], str],
+) -> Iterator[Candidate | Skipped]:
+    """Make a candidate of each object of a JSON-lines file. The first one must name its client."""
+    first = next((row for row in json_rows(path) if not isinstance(row, Skipped)), None)
+    if first is not None and client_key not in first[1]:
+        raise ValueError(
+            f"{first[0]} has no field {client_key!r}, the name of the client: set client_key (--client-key) "
+            f"to one of {', '.join(sorted(first[1]))}"
+        )
+    return convert_rows(json_rows(path), lambda where, row: [make(where, row)], name)
 
-    Fields of the row that are neither among them nor among `others` are kept in `extra`.
+
+def common_fields(row: Mapping[str, Any], options: ImportOptions, id: str, *others: str) -> dict[str, Any]:
+    """Return the fields of a `Candidate` that JSON lines of all formats have.
+
+    Fields of the row that are neither among them nor among `others` go to `extra`.
     """
-    taken = {"id", "split", "text", options.client_key, options.session_key, *others}
+    used = {"id", "split", "text", options.client_key, options.session_key, *others}
     speaker = take_text(row, options.client_key)
     return {
-        "id": take_id(row),
+        "id": id,
         "speaker": speaker,
         "session": speaker if row.get(options.session_key) is None else take_text(row, options.session_key),
         "split": None if row.get("split") is None else take_text(row, "split"),
         "text": take_text(row, "text"),
-        "extra": {key: value for key, value in row.items() if key not in taken},
+        "extra": {key: value for key, value in row.items() if key not in used},
     }
 
 
 def first_row(path: Path) -> dict[str, Any]:
-    """The first object of a JSON-lines file, to tell formats apart; empty if there is none near the top."""
+    """Return the first object of a JSON-lines file, to recognise its format; empty without early objects."""
     try:
-        for _, row in zip(range(5), json_rows(path), strict=False):
-            if not isinstance(row, Skipped):
-                return row[1]
+        rows = [row for row in islice(json_rows(path), 5) if not isinstance(row, Skipped)]
     except OSError:
-        pass
-    return {}
+        return {}
+    return rows[0][1] if rows else {}
 
 
 def take_text(row: Mapping[str, Any], key: str) -> str:
-    """A required field; whole numbers (speaker: 84) become text."""
+    """Return a required field; whole numbers (speaker: 84) become text."""
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise RefusedError(f"no field {key!r}: " + ("it is missing" if value is None else "it is not text"))
@@ -258,19 +270,10 @@ def take_text(row: Mapping[str, Any], key: str) -> str:
 
 
 def take_number(row: Mapping[str, Any], key: str) -> float | None:
-    """An optional field that must be a finite number."""
+    """Return an optional field that must be a finite number."""
     value = row.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise RefusedError(f"bad number: {key!r} is {value!r}")
     return float(value)
-
-
-def require_key(row: Mapping[str, Any], key: str, where: str) -> None:
-    """Stop the import if the first utterance does not have the field that names the client."""
-    if key not in row:
-        raise ValueError(
-            f"{where} has no field {key!r} to tell clients apart: set client_key (--client-key) to one of "
-            + ", ".join(sorted(map(str, row)))
-        )

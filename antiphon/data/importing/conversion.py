@@ -1,4 +1,4 @@
-"""The import: makes a corpus folder of a source. Every utterance is read, checked, and copied or encoded.
+"""The import: make a corpus folder from a source. Every utterance is read, checked, and copied or encoded.
 
 Audio files that hold one utterance, 16 kHz mono, are copied byte for byte. All other audio is cut, averaged
 over its channels, resampled and written as 16-bit FLAC. Utterances that cannot be used are skipped with a
@@ -25,8 +25,6 @@ from antiphon.data.importing.formats import FORMATS, choose_format
 from antiphon.data.importing.source_listing import Listing, Progress, list_candidates
 from antiphon.data.processes import map_ahead
 from antiphon.records.files import new_folder, sync
-
-__all__ = ["Candidate", "ImportOptions", "ImportSummary", "Progress", "Skipped", "import_corpus"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def import_corpus(
 ) -> ImportSummary:
     """Make a corpus folder from a source in any known format; ValueError if nothing in it can be used.
 
-    The destination appears complete or not at all, whatever happens on the way.
+    The destination appears complete or not at all, whatever happens.
 
     Args:
         source: A folder or a manifest; its format is recognised.
@@ -86,9 +84,9 @@ def import_corpus(
         num_utterances=writer.num_utterances,
         num_speakers=len(writer.speakers),
         seconds=writer.seconds,
-        num_copied=writer.num_copied,
-        num_resampled=writer.num_resampled,
-        num_mixed=writer.num_mixed,
+        num_copied=writer.counts["copied"],
+        num_resampled=writer.counts["resampled"],
+        num_mixed=writer.counts["mixed"],
         num_filtered=listing.num_filtered,
         skipped=skipped,
     )
@@ -109,13 +107,11 @@ def check_destination(source: Path, destination: Path, overwrite: bool) -> None:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """Encoded audio ready to be written, and how it was changed."""
+    """Encoded audio ready to be written, and what was done to it: copied, or resampled, mixed."""
 
     data: bytes
     seconds: float
-    is_copied: bool
-    is_resampled: bool
-    is_mixed: bool
+    actions: tuple[str, ...]
 
 
 def _prepare(candidate: Candidate, options: ImportOptions) -> _Prepared | Skipped:
@@ -135,15 +131,17 @@ def _prepare(candidate: Candidate, options: ImportOptions) -> _Prepared | Skippe
         return Skipped(candidate.id, candidate.where, str(reason))
     except OSError as error:
         return Skipped(candidate.id, candidate.where, f"unreadable file: {error.strerror}")
-    is_mixed = sound.num_channels > 1 and candidate.channel is None
-    return _Prepared(data, len(samples) / SAMPLE_RATE, is_copied, sound.rate != SAMPLE_RATE, is_mixed)
+    actions = {
+        "copied": is_copied,
+        "resampled": sound.rate != SAMPLE_RATE,
+        "mixed": sound.num_channels > 1 and candidate.channel is None,
+    }
+    return _Prepared(data, len(samples) / SAMPLE_RATE, tuple(name for name, done in actions.items() if done))
 
 
 def _check_length(seconds: float, claimed: float | None, min_seconds: float) -> None:
     if seconds < min_seconds:
-        raise BadAudioError(
-            f"too short: {seconds:.3f} s, at least {min_seconds:g} s are needed (min_seconds)"
-        )
+        raise BadAudioError(f"too short: {seconds:.3f} s, less than {min_seconds:g} s (min_seconds)")
     if claimed is not None and abs(seconds - claimed) > max(0.5, 0.1 * claimed):
         raise BadAudioError(
             f"duration mismatch: the audio lasts {seconds:.2f} s, its source says {claimed:.2f} s"
@@ -157,8 +155,8 @@ class _Writer:
         self.folder = folder
         self.skipped: list[Skipped] = []
         self.speakers: set[str] = set()
-        self.num_utterances = self.num_copied = self.num_resampled = self.num_mixed = 0
-        self.num_samples = 0
+        self.counts: Counter[str] = Counter()
+        self.num_utterances = self.num_samples = 0
 
     @property
     def seconds(self) -> float:
@@ -167,7 +165,7 @@ class _Writer:
     def add_all(self, candidates: list[Candidate], options: ImportOptions, progress: Progress) -> None:
         num_threads = options.num_threads or os.cpu_count() or 1
         threads = ThreadPoolExecutor(num_threads)
-        # Only a little ahead, so that little audio is in memory at once.
+        # A few items ahead, so that little audio is in memory at once.
         prepared = map_ahead(threads, partial(_prepare, options=options), candidates, 4 * num_threads)
         progress(0, len(candidates))
         with (
@@ -185,9 +183,7 @@ class _Writer:
 
     def _utterance(self, candidate: Candidate, result: _Prepared, offset: int) -> Utterance:
         self.num_utterances += 1
-        self.num_copied += result.is_copied
-        self.num_resampled += result.is_resampled
-        self.num_mixed += result.is_mixed
+        self.counts.update(result.actions)
         self.num_samples += round(result.seconds * SAMPLE_RATE)
         self.speakers.add(candidate.speaker)
         assert candidate.split is not None
@@ -214,6 +210,7 @@ class _Writer:
 def _nothing_left(
     source: Path, listing: Listing, skipped: tuple[Skipped, ...], options: ImportOptions
 ) -> str:
+    """Return the message of an import that skipped everything: the most frequent reasons, with examples."""
     lines = [f"nothing in {source} can be used: {len(skipped)} utterances skipped"]
     if listing.num_filtered:
         wanted = ", ".join(f"{key}={value}" for key, value in options.where.items())

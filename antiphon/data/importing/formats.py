@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 from antiphon.data.importing.candidates import Candidate, ImportOptions, Skipped
-from antiphon.registry import Registry
+from antiphon.registry import Registry, unknown_name
 
 
 class Importer(Protocol):
@@ -16,11 +15,11 @@ class Importer(Protocol):
 
     @property
     def looks_for(self) -> str:
-        """What a source in this format is, for people to read."""
+        """A description of a source in this format, for people to read."""
         ...
 
     def recognises(self, source: Path) -> bool:
-        """Whether a file or folder is in this format."""
+        """Return whether a file or folder is in this format."""
         ...
 
     def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
@@ -39,7 +38,7 @@ FORMATS = Registry(
 
 
 def choose_format(source: Path, name: str | None) -> str:
-    """The name of the format to read a source with: the requested one, or the only one that recognises it."""
+    """Return the name of a source's format: the requested one, or the only one that recognises it."""
     if not source.exists():
         raise ValueError(f"nothing to import: {source} does not exist")
     if name is not None and name in FORMATS:
@@ -47,14 +46,12 @@ def choose_format(source: Path, name: str | None) -> str:
         if not importer.recognises(source):
             raise ValueError(f"{source} is not {name!r}, which is {importer.looks_for}")
         return name
-    importers: dict[str, Importer] = {known: FORMATS[known]() for known in FORMATS}
-    looked_for = "".join(f"\n  {known:<12} {importer.looks_for}" for known, importer in importers.items())
     if name is not None:
-        near = difflib.get_close_matches(name, importers, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"unknown format {name!r}{hint} Formats:{looked_for}")
+        raise unknown_name(name, FORMATS, "format")
+    importers: dict[str, Importer] = {known: FORMATS[known]() for known in FORMATS}
     names = [known for known, importer in importers.items() if importer.recognises(source)]
     if not names:
+        looked_for = "".join(f"\n  {known:<12} {importer.looks_for}" for known, importer in importers.items())
         raise ValueError(f"the format of {source} is not known. Looked for:{looked_for}")
     if len(names) > 1:
         raise ValueError(f"{source} could be any of {', '.join(names)}: say which format to read it as")

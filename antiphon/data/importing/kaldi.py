@@ -7,13 +7,15 @@ length of the audio. If there is an utt2dur, the length of each whole file is ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 from antiphon.data.importing.candidates import Candidate, ImportOptions, RefusedError, Skipped, find_audio
 from antiphon.data.importing.formats import FORMATS
 from antiphon.data.transcripts import numbered_lines
+
+FILES = ("wav.scp", "text", "utt2spk", "segments", "utt2dur")
+Table = dict[str, tuple[str, str]]  # key -> location, rest of the line
 
 
 @FORMATS.named("kaldi")
@@ -26,50 +28,24 @@ class Kaldi:
         return (source / "wav.scp").is_file() and (source / "text").is_file()
 
     def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
-        tables = _Tables.read(source)
-        for utterance, (where, text) in tables.text.items():
+        repeated: list[tuple[str, str]] = []
+        tables = {name: _read_table(source / name, repeated) for name in FILES}
+        for utterance, (where, text) in tables["text"].items():
             try:
                 yield _candidate(utterance, text, where, tables, source, options)
             except RefusedError as reason:
                 yield Skipped(utterance, where, str(reason))
-        for utterance, (where, _) in (tables.segments or tables.wav).items():
-            if utterance not in tables.text:
+        for utterance, (where, _) in (tables["segments"] or tables["wav.scp"]).items():
+            if utterance not in tables["text"]:
                 yield Skipped(utterance, where, "no text: the utterance has no line in text")
-        for where, utterance in tables.repeated:
+        for where, utterance in repeated:
             yield Skipped(utterance, where, "duplicate id: an earlier line of the same file has it too")
 
 
-Table = Mapping[str, tuple[str, str]]  # key -> place, rest of the line
-
-
-@dataclass(frozen=True)
-class _Tables:
-    wav: Table
-    text: Table
-    speakers: Table
-    segments: Table
-    durations: Table
-    repeated: list[tuple[str, str]]
-
-    @classmethod
-    def read(cls, source: Path) -> _Tables:
-        repeated: list[tuple[str, str]] = []
-        return cls(
-            wav=_table(source / "wav.scp", repeated),
-            text=_table(source / "text", repeated),
-            speakers=_table(source / "utt2spk", repeated),
-            segments=_table(source / "segments", repeated),
-            durations=_table(source / "utt2dur", repeated),
-            repeated=repeated,
-        )
-
-
-def _table(path: Path, repeated: list[tuple[str, str]]) -> Table:
-    """A file of "key rest" lines; empty if there is no such file. Only the first line of a key is used."""
-    table: dict[str, tuple[str, str]] = {}
-    if not path.is_file():
-        return table
-    for where, line in numbered_lines(path):
+def _read_table(path: Path, repeated: list[tuple[str, str]]) -> Table:
+    """Read a file of "key rest" lines; empty if it does not exist. Only the first line of a key is used."""
+    table: Table = {}
+    for where, line in numbered_lines(path) if path.is_file() else ():
         key, *rest = line.split(maxsplit=1)
         if key in table:
             repeated.append((where, key))
@@ -79,49 +55,45 @@ def _table(path: Path, repeated: list[tuple[str, str]]) -> Table:
 
 
 def _candidate(
-    utterance: str, text: str, where: str, tables: _Tables, source: Path, options: ImportOptions
+    utterance: str, text: str, where: str, tables: dict[str, Table], source: Path, options: ImportOptions
 ) -> Candidate:
-    recording, start, stop = _segment(utterance, tables)
-    if recording not in tables.wav:
-        raise RefusedError(f"missing file: wav.scp has no entry {recording!r}")
-    path = tables.wav[recording][1]
+    recording, start, stop, duration = utterance, 0.0, None, None
+    if tables["segments"]:
+        recording, start, stop = _segment(_entry("segments", utterance, tables, "missing segment"))
+    elif utterance in tables["utt2dur"]:
+        try:
+            duration = float(tables["utt2dur"][utterance][1])
+        except ValueError:
+            raise RefusedError("bad number: utt2dur does not hold seconds for the utterance") from None
+    path = _entry("wav.scp", recording, tables, "missing file")
     if path.endswith("|"):
         raise RefusedError("command in wav.scp: commands are not run, write its audio to a file first")
     # Kaldi's convention without utt2spk is one speaker per utterance, which makes no sense as a client.
-    if utterance not in tables.speakers:
-        raise RefusedError("no speaker: utt2spk has no entry for the utterance")
-    speaker = tables.speakers[utterance][1]
+    speaker = _entry("utt2spk", utterance, tables, "no speaker")
     return Candidate(
         id=utterance,
         speaker=speaker,
-        session=f"{speaker}-{recording}" if tables.segments else speaker,
+        session=f"{speaker}-{recording}" if tables["segments"] else speaker,
         split=None,
         text=text,
         audio=find_audio(path, source, options),
         where=where,
         start=start,
         stop=stop,
-        duration=None if tables.segments else _duration(utterance, tables),
+        duration=duration,
     )
 
 
-def _segment(utterance: str, tables: _Tables) -> tuple[str, float, float | None]:
-    """An utterance's recording, start and stop in seconds; a stop of -1 or none is the end."""
-    if not tables.segments:
-        return utterance, 0.0, None
-    if utterance not in tables.segments:
-        raise RefusedError("missing segment: segments has no entry for the utterance")
+def _entry(file: str, key: str, tables: dict[str, Table], fault: str) -> str:
+    if key not in tables[file]:
+        raise RefusedError(f"{fault}: {file} has no entry {key!r}")
+    return tables[file][key][1]
+
+
+def _segment(line: str) -> tuple[str, float, float | None]:
+    """Return a recording, start and stop in seconds; a stop of -1 is the end."""
     try:
-        recording, start, stop = tables.segments[utterance][1].split()
+        recording, start, stop = line.split()
         return recording, float(start), None if float(stop) == -1 else float(stop)
     except ValueError:
         raise RefusedError("malformed segment: expected `utterance recording start stop`") from None
-
-
-def _duration(utterance: str, tables: _Tables) -> float | None:
-    if utterance not in tables.durations:
-        return None
-    try:
-        return float(tables.durations[utterance][1])
-    except ValueError:
-        raise RefusedError("bad number: utt2dur does not hold seconds for the utterance") from None

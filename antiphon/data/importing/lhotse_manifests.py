@@ -2,26 +2,20 @@
 
 Lhotse itself reads each line, so all versions of the format that it knows can be imported. It gets one line
 at a time, because a malformed line would end its own iterators. It is never asked for audio, because it would
-run commands or fetch URLs. One supervision is one utterance. `client_key` and `session_key` may name fields
-of a supervision's `custom`. The end of a name such as `x_recordings_dev.jsonl.gz` is the split.
+run commands or fetch URLs. One supervision is one utterance. `client_key` and `session_key` can be fields of
+a supervision's `custom`. The end of a file name such as `x_recordings_dev.jsonl.gz` is the split.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from antiphon.data.importing.candidates import (
-    Candidate,
-    ImportOptions,
-    RefusedError,
-    Skipped,
-    find_audio,
-    first_row,
-    json_rows,
-)
+from antiphon.data.importing import candidates
+from antiphon.data.importing.candidates import Candidate, ImportOptions, RefusedError, Skipped, convert_rows
 from antiphon.data.importing.formats import FORMATS
 
 NAME = re.compile(r"(.*_)?(recordings|cuts)(?:[_-](?P<split>.+))?\.jsonl(\.gz)?")
@@ -40,19 +34,10 @@ class LhotseManifests:
 
     def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
         for manifest in _manifests(source):
-            name = NAME.fullmatch(manifest.name)
-            split = name["split"] if name else None
             supervisions = _supervisions(manifest)
             cuts = _cuts(manifest) if supervisions is None else _pairs(manifest, supervisions)
-            for item in cuts:
-                if isinstance(item, Skipped):
-                    yield item
-                    continue
-                where, recording, supervision, start = item
-                try:
-                    yield _candidate(where, recording, supervision, start, split, manifest.parent, options)
-                except RefusedError as reason:
-                    yield Skipped(str(supervision.id), where, str(reason))
+            make = partial(_candidates, manifest=manifest, options=options)
+            yield from convert_rows(cuts, make, lambda cut: str(cut.supervision.id))
 
 
 def _manifests(source: Path) -> list[Path]:
@@ -60,7 +45,7 @@ def _manifests(source: Path) -> list[Path]:
     paths = (
         [source] if source.is_file() else sorted(source.glob("*.jsonl")) + sorted(source.glob("*.jsonl.gz"))
     )
-    rows = {path: first_row(path) for path in paths if NAME.fullmatch(path.name) or path == source}
+    rows = {path: candidates.first_row(path) for path in paths if NAME.fullmatch(path.name) or path == source}
     return [
         path
         for path, row in rows.items()
@@ -73,7 +58,19 @@ def _supervisions(recordings: Path) -> Path | None:
     return path if path != recordings and path.is_file() else None
 
 
-Item = tuple[str, Any, Any, float]  # place, recording, supervision, start of the cut
+class Cut(NamedTuple):
+    """A supervision with its recording; it starts at `start` + the start of the supervision."""
+
+    recording: Any
+    supervision: Any
+    start: float
+
+
+Cuts = Iterator[tuple[str, Cut] | Skipped]
+
+
+def _id(item: Any) -> str:
+    return str(item.get("id", "") if isinstance(item, dict) else item.id)
 
 
 def _objects(path: Path) -> Iterator[tuple[str, Any] | Skipped]:
@@ -81,61 +78,46 @@ def _objects(path: Path) -> Iterator[tuple[str, Any] | Skipped]:
         from lhotse.serialization import deserialize_item
     except ImportError:
         raise ValueError("Lhotse manifests need Lhotse: pip install 'antiphon[lhotse]'") from None
-    for row in json_rows(path):
-        if isinstance(row, Skipped):
-            yield row
-            continue
-        where, fields = row
+
+    def read(where: str, fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         try:
             yield where, deserialize_item(dict(fields))
         except Exception as error:  # Lhotse's constructors raise many kinds at unknown fields
-            name = str(fields.get("id", ""))
-            yield Skipped(name, where, f"malformed manifest: Lhotse cannot read the line ({error!r})")
+            raise RefusedError(f"malformed manifest: Lhotse cannot read the line ({error!r})") from None
+
+    return convert_rows(candidates.json_rows(path), read, _id)
 
 
-def _pairs(recordings: Path, supervisions: Path) -> Iterator[Item | Skipped]:
-    known = {}
+def _pairs(recordings: Path, supervisions: Path) -> Cuts:
+    recording_by_id = {}
     for row in _objects(recordings):
         if isinstance(row, Skipped):
             yield row
         elif hasattr(row[1], "sources"):
-            known[row[1].id] = row[1]
-    for row in _objects(supervisions):
-        if isinstance(row, Skipped):
-            yield row
-            continue
-        where, supervision = row
-        recording = known.get(getattr(supervision, "recording_id", None))
+            recording_by_id[row[1].id] = row[1]
+
+    def pair(where: str, supervision: Any) -> Iterator[tuple[str, Cut]]:
+        recording = recording_by_id.get(getattr(supervision, "recording_id", None))
         if recording is None:
-            yield Skipped(str(supervision.id), where, "missing recording: no recording has the id it names")
-        else:
-            yield where, recording, supervision, 0.0
+            raise RefusedError("missing recording: no recording has the id it names")
+        yield where, Cut(recording, supervision, 0.0)
+
+    yield from convert_rows(_objects(supervisions), pair, _id)
 
 
-def _cuts(path: Path) -> Iterator[Item | Skipped]:
-    for row in _objects(path):
-        if isinstance(row, Skipped):
-            yield row
-            continue
-        where, cut = row
+def _cuts(path: Path) -> Cuts:
+    def split(where: str, cut: Any) -> Iterator[tuple[str, Cut]]:
         if type(cut).__name__ not in ("MonoCut", "MultiCut") or cut.recording is None:
-            yield Skipped(str(cut.id), where, f"unusable cut: a {type(cut).__name__} without one recording")
-            continue
+            raise RefusedError(f"unusable cut: a {type(cut).__name__} without one recording")
         if not cut.supervisions:
-            yield Skipped(str(cut.id), where, "no text: the cut has no supervision")
-        for supervision in cut.supervisions:
-            yield where, cut.recording, supervision, cut.start
+            raise RefusedError("no text: the cut has no supervision")
+        yield from ((where, Cut(cut.recording, supervision, cut.start)) for supervision in cut.supervisions)
+
+    return convert_rows(_objects(path), split, _id)
 
 
-def _candidate(
-    where: str,
-    recording: Any,
-    supervision: Any,
-    start: float,
-    split: str | None,
-    folder: Path,
-    options: ImportOptions,
-) -> Candidate:
+def _candidates(where: str, cut: Cut, manifest: Path, options: ImportOptions) -> Iterator[Candidate]:
+    recording, supervision, start = cut
     for transform in recording.to_dict().get("transforms") or ():
         # We resample ourselves; any other transform changes the speech.
         if transform["name"] != "Resample":
@@ -147,28 +129,32 @@ def _candidate(
     if speaker is None:
         keys = ", ".join(["speaker", *sorted(custom)])
         raise RefusedError(
-            f"no field {options.client_key!r}: the supervision does not say its client (it has {keys})"
+            f"no field {options.client_key!r}: the supervision does not name its client (it has {keys})"
         )
     source, channel = _source(recording, supervision.channel)
     if source.type != "file":
         raise RefusedError(f"not a file: sources of type {source.type!r} are not run or fetched")
-    return Candidate(
+    name = NAME.fullmatch(manifest.name)
+    start += supervision.start
+    fields = {"language": supervision.language, "gender": supervision.gender, **custom}
+    yield Candidate(
         id=supervision.id,
         speaker=str(speaker),
         session=str(custom.get(options.session_key, speaker)),
-        split=split,
+        split=name["split"] if name else None,
         text=supervision.text or "",
-        audio=find_audio(str(source.source), folder, options),
+        audio=candidates.find_audio(str(source.source), manifest.parent, options),
         where=where,
-        start=start + supervision.start,
-        stop=start + supervision.start + supervision.duration,
+        start=start,
+        stop=start + supervision.duration,
         channel=channel,
-        extra=_plain(supervision, custom),
+        # Plain values, no arrays.
+        extra={key: value for key, value in fields.items() if isinstance(value, str | int | float | bool)},
     )
 
 
 def _source(recording: Any, channel: int | list[int]) -> tuple[Any, int | None]:
-    """The source of a supervision, and the channel in it; several channels are averaged."""
+    """Return the source of a supervision, and the channel in it; several channels are averaged."""
     if isinstance(channel, int):
         for source in recording.sources:
             if channel in source.channels:
@@ -176,9 +162,3 @@ def _source(recording: Any, channel: int | list[int]) -> tuple[Any, int | None]:
     elif len(recording.sources) == 1:
         return recording.sources[0], None
     raise RefusedError(f"no such channel: {channel} is not in one source of recording {recording.id}")
-
-
-def _plain(supervision: Any, custom: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields to keep: plain values, no arrays."""
-    fields = {"language": supervision.language, "gender": supervision.gender, **custom}
-    return {key: value for key, value in fields.items() if isinstance(value, str | int | float | bool)}

@@ -11,17 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from antiphon.data.importing.candidates import (
-    Candidate,
-    ImportOptions,
-    Skipped,
-    candidates_of,
-    common_fields,
-    find_audio,
-    first_row,
-    take_number,
-    take_text,
-)
+from antiphon.data.importing import candidates
+from antiphon.data.importing.candidates import Candidate, ImportOptions, Skipped, take_number, take_text
 from antiphon.data.importing.formats import FORMATS
 
 
@@ -40,34 +31,29 @@ class NemoManifest:
             names = ", ".join(path.name for path in manifests)
             raise ValueError(f"{source} holds several NeMo manifests: import one of {names}")
         (manifest,) = manifests
-        yield from candidates_of(
-            manifest,
-            options.client_key,
-            make=lambda row, where: _candidate(row, where, manifest.parent, options),
-            name=_name,
-        )
+
+        def make(where: str, row: Mapping[str, Any]) -> Candidate:
+            offset, duration = take_number(row, "offset"), take_number(row, "duration")
+            is_part = offset is not None and duration is not None
+            return Candidate(
+                **candidates.common_fields(row, options, _name(row), "audio_filepath", "duration", "offset"),
+                audio=candidates.find_audio(take_text(row, "audio_filepath"), manifest.parent, options),
+                where=where,
+                start=offset or 0.0,
+                stop=(offset or 0.0) + (duration or 0.0) if is_part else None,
+                duration=None if is_part else duration,
+            )
+
+        yield from candidates.read_candidates(manifest, options.client_key, make, _name)
 
 
 def _manifests(source: Path) -> list[Path]:
     paths = [source] if source.is_file() else [*source.glob("*.json"), *source.glob("*.jsonl")]
-    return sorted(path for path in paths if path.is_file() and "audio_filepath" in first_row(path))
-
-
-def _candidate(row: Mapping[str, Any], where: str, folder: Path, options: ImportOptions) -> Candidate:
-    offset, duration = take_number(row, "offset"), take_number(row, "duration")
-    has_part = offset is not None and duration is not None
-    return Candidate(
-        **common_fields(row, options, _name, "audio_filepath", "duration", "offset"),
-        audio=find_audio(take_text(row, "audio_filepath"), folder, options),
-        where=where,
-        start=offset or 0.0,
-        stop=(offset or 0.0) + (duration or 0.0) if has_part else None,
-        duration=None if has_part else duration,
-    )
+    return sorted(path for path in paths if path.is_file() and "audio_filepath" in candidates.first_row(path))
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """The row's id, or its path without root and suffix, so that equal file names in two folders differ.
+    """Return the id, or the path without root and suffix, so that equal file names in two folders differ.
 
     >>> _name({"audio_filepath": "wav/ann/01.wav", "offset": 1.5})
     'wav-ann-01-1500'
