@@ -18,7 +18,7 @@ from antiphon.clients.states import ClientStates
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Pool, Tensors, Worker
 from antiphon.data.corpus import Corpus
-from antiphon.data.corruption.corrupted_clients import Chosen, corrupted_features
+from antiphon.data.corruption.corrupted_clients import CorruptedClients, corrupted_features
 from antiphon.data.store import FeatureStore, Progress, compute_features
 from antiphon.data.tokens import Tokens
 from antiphon.engine import initial_state
@@ -43,7 +43,7 @@ class Prepared:
     experiment: Experiment
     store: FeatureStore
     groups: dict[str, np.ndarray]  # seed, federated, both, valid, test -> utterances
-    corrupted: Chosen
+    corrupted: CorruptedClients
     clients: dict[str, dict[str, np.ndarray]]  # run -> client -> utterances it trains on
     held_out: dict[str, dict[str, np.ndarray]]  # run -> client -> utterances that score its own model
     tokens: Tokens
@@ -176,7 +176,7 @@ def prepare(
             indices = np.concatenate([groups[group] for group in run.times])
             if len(indices) == 0:
                 raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
-            dealt = corrupted.left(run.clients(store, indices, experiment.seed))
+            dealt = corrupted.without_dropped(run.clients(store, indices, experiment.seed))
             dealt, held_out[name] = hold_out(dealt, run.held_out, experiment.seed)
             clients[name] = _as_often(dealt, groups, run.times, len(store))
             run.rounds.check(len(clients[name]))
@@ -231,7 +231,7 @@ def _as_often(
 
 def open_speech(
     experiment: Experiment, corpus: Corpus, num_processes: int = 1, progress: Progress | None = None
-) -> tuple[FeatureStore, dict[str, np.ndarray], Chosen]:
+) -> tuple[FeatureStore, dict[str, np.ndarray], CorruptedClients]:
     """Features, computed where they are missing; who is in which group; and which clients are corrupted."""
     frontend, corruption = experiment.frontend, experiment.corruption
     clean = compute_features(corpus, frontend, num_processes, progress)

@@ -1,17 +1,17 @@
-"""Clients whose data are bad on purpose: which clients, and the features of what they have.
+"""Clients whose data are bad on purpose: which clients, and the features of their data.
 
-Only utterances of the federated speakers are corrupted, never those of the server's own (seed), validation
-and test speakers. Which utterances is decided once for an experiment: its runs may split the same speech into
-clients differently, and all of them still train on the same good and bad utterances. If a run's clients are
-those chosen from here (`clients`), its clients are wholly corrupted or wholly clean; in any other run, a
-client is corrupted by the share of its utterances that are.
+Only utterances of the federated speakers are corrupted, never those of the server, validation and test
+speakers. The corrupted utterances are chosen once for an experiment: its runs may divide the same speech into
+clients differently, and all of them still train on the same good and bad utterances. If a run has the clients
+of `Corruption.clients`, each of them is wholly corrupted or wholly clean. In any other run, only a share of a
+client's utterances may be corrupted.
 
 Wrong transcripts replace the right ones in memory. Distorted audio has a feature store of its own beside the
-clean one, which is computed once: its name and fingerprint are made of the distortion, the seed and the
+clean one, which is computed once: its name and fingerprint depend on the distortion, the seed and the
 utterances. It is complete, with a copy of the frames that did not change, and is read like any other store.
 
-Babble is made of the other speakers of the pool, both the server's own and federated ones. Validation and
-test speakers are not heard in it: the model would have been trained on what it is tested on.
+Babble is made of the other speakers of the pool, of the server and federated. It has no validation and test
+speakers, because the model must not be trained on the speech that it is tested on.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ import numpy as np
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.corruption.distortion import Distortion
 from antiphon.data.corruption.wrong_transcripts import OfOthers, Shuffled
-from antiphon.data.extraction import Extracted, extract_in_order
 from antiphon.data.frontends import Frontend
 from antiphon.data.partition import BySpeaker, Clients, Partition
-from antiphon.data.store import FeatureStore, Progress, corpus_fingerprint, stored
+from antiphon.data.store import Extracted, FeatureStore, Progress, extract_in_order, open_or_write
 from antiphon.seeding import derive
 
-VERSION = 1  # of what distortions sound like: a new version makes all stores anew
+VERSION = 1  # of the sound of distortions: a new version makes all stores again
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The corrupted clients with the utterances they keep.
+class CorruptedClients:
+    """The corrupted clients with their utterances.
 
     is_corrupted, is_dropped: [all utterances of the store] bool; dropped ones were taken from these clients.
     """
 
-    kept: Mapping[str, np.ndarray]
+    clients: Mapping[str, np.ndarray]
     is_corrupted: np.ndarray
     is_dropped: np.ndarray
 
@@ -54,25 +53,25 @@ class Chosen:
         """Indices of the corrupted utterances, increasing."""
         return np.flatnonzero(self.is_corrupted)
 
-    def left(self, clients: Clients) -> Clients:
-        """The clients of a run with the utterances they still have, without clients that have none."""
+    def without_dropped(self, clients: Clients) -> Clients:
+        """Return a run's clients without the dropped utterances, and without clients that have no others."""
         remaining = {name: indices[~self.is_dropped[indices]] for name, indices in clients.items()}
         return {name: indices for name, indices in remaining.items() if len(indices)}
 
     def shares(self, clients: Clients) -> dict[str, float]:
-        """The corrupted share of each client's utterances in a run, for clients that have corrupted ones."""
+        """Return the corrupted share of each client's utterances in a run, if it is above 0."""
         shares = {name: float(self.is_corrupted[indices].mean()) for name, indices in clients.items()}
         return {name: share for name, share in shares.items() if share > 0}
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """A `fraction` of the clients, or those in `names`, have bad data.
+    """A `fraction` of the clients, or the clients in `names`, have bad data.
 
-    Only this seed and the clients' names decide which clients are chosen, so experiments with other seeds
-    have the same bad clients, and a larger fraction includes the clients of a smaller one. `clients`: what to
-    choose from. `keep`, `max_utterances`: the share and the largest number of utterances that they keep
-    (0: all).
+    Only this seed and the clients' names decide which clients are chosen. So experiments with other seeds
+    have the same bad clients, and a larger fraction includes the clients of a smaller one. `clients`: how
+    the speech is divided into the clients to choose from. `keep`, `max_utterances`: the share and the largest
+    number of utterances that they keep (0: all).
     """
 
     fraction: float = 0.0
@@ -104,23 +103,26 @@ class Corruption:
                 "audio.noise, audio.clipped, transcripts, keep or max_utterances"
             )
 
-    def choose(self, store: FeatureStore, federated: np.ndarray, seed: int) -> Chosen:
+    def choose(self, store: FeatureStore, federated: np.ndarray, seed: int) -> CorruptedClients:
         """Choose among the clients of the federated utterances, partitioned with the experiment's seed."""
-        kept: dict[str, np.ndarray] = {}
+        corrupted: dict[str, np.ndarray] = {}
         is_corrupted, is_dropped = np.zeros((2, len(store)), dtype=bool)
         if self.fraction or self.names:
             try:
                 clients = self.clients(store, federated, seed)
             except ValueError as error:
                 raise ValueError(f"corruption.clients: {error}") from error
-            for name in self._chosen(clients):
-                kept[name] = self._kept(name, clients[name])
-                is_corrupted[kept[name]] = True
-                is_dropped[np.setdiff1d(clients[name], kept[name])] = True
-        return Chosen(kept, is_corrupted, is_dropped)
+            for name in self._choose_names(clients):
+                indices = clients[name]
+                count = min(math.ceil(self.keep * len(indices)), self.max_utterances or len(indices))
+                order = np.random.default_rng(derive(self.seed, "keep", name)).permutation(len(indices))
+                corrupted[name] = np.sort(indices[order[:count]])
+                is_corrupted[corrupted[name]] = True
+                is_dropped[indices[order[count:]]] = True
+        return CorruptedClients(corrupted, is_corrupted, is_dropped)
 
-    def _chosen(self, clients: Clients) -> list[str]:
-        """Names of the corrupted clients, sorted; at least one if there is a fraction."""
+    def _choose_names(self, clients: Clients) -> list[str]:
+        """Return the names of the corrupted clients, sorted; at least one if there is a fraction."""
         for name in self.names:
             if name not in clients:
                 near = difflib.get_close_matches(name, clients, n=1) or list(clients)
@@ -131,32 +133,21 @@ class Corruption:
         order = sorted(clients, key=lambda name: (derive(self.seed, "corrupted", name), name))
         return sorted(self.names or order[: max(1, round(self.fraction * len(order)))])
 
-    def _kept(self, name: str, indices: np.ndarray) -> np.ndarray:
-        """Indices that a client keeps, increasing: at least one, and more for a larger share."""
-        count = min(math.ceil(self.keep * len(indices)), self.max_utterances or len(indices))
-        order = np.random.default_rng(derive(self.seed, "keep", name)).permutation(len(indices))
-        return np.sort(indices[order[:count]])
-
 
 # --- Features -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Order:
-    """The client whose room an utterance is heard in, and the other voices in it."""
+class DistortedSpeech:
+    """A corpus (`store.Speech`) in which some utterances are distorted.
 
-    client: str
-    voices: tuple[Utterance, ...]
-
-
-@dataclass(frozen=True)
-class Distorted:
-    """A corpus with some utterances as they sound after a distortion; see `extraction.Speech`."""
+    distorted: id of an utterance -> the client whose room it is heard in, and the other voices in it.
+    """
 
     corpus: Corpus
     audio: Distortion
     seed: int
-    orders: Mapping[str, Order]  # by utterance id
+    distorted: Mapping[str, tuple[str, tuple[Utterance, ...]]]
 
     @property
     def path(self) -> Path:
@@ -164,13 +155,13 @@ class Distorted:
 
     def utterances(self) -> Iterator[Utterance]:
         for utterance in self.corpus.utterances():
-            speed = self.audio.speed if utterance.id in self.orders else 1.0
+            speed = self.audio.speed if utterance.id in self.distorted else 1.0
             yield replace(utterance, seconds=utterance.seconds / speed)
 
     def read_audio(self, utterance: Utterance) -> np.ndarray:
-        order = self.orders[utterance.id]
-        voices = [self.corpus.read_audio(voice) for voice in order.voices]
-        room = np.random.default_rng(derive(self.seed, "room", order.client))
+        client, others = self.distorted[utterance.id]
+        voices = [self.corpus.read_audio(other) for other in others]
+        room = np.random.default_rng(derive(self.seed, "room", client))
         noise = np.random.default_rng(derive(self.seed, "noise", utterance.id))
         return self.audio(self.corpus.read_audio(utterance), voices, room, noise)
 
@@ -180,50 +171,64 @@ def corrupted_features(
     frontend: Frontend,
     clean: FeatureStore,
     corruption: Corruption,
-    chosen: Chosen,
+    corrupted: CorruptedClients,
     pool: np.ndarray,
     num_processes: int = 1,
     progress: Progress | None = None,
 ) -> FeatureStore:
-    """The clean store with the data of the chosen clients corrupted: opened if it exists, else computed.
+    """Return the clean store with the data of the corrupted clients changed; compute it if it does not exist.
 
-    pool: utterances that babble and other speakers' transcripts are taken from.
+    pool: the utterances that babble and other speakers' transcripts come from.
     """
-    store, audio, seed = clean, corruption.audio, corruption.seed
-    if chosen.kept and audio != Distortion():
-        digest = _digest(audio, seed, chosen, pool)
-        fingerprint = hashlib.sha256(f"{corpus_fingerprint(corpus)} {digest}".encode()).hexdigest()
+    store = clean
+    if corrupted.clients and corruption.audio != Distortion():
 
         def known(index: int, utterance: Utterance) -> np.ndarray | None:
-            return None if chosen.is_corrupted[index] else clean.features(index)
+            return None if corrupted.is_corrupted[index] else clean.features(index)
 
         def extract() -> Extracted:
-            voices = _draw_voices(clean, audio.num_voices, chosen.utterances, pool, seed)
-            speech = Distorted(corpus, audio, seed, _orders(corpus, chosen, voices))
+            speech = _distort(corpus, clean, corruption, corrupted, pool)
             yield from extract_in_order(speech, frontend, num_processes, known)
 
-        key = f"{frontend.key()}-corrupted-{digest[:16]}"
-        store = stored(corpus, frontend, key, fingerprint, extract(), progress)
-    if chosen.kept and corruption.transcripts is not None:
-        texts = corruption.transcripts(clean, chosen.kept, pool, seed)
+        digest = _digest(corruption, corrupted, pool)
+        store = open_or_write(corpus, frontend, extract(), progress, digest)
+    if corrupted.clients and corruption.transcripts is not None:
+        texts = corruption.transcripts(clean, corrupted.clients, pool, corruption.seed)
         store = FeatureStore.open(store.folder, texts)
     return store
 
 
-def _digest(audio: Distortion, seed: int, chosen: Chosen, pool: np.ndarray) -> str:
-    """A digest of what the distorted frames depend on besides the corpus and the front end."""
-    digest = hashlib.sha256(repr((VERSION, audio, seed, sorted(chosen.kept))).encode())
-    for name in sorted(chosen.kept):
-        digest.update(chosen.kept[name].astype("<i8").tobytes() + b"/")
-    if audio.num_voices:
+def _digest(corruption: Corruption, corrupted: CorruptedClients, pool: np.ndarray) -> str:
+    """Return a digest of all that the distorted frames depend on besides the corpus and the front end."""
+    settings = (VERSION, corruption.audio, corruption.seed, sorted(corrupted.clients))
+    digest = hashlib.sha256(repr(settings).encode())
+    for name in sorted(corrupted.clients):
+        digest.update(corrupted.clients[name].astype("<i8").tobytes() + b"/")
+    if corruption.audio.num_voices:
         digest.update(pool.astype("<i8").tobytes())
     return digest.hexdigest()
+
+
+def _distort(
+    corpus: Corpus, store: FeatureStore, corruption: Corruption, corrupted: CorruptedClients, pool: np.ndarray
+) -> DistortedSpeech:
+    """Draw the other voices of each corrupted utterance; one pass over the corpus finds all utterances."""
+    audio, seed = corruption.audio, corruption.seed
+    voices = _draw_voices(store, audio.num_voices, corrupted.utterances, pool, seed)
+    needed = {*voices, *(voice for drawn in voices.values() for voice in drawn)}
+    utterances = {index: one for index, one in enumerate(corpus.utterances()) if index in needed}
+    distorted = {
+        utterances[index].id: (client, tuple(utterances[voice] for voice in voices[index]))
+        for client, indices in corrupted.clients.items()
+        for index in indices.tolist()
+    }
+    return DistortedSpeech(corpus, audio, seed, distorted)
 
 
 def _draw_voices(
     store: FeatureStore, num_voices: int, indices: np.ndarray, pool: np.ndarray, seed: int
 ) -> dict[int, list[int]]:
-    """For each utterance, one of each of `num_voices` other speakers (of all others if there are fewer)."""
+    """Draw for each utterance one of each of `num_voices` other speakers (of all if there are fewer)."""
     if not num_voices:
         return {index: [] for index in indices.tolist()}
     speakers = BySpeaker()(store, pool, seed)
@@ -240,14 +245,3 @@ def _draw_voices(
         voices = generator.permutation(len(others))[:num_voices]
         drawn[index] = [int(generator.choice(others[voice])) for voice in voices]
     return drawn
-
-
-def _orders(corpus: Corpus, chosen: Chosen, voices: Mapping[int, list[int]]) -> dict[str, Order]:
-    """Orders by utterance id; all utterances are looked up in one pass over the corpus."""
-    needed = {*voices, *(voice for drawn in voices.values() for voice in drawn)}
-    utterances = {index: one for index, one in enumerate(corpus.utterances()) if index in needed}
-    return {
-        utterances[index].id: Order(client, tuple(utterances[voice] for voice in voices[index]))
-        for client, indices in chosen.kept.items()
-        for index in indices.tolist()
-    }

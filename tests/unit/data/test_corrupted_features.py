@@ -9,7 +9,7 @@ import pytest
 from world import FRONTEND, World
 
 from antiphon.data.corpus import Corpus
-from antiphon.data.corruption.corrupted_clients import Chosen, Corruption, corrupted_features
+from antiphon.data.corruption.corrupted_clients import CorruptedClients, Corruption, corrupted_features
 from antiphon.data.corruption.distortion import Babble, Distortion, Room, White
 from antiphon.data.corruption.wrong_transcripts import Shuffled
 from antiphon.data.store import FeatureStore, compute_features
@@ -28,7 +28,7 @@ def corpus(world: World, tmp_path: Path) -> Corpus:
 
 def corrupt(
     corpus: Corpus, corruption: Corruption, num_processes: int = 1, speakers: list[str] | None = None, **more
-) -> tuple[FeatureStore, FeatureStore, Chosen]:
+) -> tuple[FeatureStore, FeatureStore, CorruptedClients]:
     """The clean store, the corrupted one, and who was chosen among the last six speakers of the pool."""
     clean = compute_features(corpus, FRONTEND)
     federated = clean.where("pool", clean.speakers("pool")[2:])

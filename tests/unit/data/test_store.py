@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from antiphon.data.corpus import Corpus
-from antiphon.data.extraction import CHUNK, as_float16
 from antiphon.data.frontends import Filterbank
-from antiphon.data.store import FeatureStore, compute_features
+from antiphon.data.store import CHUNK, FeatureStore, as_float16, compute_features
 
 FILES = ("frames.f16", "ids.txt", "index.npz", "store.json", "texts.txt")
 

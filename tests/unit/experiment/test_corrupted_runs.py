@@ -78,10 +78,10 @@ def test_seed_validation_test_and_clean_clients_have_what_they_had(
     for group in ("seed", "valid", "test"):
         np.testing.assert_array_equal(clean.groups[group], bad.groups[group])
         assert contents(clean, clean.groups[group]) == contents(bad, bad.groups[group]), group
-    assert len(bad.corrupted.kept) == 3
+    assert len(bad.corrupted.clients) == 3
     for name, indices in clean.clients["dga"].items():
         same = contents(clean, indices) == contents(bad, bad.clients["dga"][name])
-        assert same == (name not in bad.corrupted.kept), name
+        assert same == (name not in bad.corrupted.clients), name
 
 
 def test_runs_with_other_clients_train_on_the_same_bad_utterances(corpus: Path) -> None:
@@ -97,7 +97,7 @@ def test_parts_of_a_run_are_the_same_with_and_without_fewer_utterances(corpus: P
     parts = replace(FEWER, clients=Iid(4))
     clean, bad = (prepare(experiment(kind, clients=Iid(4)), corpus, "cpu") for kind in (Corruption(), parts))
     for name, indices in clean.clients["dga"].items():
-        if name in bad.corrupted.kept:
+        if name in bad.corrupted.clients:
             assert len(bad.clients["dga"][name]) == 2
             assert set(bad.clients["dga"][name]) < set(indices)
         else:
@@ -124,7 +124,7 @@ def test_workers_of_both_kinds_see_the_same_data_and_clean_clients_train_as_ever
     at_once = updates(bad, world, StackedWorker)
     for name in after:
         assert_same(after[name].mean, at_once[name].mean, tolerance=1e-9)
-        if name in bad.corrupted.kept:
+        if name in bad.corrupted.clients:
             assert before[name].reports[0].stats["loss"] != after[name].reports[0].stats["loss"]
         else:
             assert_same(before[name], after[name])
@@ -142,7 +142,7 @@ def test_a_run_says_who_was_corrupted_and_goes_on_after_a_stop(corpus: Path, tmp
     assert journals[0] == journals[1]
     about = json.loads((tmp_path / "straight" / "dga" / "run.json").read_text())
     prepared = prepare(experiment(both), corpus, "cpu")
-    assert about["corrupted"] == dict.fromkeys(prepared.corrupted.kept, 1.0)
+    assert about["corrupted"] == dict.fromkeys(prepared.corrupted.clients, 1.0)
     assert config.from_dict(Corruption, about["config"]["corruption"]) == both
     assert json.loads((tmp_path / "straight" / "seed" / "run.json").read_text())["corrupted"] == {}
     central = json.loads((tmp_path / "straight" / "both" / "run.json").read_text())["corrupted"]

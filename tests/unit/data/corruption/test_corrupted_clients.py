@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from world import World
 
 from antiphon import config
-from antiphon.data.corruption.corrupted_clients import Chosen, Corruption
+from antiphon.data.corruption.corrupted_clients import CorruptedClients, Corruption
 from antiphon.data.corruption.distortion import Babble, Distortion, Room, White
 from antiphon.data.corruption.wrong_transcripts import OfOthers, Shuffled
 from antiphon.data.partition import BySession, BySpeaker, Dirichlet, Iid, Partition
@@ -17,7 +17,7 @@ from antiphon.data.partition import BySession, BySpeaker, Dirichlet, Iid, Partit
 SHUFFLED = Corruption(transcripts=Shuffled())
 
 
-def chosen(world: World, corruption: Corruption, seed: int = 0) -> Chosen:
+def chosen(world: World, corruption: Corruption, seed: int = 0) -> CorruptedClients:
     return corruption.choose(world.store, world.store.where("pool"), seed)
 
 
@@ -28,18 +28,18 @@ def chosen(world: World, corruption: Corruption, seed: int = 0) -> Chosen:
 def test_a_fraction_of_the_clients_is_chosen_and_one_at_least(
     world: World, fraction: float, count: int
 ) -> None:
-    assert len(chosen(world, replace(SHUFFLED, fraction=fraction)).kept) == count
+    assert len(chosen(world, replace(SHUFFLED, fraction=fraction)).clients) == count
 
 
 def test_a_larger_fraction_keeps_the_clients_of_a_smaller_one(world: World) -> None:
-    few, more = (set(chosen(world, replace(SHUFFLED, fraction=share)).kept) for share in (0.25, 0.5))
+    few, more = (set(chosen(world, replace(SHUFFLED, fraction=share)).clients) for share in (0.25, 0.5))
     assert few < more
 
 
 def test_who_is_chosen_is_settled_by_the_corruptions_own_seed(world: World) -> None:
     half = replace(SHUFFLED, fraction=0.5)
-    assert chosen(world, half, seed=1).kept.keys() == chosen(world, half, seed=2).kept.keys()
-    others = [chosen(world, replace(half, seed=seed)).kept.keys() for seed in range(5)]
+    assert chosen(world, half, seed=1).clients.keys() == chosen(world, half, seed=2).clients.keys()
+    others = [chosen(world, replace(half, seed=seed)).clients.keys() for seed in range(5)]
     assert any(other != others[0] for other in others)
 
 
@@ -47,11 +47,11 @@ def test_names_alone_matter_not_what_clients_have(world: World) -> None:
     pool = world.store.where("pool")
     half = replace(SHUFFLED, fraction=0.5)
     every_other = half.choose(world.store, pool[::2], 0)
-    assert every_other.kept.keys() == chosen(world, half).kept.keys()
+    assert every_other.clients.keys() == chosen(world, half).clients.keys()
 
 
 def test_clients_can_be_named(world: World) -> None:
-    assert list(chosen(world, replace(SHUFFLED, names=("speaker/s03", "speaker/s01"))).kept) == [
+    assert list(chosen(world, replace(SHUFFLED, names=("speaker/s03", "speaker/s01"))).clients) == [
         "speaker/s01",
         "speaker/s03",
     ]
@@ -63,7 +63,7 @@ def test_clients_of_a_run_dealt_out_in_the_same_way_are_wholly_corrupted_or_clea
 ) -> None:
     found = chosen(world, replace(SHUFFLED, fraction=0.4, clients=clients), seed=7)
     shares = found.shares(clients(world.store, world.store.where("pool"), 7))
-    assert shares == dict.fromkeys(found.kept, 1.0)
+    assert shares == dict.fromkeys(found.clients, 1.0)
 
 
 def test_clients_dealt_out_otherwise_are_corrupted_in_part(world: World) -> None:
@@ -83,10 +83,10 @@ def test_clients_dealt_out_otherwise_are_corrupted_in_part(world: World) -> None
 def test_what_is_kept_and_what_is_dropped_make_the_whole(world: World, keep: float, most: int) -> None:
     found = chosen(world, Corruption(fraction=0.5, keep=keep, max_utterances=most, transcripts=Shuffled()))
     clients = world.clients()
-    for name, kept in found.kept.items():
+    for name, kept in found.clients.items():
         wanted = min(int(np.ceil(keep * len(clients[name]))), most or 99)
         assert len(kept) == wanted >= 1
-    everything = np.concatenate([clients[name] for name in found.kept])
+    everything = np.concatenate([clients[name] for name in found.clients])
     np.testing.assert_array_equal(
         np.sort(np.append(found.utterances, np.flatnonzero(found.is_dropped))), np.sort(everything)
     )
@@ -100,12 +100,12 @@ def test_a_smaller_share_is_part_of_a_larger_one(world: World) -> None:
 def test_a_run_loses_what_was_dropped_and_clients_without_anything(world: World) -> None:
     found = chosen(world, Corruption(names=("speaker/s00",), max_utterances=1))
     singles = Iid(len(world.store.where("pool")))(world.store, world.store.where("pool"), 0)
-    left = found.left(singles)
+    left = found.without_dropped(singles)
     assert len(left) == len(singles) - found.is_dropped.sum()
-    assert found.left(world.clients())["speaker/s00"].tolist() == found.utterances.tolist()
+    assert found.without_dropped(world.clients())["speaker/s00"].tolist() == found.utterances.tolist()
     clean = {name: own for name, own in world.clients().items() if name != "speaker/s00"}
     for name, own in clean.items():
-        np.testing.assert_array_equal(found.left(world.clients())[name], own)
+        np.testing.assert_array_equal(found.without_dropped(world.clients())[name], own)
 
 
 # --- Settings -------------------------------------------------------------------------------------
