@@ -1,4 +1,4 @@
-"""What is in a corpus: the figures, tables and plot of `antiphon corpus show`.
+"""A summary of a corpus: the figures, tables and plot of `antiphon corpus show`.
 
 A client here is a speaker; `antiphon.data.partition` has other ways to split a corpus into clients.
 """
@@ -31,7 +31,7 @@ class SplitSummary:
 
     split: str
     seconds_by_client: Mapping[str, float]
-    num_utterances_by_client: Mapping[str, int]
+    num_utterances: int
     num_sessions: int
     num_words: int
     vocabulary_size: int
@@ -41,10 +41,6 @@ class SplitSummary:
     @property
     def num_speakers(self) -> int:
         return len(self.seconds_by_client)
-
-    @property
-    def num_utterances(self) -> int:
-        return sum(self.num_utterances_by_client.values())
 
     @property
     def hours(self) -> float:
@@ -107,14 +103,14 @@ def summarise(corpus: Corpus) -> CorpusSummary:
 class _Counts:
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
-        self.utterances: Counter[str] = Counter()
+        self.num_utterances = 0
         self.sessions: set[tuple[str, str]] = set()
         self.words: Counter[str] = Counter()
         self.characters: Counter[str] = Counter()
 
     def add(self, utterance: Utterance) -> None:
         self.seconds[utterance.speaker] += utterance.seconds  # type: ignore[assignment]
-        self.utterances[utterance.speaker] += 1
+        self.num_utterances += 1
         self.sessions.add((utterance.speaker, utterance.session))
         self.words.update(utterance.text.split())
         self.characters.update(utterance.text)
@@ -123,7 +119,7 @@ class _Counts:
         return SplitSummary(
             split=split,
             seconds_by_client=dict(sorted(self.seconds.items(), key=lambda item: (-item[1], item[0]))),
-            num_utterances_by_client=dict(self.utterances),
+            num_utterances=self.num_utterances,
             num_sessions=len(self.sessions),
             num_words=self.words.total(),
             vocabulary_size=len(self.words),
@@ -133,27 +129,27 @@ class _Counts:
 
 
 def tables(summary: CorpusSummary) -> list[Table]:
-    """Tables to print: the size of each split, speech per client, and text."""
+    """Return tables to print: the size of each split, speech per client, and text."""
     from rich.table import Table
     from rich.text import Text
 
-    shared = f"{summary.num_shared_speakers} speakers are in more than one split"
-    sizes = Table(title="Splits", caption=shared if summary.num_shared_speakers else None)
-    _columns(sizes, "split", "speakers", "sessions", "utterances", "hours", "seconds/utterance")
-    clients = Table(title="Minutes of speech per client (speaker)")
-    _columns(clients, "split", "least", "10 %", "median", "90 %", "most")
-    words = Table(title="Text", caption=f"{summary.vocabulary_size:,} distinct words in all")
-    _columns(words, "split", "words", "distinct words", "characters", "distinct characters")
+    def table(title: str, caption: str, *columns: str) -> Table:
+        made = Table("split", title=title, caption=caption or None)
+        for name in columns:
+            made.add_column(name, justify="right")
+        return made
+
+    num_shared = summary.num_shared_speakers
+    shared = f"{num_shared} speakers are in more than one split" if num_shared else ""
+    sizes = table("Splits", shared, "speakers", "sessions", "utterances", "hours", "seconds/utterance")
+    title = "Minutes of speech per client (speaker)"
+    clients = table(title, "", "least", "10 %", "median", "90 %", "most")
+    distinct = f"{summary.vocabulary_size:,} distinct words in all"
+    words = table("Text", distinct, "words", "distinct words", "characters", "distinct characters")
     for split in summary.splits:
         name, mean = Text(split.split), 3600 * split.hours / split.num_utterances
-        sizes.add_row(
-            name,
-            f"{split.num_speakers:,}",
-            f"{split.num_sessions:,}",
-            f"{split.num_utterances:,}",
-            f"{split.hours:.2f}",
-            f"{mean:.1f}",
-        )
+        numbers = (split.num_speakers, split.num_sessions, split.num_utterances)
+        sizes.add_row(name, *(f"{number:,}" for number in numbers), f"{split.hours:.2f}", f"{mean:.1f}")
         clients.add_row(name, *(f"{seconds / 60:.2f}" for seconds in split.seconds_quantiles))
         counts = (split.num_words, split.vocabulary_size, split.num_characters, len(split.characters))
         words.add_row(name, *(f"{count:,}" for count in counts))
@@ -161,7 +157,7 @@ def tables(summary: CorpusSummary) -> list[Table]:
 
 
 def skipped_table(skipped: Iterable[Skipped]) -> Table:
-    """A table of the utterances that an import skipped: the number of each kind, with an example."""
+    """Return a table of the utterances that an import skipped: the number of each kind, with an example."""
     from rich.table import Table
     from rich.text import Text
 
@@ -174,16 +170,10 @@ def skipped_table(skipped: Iterable[Skipped]) -> Table:
         table.add_column(name, overflow="fold")
     for kind, members in sorted(kinds.items(), key=lambda item: (-len(item[1]), item[0])):
         first = members[0]
-        particulars = first.reason.partition(": ")[2]
-        example = f"{first.id}: {particulars}" if first.id else particulars
+        details = first.reason.partition(": ")[2]
+        example = f"{first.id}: {details}" if first.id else details
         table.add_row(f"{len(members):,}", *(Text(text) for text in (kind, example, first.where)))
     return table
-
-
-def _columns(table: Table, first: str, *others: str) -> None:
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right")
 
 
 def plot_hours(summary: CorpusSummary, path: str | Path) -> None:
@@ -201,11 +191,13 @@ def plot_hours(summary: CorpusSummary, path: str | Path) -> None:
 
 
 def _plot_split(axes: Axes, split: SplitSummary, colour: str) -> None:
-    names, minutes = list(split.seconds_by_client), np.array(list(split.seconds_by_client.values())) / 60
+    minutes = np.array(list(split.seconds_by_client.values())) / 60
     if len(minutes) <= MAX_NAMED_CLIENTS:
         axes.bar(range(len(minutes)), minutes, color=colour, width=0.8)
         axes.set_xlim(-0.6, max(len(minutes), 20) - 0.4)
-        axes.set_xticks(range(len(names)), [_short(name) for name in names], rotation=90, fontsize=7)
+        short = [name if len(name) <= 12 else name[:11] + "…" for name in split.seconds_by_client]
+        labels = [name.replace("$", r"\$") for name in short]  # a dollar sign would start a formula
+        axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
     else:
         # One outline instead of thousands of bars: the same picture in a small file.
         axes.stairs(minutes, fill=True, color=colour)
@@ -217,8 +209,3 @@ def _plot_split(axes: Axes, split: SplitSummary, colour: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-
-
-def _short(name: str) -> str:
-    # A dollar sign would start a formula.
-    return (name if len(name) <= 12 else name[:11] + "…").replace("$", r"\$")

@@ -154,7 +154,7 @@ def _skipped(texts: Texts) -> Iterator[str]:
 
 
 def _summary(spoken: SpokenCorpus) -> str:
-    if not spoken.said:
+    if not spoken.num_spoken:
         return "all sentences are in the corpus already"
     speed = spoken.seconds / spoken.wall_seconds
     length = f"{spoken.seconds / 60:.1f} min of speech in {spoken.wall_seconds:.0f} s"

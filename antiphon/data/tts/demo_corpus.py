@@ -6,10 +6,10 @@ timbre, rate, pitch), their sentences, and the noise around some of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from antiphon.seeding import derive
 
 # --- Speakers -------------------------------------------------------------------------------------
 
-RATES = (130, 220)  # words a minute
+RATES = (130, 220)  # words per minute
 PITCHES = (20, 80)  # espeak-ng's scale, 0 to 99
 SNRS = (5.0, 15.0)  # decibels
 
@@ -32,7 +32,7 @@ SNRS = (5.0, 15.0)  # decibels
 class DemoVoice:
     """A speaker: `name` is espeak-ng's voice (an accent), `variant` its timbre.
 
-    `noise_db` is the speech-to-noise ratio (None: no noise); the power of the noise falls with frequency as
+    `noise_db` is the speech-to-noise ratio (None: no noise). The power of the noise falls with frequency as
     1 / f ** noise_slope: 0 is white, 1 is pink.
     """
 
@@ -45,7 +45,7 @@ class DemoVoice:
 
 
 def make_voices(num: int, seed: int) -> list[DemoVoice]:
-    """`num` different speakers without noise; the first ones do not depend on `num`.
+    """Draw `num` different speakers without noise; the first ones do not depend on `num`.
 
     Accent and timbre repeat only after every pair of them has been used.
     """
@@ -60,7 +60,7 @@ def make_voices(num: int, seed: int) -> list[DemoVoice]:
 
 
 def make_noisy(voices: list[DemoVoice], fraction: float, seed: int) -> list[DemoVoice]:
-    """The same voices, `fraction` of them (rounded) in white or pink noise at 5 to 15 dB."""
+    """Return the voices with a `fraction` of them (rounded) in white or pink noise at 5 to 15 dB."""
     if not 0 <= fraction <= 1:
         raise ValueError(f"the fraction of noisy speakers must be between 0 and 1, not {fraction}")
     generator = np.random.default_rng(derive(seed, "noisy voices"))
@@ -76,7 +76,7 @@ def make_noisy(voices: list[DemoVoice], fraction: float, seed: int) -> list[Demo
 def add_noise(
     samples: np.ndarray, ratio_db: float, slope: float, generator: np.random.Generator
 ) -> np.ndarray:
-    """Speech [samples] float32 with noise `ratio_db` below its power, spectrum 1 / f ** slope."""
+    """Add noise to speech [samples] float32: `ratio_db` below its power, spectrum 1 / f ** slope."""
     spectrum = np.fft.rfft(generator.standard_normal(len(samples)))
     spectrum /= np.maximum(np.arange(len(spectrum)), 1.0) ** (slope / 2)
     noise = np.fft.irfft(spectrum, n=len(samples))
@@ -102,7 +102,7 @@ PHRASES = (
 
 
 def make_sentence(generator: np.random.Generator) -> str:
-    """A phrase of 3 to 6 words, one from each slot; the vocabulary has about 80 words."""
+    """Draw a phrase of 3 to 6 words, one from each slot; the vocabulary has about 80 words."""
     slots = [slot.split() for slot in PHRASES[generator.integers(len(PHRASES))]]
     return " ".join(slot[generator.integers(len(slot))] for slot in slots)
 
@@ -127,23 +127,28 @@ def synthesise_corpus(
 ) -> Corpus:
     """Make a corpus in `destination` in which no two splits share a speaker.
 
-    Speakers are called s000, s001, …; their voice is kept in each utterance's `extra`.
+    Speakers are called s000, s001, …; each utterance has its voice in `extra`.
     """
     destination = Path(destination)
     if destination.exists():
         raise ValueError(f"{destination} exists already: choose another name, or delete it")
     speakers = plan_speakers(splits, seed)
     total = len(speakers) * sentences_per_speaker
+    synthesiser = Espeak()
     with temporary_source(destination) as source:
-        for done, (row, audio) in enumerate(speak_all(speakers, sentences_per_speaker, seed), 1):
-            source.add(f"{row['id']}.flac", row, audio)
+        for done, (speaker, number) in enumerate(product(speakers, range(sentences_per_speaker)), 1):
+            id = f"{speaker}-{number:04d}"
+            split, voice = speakers[speaker]
+            text, samples = speak(synthesiser, voice, derive(seed, "utterance", id))
+            row = {"id": id, "split": split, "speaker": speaker, "text": text, "voice": asdict(voice)}
+            source.add(f"{id}.flac", row, encode_flac(samples))
             progress(done, total)
         source.import_into(destination, ImportOptions())
     return Corpus.open(destination)
 
 
 def plan_speakers(splits: Mapping[str, SpeakerGroup], seed: int) -> dict[str, tuple[str, DemoVoice]]:
-    """Speaker name -> split and voice; no two speakers have the same voice."""
+    """Return speaker name -> split and voice; no two speakers have the same voice."""
     voices = make_voices(sum(group.num_speakers for group in splits.values()), seed)
     speakers: dict[str, tuple[str, DemoVoice]] = {}
     for split, group in splits.items():
@@ -153,28 +158,8 @@ def plan_speakers(splits: Mapping[str, SpeakerGroup], seed: int) -> dict[str, tu
     return speakers
 
 
-def speak_all(
-    speakers: Mapping[str, tuple[str, DemoVoice]], sentences_per_speaker: int, seed: int
-) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Every speaker's sentences: a row of the manifest and the audio as FLAC."""
-    synthesiser = Espeak()
-    for speaker, (split, voice) in speakers.items():
-        for number in range(sentences_per_speaker):
-            id = f"{speaker}-{number:04d}"
-            text, samples = speak(synthesiser, voice, derive(seed, "utterance", id))
-            row = {
-                "id": id,
-                "split": split,
-                "speaker": speaker,
-                "session": speaker,
-                "text": text,
-                "voice": asdict(voice),
-            }
-            yield row, encode_flac(samples)
-
-
 def speak(synthesiser: Espeak, voice: DemoVoice, seed: int) -> tuple[str, np.ndarray]:
-    """A random sentence and its speech, with the voice's noise: [samples] float32 at 16 kHz."""
+    """Return a random sentence and its speech, with the voice's noise: [samples] float32 at 16 kHz."""
     generator = np.random.default_rng(seed)
     text = make_sentence(generator)
     samples = synthesiser.speak(text, f"{voice.name}+{voice.variant}", voice.rate, voice.pitch)

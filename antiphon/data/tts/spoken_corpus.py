@@ -1,7 +1,7 @@
-"""A corpus of sentences spoken by synthesisers, beside real speech of another corpus.
+"""A corpus of sentences spoken by synthesisers, together with real speech of another corpus.
 
-It is an ordinary corpus, made by the import. Its plan.json says what it was made of: with the same plan it is
-opened again, and nothing is spoken twice.
+It is an ordinary corpus, made by the import. Its plan.json has a digest of its texts, voices and real speech:
+a corpus with the same digest is opened again, and nothing is spoken twice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import tarfile
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from io import BytesIO
@@ -38,7 +38,7 @@ Said = Generator[tuple["Saying", "Spoken | str"], None, None]
 
 @dataclass(frozen=True)
 class Saying:
-    """A sentence for one voice; if that voice cannot say it, the others are tried."""
+    """A sentence to be spoken by one voice; if that voice cannot say it, the others are tried."""
 
     id: str
     split: str
@@ -50,7 +50,7 @@ class Saying:
 
 @dataclass(frozen=True)
 class Spoken:
-    """The voice that said a sentence, and the audio as FLAC."""
+    """A spoken sentence: the voice that said it, and the audio as FLAC."""
 
     voice: Voice
     audio: bytes
@@ -59,7 +59,7 @@ class Spoken:
 
 @dataclass(frozen=True)
 class RealSpeech:
-    """Utterances of a corpus to take over, each into some split."""
+    """Utterances of a corpus to copy, each with its new split."""
 
     corpus: Corpus
     chosen: tuple[tuple[Utterance, str], ...]
@@ -69,60 +69,55 @@ class RealSpeech:
 class SpokenCorpus:
     """A corpus of speech from text, and the sentences that no voice could say.
 
-    said: sentences spoken now, 0 if the corpus was there already.
+    num_spoken: the number of sentences spoken now, 0 if the corpus existed already.
     """
 
     corpus: Corpus
     unsaid: tuple[Skipped, ...]
     seconds: float  # of synthetic speech
-    said: int = 0
+    num_spoken: int = 0
     wall_seconds: float = 0.0
 
 
 def plan_sayings(
     split: str, sessions: Sequence[SessionText], voices: Sequence[Voice], takes: int, seed: int
 ) -> list[Saying]:
-    """Every sentence by `takes` different voices, drawn for each sentence."""
+    """Plan to have every sentence said by `takes` different voices, drawn for each sentence."""
     if not 1 <= takes <= len(voices):
         raise ValueError(f"a sentence can be said by 1 to {len(voices)} voices, not by {takes}")
     sayings = []
     for session in sessions:
         for number, sentence in enumerate(session.sentences):
             generator = np.random.default_rng(derive(seed, "takes", split, session.name, sentence.written))
-            for take, place in enumerate(generator.permutation(len(voices))[:takes].tolist()):
+            for take, index in enumerate(generator.permutation(len(voices))[:takes].tolist()):
                 id = f"tts-{split}-{session.name}-{number:05d}-{take}"
                 texts = (sentence.spoken, sentence.written)
-                sayings.append(Saying(id, split, session.name, *texts, voices[place]))
+                sayings.append(Saying(id, split, session.name, *texts, voices[index]))
     return sayings
 
 
 def say_in_order(
-    sayings: Sequence[Saying],
-    voices: Sequence[Voice],
-    engines: Mapping[str, Synthesiser],
-    num_processes: int,
+    sayings: Sequence[Saying], voices: Sequence[Voice], engines: Mapping[str, Synthesiser], num_processes: int
 ) -> Said:
-    """Every saying with its speech, or with the reason why no voice could say it."""
-    return map_in_processes(
-        sayings, num_processes, CHUNK, "synthesising", _Speaker, tuple(voices), dict(engines)
-    )
+    """Yield every saying with its speech, or with the reason why no voice could say it."""
+    arguments = (tuple(voices), dict(engines))
+    return map_in_processes(sayings, num_processes, CHUNK, "synthesising", _speaker, *arguments)
 
 
-class _Speaker:
-    def __init__(self, voices: Sequence[Voice], engines: Mapping[str, Synthesiser]) -> None:
-        self.voices, self.engines = voices, engines
-
-    def __call__(self, saying: Saying) -> Spoken | str:
+def _speaker(voices: Sequence[Voice], engines: Mapping[str, Synthesiser]) -> Callable[[Saying], Spoken | str]:
+    def speak(saying: Saying) -> Spoken | str:
         reason = ""
-        for voice in (saying.voice, *(other for other in self.voices if other != saying.voice)):
+        for voice in (saying.voice, *(other for other in voices if other != saying.voice)):
             try:
-                samples = self.engines[voice.engine].say(saying.spoken, voice)
+                samples = engines[voice.engine].say(saying.spoken, voice)
             except SilentError as error:
                 reason = reason or str(error)
                 continue
             samples = samples / max(1.0, float(np.abs(samples).max()))
             return Spoken(voice, encode_flac(samples), len(samples) / SAMPLE_RATE)
         return f"no voice can say it: {reason}"
+
+    return speak
 
 
 def speak_corpus(
@@ -134,22 +129,24 @@ def speak_corpus(
     num_processes: int = 1,
     progress: Progress = lambda done, total: None,
 ) -> SpokenCorpus:
-    """The corpus of these sayings and this real speech: made, or opened if it is there already."""
+    """Make the corpus of these sayings and this real speech, or open it if it exists already."""
     destination = Path(destination)
     digest = _digest(sayings, voices, engines, real)
     if destination.exists():
         return _open(destination, digest)
     with new_folder(destination) as folder, temporary_source(destination) as source:
         if real is not None:
-            _write_real(source, real)
+            for number, (utterance, split) in enumerate(real.chosen):
+                row = {name: getattr(utterance, name) for name in ("id", "speaker", "session", "text")}
+                audio = real.corpus.read_bytes(utterance)
+                source.add(f"real/{number:06d}.audio", {**row, "split": split}, audio)
         began = time.perf_counter()
         with closing(say_in_order(sayings, voices, engines, num_processes)) as said:
             unsaid, seconds = _write_spoken(source, said, len(sayings), progress)
         wall_seconds = time.perf_counter() - began
         alphabet = real.corpus.alphabet if real else None
-        source.import_into(
-            folder, ImportOptions(alphabet=alphabet, lowercase=False, max_seconds=3600.0, overwrite=True)
-        )
+        options = ImportOptions(alphabet=alphabet, lowercase=False, max_seconds=3600.0, overwrite=True)
+        source.import_into(folder, options)
         plan = {
             "format": FORMAT,
             "digest": digest,
@@ -168,9 +165,7 @@ def _open(destination: Path, digest: str) -> SpokenCorpus:
     except (OSError, ValueError):
         plan = {}
     if plan.get("format") != FORMAT or plan.get("digest") != digest:
-        raise ValueError(
-            f"{destination} was not made of these texts, voices and speech: choose another folder"
-        )
+        raise ValueError(f"{destination} was made of other texts, voices or speech: choose another folder")
     unsaid = tuple(Skipped(**one) for one in plan["unsaid"])
     return SpokenCorpus(Corpus.open(destination), unsaid, plan["seconds"])
 
@@ -181,7 +176,7 @@ def _digest(
     engines: Mapping[str, Synthesiser],
     real: RealSpeech | None,
 ) -> str:
-    """A digest of everything that the corpus depends on."""
+    """Return a digest of everything that the corpus depends on."""
     digest = hashlib.sha256(FORMAT.encode())
     used = {voice.engine for voice in voices} | {saying.voice.engine for saying in sayings}
     parts: list[Any] = [{name: engine.version for name, engine in engines.items() if name in used}]
@@ -192,17 +187,10 @@ def _digest(
     return digest.hexdigest()
 
 
-def _write_real(source: AudioSource, real: RealSpeech) -> None:
-    for number, (utterance, split) in enumerate(real.chosen):
-        row = {"id": utterance.id, "split": split, "speaker": utterance.speaker, "text": utterance.text}
-        audio = real.corpus.read_bytes(utterance)
-        source.add(f"real/{number:06d}.audio", {**row, "session": utterance.session}, audio)
-
-
 def _write_spoken(
     source: AudioSource, said: Said, num_sayings: int, progress: Progress
 ) -> tuple[list[Skipped], float]:
-    """Returns what no voice could say, and the seconds of speech."""
+    """Write all speech; return what no voice could say, and the seconds of speech."""
     unsaid: list[Skipped] = []
     seconds = 0.0
     for done, (saying, spoken) in enumerate(said, 1):
@@ -210,15 +198,9 @@ def _write_spoken(
             unsaid.append(Skipped(saying.id, saying.session, spoken))
         else:
             seconds += spoken.seconds
-            row = {
-                "id": saying.id,
-                "split": saying.split,
-                "speaker": spoken.voice.speaker,
-                "session": saying.session,
-                "text": saying.written,
-                "voice": asdict(spoken.voice),
-            }
-            source.add(f"spoken/{done:06d}.flac", row, spoken.audio)
+            row = {"id": saying.id, "split": saying.split, "session": saying.session, "text": saying.written}
+            voice = {"speaker": spoken.voice.speaker, "voice": asdict(spoken.voice)}
+            source.add(f"spoken/{done:06d}.flac", row | voice, spoken.audio)
         progress(done, num_sayings)
     return unsaid, seconds
 
@@ -238,7 +220,7 @@ class AudioSource:
         self.manifest.write(json.dumps({**row, "path": path}) + "\n")
 
     def import_into(self, destination: Path, options: ImportOptions) -> None:
-        """Make a corpus of all that was added; nothing can be added afterwards."""
+        """Make a corpus of everything that was added; nothing can be added afterwards."""
         self.tar.close()
         self.manifest.close()
         import_corpus(self.folder, destination, options)
@@ -246,7 +228,7 @@ class AudioSource:
 
 @contextmanager
 def temporary_source(destination: Path) -> Iterator[AudioSource]:
-    """A source beside the corpus that will be made of it; it is removed at the end."""
+    """Make a source beside the corpus that will be made of it; it is removed at the end."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix=".speaking-", dir=destination.parent) as folder,

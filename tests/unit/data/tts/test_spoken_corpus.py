@@ -71,7 +71,7 @@ def test_the_same_plan_is_found_again_and_nothing_is_said(tmp_path: Path) -> Non
     engine = Tones()
     again = spoken(tmp_path / "here", engine, texts)
     assert engine.said == []
-    assert (first.said, again.said) == (6, 0)
+    assert (first.num_spoken, again.num_spoken) == (6, 0)
     assert again.unsaid == first.unsaid
     assert again.seconds == first.seconds
     elsewhere = spoken(tmp_path / "there", Tones(), texts)
@@ -85,7 +85,7 @@ def test_another_plan_is_not_taken_for_it(change: str, tmp_path: Path) -> None:
     engine.version = "2" if change == "version" else "1"
     voices = (VOICES[0], replace(VOICES[1], rate=1.2)) if change == "voice" else VOICES
     sayings = plan_sayings("sessions", [session("one", text)], voices, takes, seed=0)
-    with pytest.raises(ValueError, match="was not made of these texts, voices and speech"):
+    with pytest.raises(ValueError, match="was made of other texts, voices or speech"):
         speak_corpus(tmp_path / "c", sayings, voices, {"tones": engine})
     assert engine.said == []
 
