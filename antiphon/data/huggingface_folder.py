@@ -1,11 +1,11 @@
 """A model folder in Hugging Face format: its feature extractor as a front end, its tokenizer as tokens.
 
-The feature store is as for any front end. Samples for a model that takes waveforms (wav2vec2, HuBERT,
-Moonshine) are cut into frames of 320 values, 20 ms, the last one filled up with zeros. Log-mel frames
-(Whisper) are kept as far as the audio reaches: the model adds the silence up to its 30 s itself.
+Samples for a model that takes waveforms (wav2vec2, HuBERT, Moonshine) are cut into frames of 320 values,
+20 ms, the last one padded with zeros. Log-mel frames (Whisper) end with the audio: the model itself adds the
+silence up to 30 s.
 
-In a folder the blank of CTC and the end of a text have ids of their own; here both are id 0. So the two ids
-are exchanged wherever tokens or scores pass from the one to the other.
+The id of the CTC blank, or of the end of a text, differs between folders; here both are id 0. So this id and
+0 are exchanged in tokens and scores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +33,18 @@ DESCRIPTIONS = {".json", ".txt", ".model"}  # suffixes of files that are not wei
 
 
 def library() -> Any:
-    """The package `transformers`, with its messages and progress bars turned off."""
+    """Import the package `transformers`, with its messages and progress bars turned off."""
     try:
         import transformers
     except ImportError as error:
-        raise ValueError(
-            "Hugging Face models need the package transformers: pip install 'antiphon[hf]'"
-        ) from error
+        raise ValueError("Hugging Face models need transformers: pip install 'antiphon[hf]'") from error
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers
 
 
 def opened(kind: Any, folder: str | Path, what: str) -> Any:
-    """A local folder opened by a class of `transformers`, without using the network or code in the folder."""
+    """Open a local folder by a class of `transformers`, without using the network or code in the folder."""
     if not Path(folder).is_dir():
         raise ValueError(f"the Hugging Face folder {folder} does not exist: give the folder of a saved model")
     try:
@@ -56,12 +54,12 @@ def opened(kind: Any, folder: str | Path, what: str) -> Any:
 
 
 def architecture(folder: str | Path) -> Any:
-    """The configuration in the folder's config.json."""
+    """Return the configuration in the folder's config.json."""
     return opened(library().AutoConfig, folder, "model (config.json)")
 
 
 def boundary_of(config: Any) -> int:
-    """The folder's id of the CTC blank, or of the end of a text, both of which are 0 here."""
+    """Return the folder's id of the CTC blank, or of the end of a text; both are 0 here."""
     return int(config.eos_token_id if config.is_encoder_decoder else config.pad_token_id)
 
 
@@ -106,18 +104,17 @@ class HuggingFaceFeatures:
         return bool(self._extractor.feature_size == 1)
 
     def key(self) -> str:
-        """A digest of the extractor's settings, the same wherever its folder is."""
+        """Return a digest of the extractor's settings, the same wherever its folder is."""
         settings = json.dumps(self._extractor.to_dict(), sort_keys=True, default=str)
         return f"huggingface-{hashlib.sha256(settings.encode()).hexdigest()[:16]}"
 
     def load(self) -> Extract:
-        extractor = self._extractor
-        make = waveform_frames if self.is_waveform else log_mel_frames
+        make = partial(waveform_frames if self.is_waveform else log_mel_frames, self._extractor)
 
         def extract(samples: np.ndarray) -> np.ndarray:
-            """Samples [samples] to frames [frames, dim] float32."""
+            """Turn samples [samples] into frames [frames, dim] float32."""
             check_samples(samples)
-            return make(extractor, samples.astype(np.float32))
+            return make(samples.astype(np.float32))
 
         return extract
 
@@ -130,28 +127,27 @@ class HuggingFaceFeatures:
 def extractor_of(folder: str) -> Any:
     extractor = opened(library().AutoFeatureExtractor, folder, "feature extractor (preprocessor_config.json)")
     if extractor.sampling_rate != SAMPLE_RATE:
-        raise ValueError(
-            f"the feature extractor in {folder} is for {extractor.sampling_rate} Hz, not {SAMPLE_RATE}"
-        )
+        rate = extractor.sampling_rate
+        raise ValueError(f"the feature extractor in {folder} is for {rate} Hz, not {SAMPLE_RATE}")
     if extractor.feature_size != 1 and not hasattr(extractor, "nb_max_frames"):
         raise ValueError(
             f"the feature extractor in {folder} ({type(extractor).__name__}) gives neither waveforms nor "
-            "Whisper's log-mel frames: there is no model here for its features"
+            "Whisper's log-mel frames: antiphon has no model for its features"
         )
     return extractor
 
 
 def waveform_frames(extractor: Any, samples: np.ndarray) -> np.ndarray:
-    """Samples, normalised if the extractor does so, as [frames, WAVE_FRAME], padded with zeros."""
+    """Return samples, normalised if the extractor does so, as [frames, WAVE_FRAME], padded with zeros."""
     if len(samples) == 0:
-        raise ValueError("too short: there is no sample in it")
+        raise ValueError("too short: the audio has no samples")
     values = extractor(samples, sampling_rate=SAMPLE_RATE, return_tensors="np").input_values[0]
     values = np.pad(values, (0, -len(values) % WAVE_FRAME))
     return values.reshape(-1, WAVE_FRAME).astype(np.float32)
 
 
 def log_mel_frames(extractor: Any, samples: np.ndarray) -> np.ndarray:
-    """The frames [frames, bins] whose windows overlap the audio; the extractor's other frames are silence."""
+    """Return the frames [frames, bins] whose windows overlap the audio; all other frames are silence."""
     if not 0 < len(samples) <= extractor.n_samples:
         raise ValueError(
             f"{len(samples) / SAMPLE_RATE:.1f} s of audio: this front end takes up to "
@@ -174,7 +170,7 @@ class HuggingFaceTokensConfig:
     capitals: bool = False  # the folder's tokens are upper case, the corpus's texts lower case
 
     def fit(self, texts: Iterable[str], alphabet: str | None) -> HuggingFaceTokens:
-        """The folder's tokens; refused if the tokenizer knows no character of the texts."""
+        """Return the folder's tokens; ValueError if the tokenizer knows no character of the texts."""
         config = architecture(self.folder)
         tokens = HuggingFaceTokens(self.folder, int(config.vocab_size), boundary_of(config), self.capitals)
         ids = [id for text in texts for id in tokens.encode(text)] or tokens.encode(alphabet or "")
@@ -187,9 +183,8 @@ class HuggingFaceTokensConfig:
 
     @staticmethod
     def load(folder: Path, about: Mapping[str, Any]) -> HuggingFaceTokens:
-        return HuggingFaceTokens(
-            str(folder / "tokenizer"), about["size"], about["boundary"], about["capitals"]
-        )
+        settings = (about["size"], about["boundary"], about["capitals"])
+        return HuggingFaceTokens(str(folder / "tokenizer"), *settings)
 
 
 @dataclass(frozen=True)
@@ -212,7 +207,7 @@ class HuggingFaceTokens:
         return None if id in (None, self.boundary) else exchanged(id, self.boundary)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # To a worker process goes the folder's name, not the tokenizer.
+        # Another process gets the name of the folder, not the tokenizer.
         return HuggingFaceTokens, (self.folder, self.size, self.boundary, self.capitals)
 
     def encode(self, text: str) -> list[int]:
@@ -220,41 +215,36 @@ class HuggingFaceTokens:
         return [exchanged(id, self.boundary) for id in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text, without special tokens such as languages."""
-        stretches: list[list[int]] = [[]]
+        """Return the text, without special tokens such as languages."""
+        known: list[list[int]] = [[]]  # the sequences between unknown tokens
         for id in ids:
             if id == self.unknown:
-                stretches.append([])
+                known.append([])
             elif id != BOUNDARY:
-                stretches[-1].append(exchanged(int(id), self.boundary))
-        text = UNKNOWN_TEXT.join(self._spelled(stretch) for stretch in stretches).removeprefix(" ")
+                known[-1].append(exchanged(int(id), self.boundary))
+        text = UNKNOWN_TEXT.join(map(self._spell, known)).removeprefix(" ")
         return text.lower() if self.capitals else text
 
-    def _spelled(self, ids: list[int]) -> str:
-        """The text of the folder's ids, including spaces at both ends."""
+    def _spell(self, ids: list[int]) -> str:
+        """Return the text of the folder's ids, including spaces at both ends."""
         tokenizer = self._tokenizer
         if not hasattr(tokenizer, "word_delimiter_token"):
             return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
         # The decoding of a CTC tokenizer would merge equal neighbours, and strip spaces.
         space = tokenizer.word_delimiter_token
-        left_out = set(tokenizer.all_special_tokens) - {space}
+        special = set(tokenizer.all_special_tokens) - {space}
         pieces = tokenizer.convert_ids_to_tokens(ids)
-        return "".join(" " if piece == space else piece for piece in pieces if piece not in left_out)
+        return "".join(" " if piece == space else piece for piece in pieces if piece not in special)
 
     def save(self, folder: str | Path) -> None:
         """Save the tokens; the tokenizer's own files go to a subfolder."""
-        about = {
-            "kind": "hugging_face",
-            "size": self.size,
-            "boundary": self.boundary,
-            "capitals": self.capitals,
-        }
-        write_tokens(Path(folder), about)
+        settings = {"size": self.size, "boundary": self.boundary, "capitals": self.capitals}
+        write_tokens(Path(folder), {"kind": "hugging_face", **settings})
         self._tokenizer.save_pretrained(str(Path(folder) / "tokenizer"))
 
 
 def exchanged(id: int, boundary: int) -> int:
-    """The id with 0 and the boundary exchanged.
+    """Return the id, with 0 and the boundary exchanged.
 
     >>> [exchanged(id, boundary=2) for id in range(4)]
     [2, 1, 0, 3]

@@ -1,13 +1,13 @@
 """Distortions of audio: speed, a room, noise, an overdriven microphone.
 
-They are applied in this order, as in nature: somebody speaks, in a room, among others, into a microphone.
-Only speed changes the number of samples.
+They are applied in this order: somebody speaks, in a room, among others, into a microphone. Only speed
+changes the number of samples.
 
   T60   seconds until the sound in a room has fallen by 60 dB
   SNR   10 log10 of the power of speech over that of noise. Both are means over the whole utterance, pauses
         included, so the SNR can be measured again without knowing where the pauses are
 
-Nothing is scaled down afterwards: samples are floats, and may exceed 1 until a microphone clips them.
+Samples are floats. They may exceed 1 until a microphone clips them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from antiphon.data.audio import SAMPLE_RATE, at_speed
 
-DEEPEST = 80.0  # dB: where the sound in a room is cut off
+MAX_DECAY = 80.0  # dB: echoes that are weaker are cut off
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Room:
             raise ValueError(f"direct is a number of dB, not {self.direct:g}")
 
     def impulse_response(self, generator: np.random.Generator) -> np.ndarray:
-        """[samples] float64: 1 for the direct sound, then the echoes."""
-        after = np.arange(1, max(2, int(DEEPEST / 60 * self.t60 * SAMPLE_RATE)))
+        """Return [samples] float64: 1 for the direct sound, then the echoes."""
+        after = np.arange(1, max(2, int(MAX_DECAY / 60 * self.t60 * SAMPLE_RATE)))
         echoes = generator.standard_normal(len(after)) * 10 ** (-3 * after / (self.t60 * SAMPLE_RATE))
         echoes *= 10 ** (-self.direct / 20) / np.sqrt(np.square(echoes).sum())
         return np.concatenate([[1.0], echoes])
@@ -62,7 +62,7 @@ class White:
 
 @dataclass(frozen=True)
 class Babble:
-    """Several other speakers at once, all equally loud, each repeated from a random place on."""
+    """Several other speakers at once, all equally loud, each repeated from a random sample on."""
 
     snr: float = 5.0
     num_voices: int = 6
@@ -107,7 +107,7 @@ class Distortion:
         for_room: np.random.Generator,
         for_noise: np.random.Generator,
     ) -> np.ndarray:
-        """Samples [n] to [about n / speed] float32, with a generator for the room and one for the noise."""
+        """Distort samples [n] to [about n / speed] float32; room and noise have their own generators."""
         distorted = at_speed(samples, self.speed)
         if self.room.t60:
             distorted = reverberated(distorted, self.room.impulse_response(for_room))
@@ -120,19 +120,19 @@ class Distortion:
 
 
 def power(samples: np.ndarray) -> float:
-    """The mean square."""
+    """Return the mean square."""
     return float(np.square(samples, dtype=np.float64).mean())
 
 
 def reverberated(samples: np.ndarray, impulse_response: np.ndarray) -> np.ndarray:
-    """Samples convolved by Fourier transforms; echoes after the end are cut off: [n] to [n] float64."""
+    """Convolve samples by Fourier transforms; echoes after the end are cut off: [n] to [n] float64."""
     size = 1 << (len(samples) + len(impulse_response) - 2).bit_length()
     spectrum = np.fft.rfft(samples.astype(np.float64), size) * np.fft.rfft(impulse_response, size)
     return np.fft.irfft(spectrum, size)[: len(samples)]
 
 
 def noisy(samples: np.ndarray, noise: np.ndarray, snr: float) -> np.ndarray:
-    """Samples and noise [n] mixed at this SNR in dB; if one of them is silent, the samples alone."""
+    """Mix samples and noise [n] at this SNR in dB; if one of them is silent, return the samples."""
     speech, other = power(samples), power(noise)
     if speech == 0 or other == 0:
         return samples
@@ -140,13 +140,13 @@ def noisy(samples: np.ndarray, noise: np.ndarray, snr: float) -> np.ndarray:
 
 
 def overdriven(samples: np.ndarray, share: float) -> np.ndarray:
-    """Samples amplified until this share of them (rounded up to a whole number) reaches ±1 and is clipped.
+    """Amplify samples until this share of them (rounded up to a whole number) reaches ±1 and is clipped.
 
     >>> overdriven(np.array([0.1, -0.2, 0.3, -0.4]), 0.5).round(3).tolist()
     [0.333, -0.667, 1.0, -1.0]
     """
-    loud = np.sort(np.abs(samples))[len(samples) - math.ceil(share * len(samples))]
-    return np.clip(samples, -loud, loud) / loud if loud > 0 else samples
+    limit = np.sort(np.abs(samples))[len(samples) - math.ceil(share * len(samples))]
+    return np.clip(samples, -limit, limit) / limit if limit > 0 else samples
 
 
 def _check_snr(snr: float) -> None:

@@ -1,7 +1,7 @@
 """Wrong transcripts: a client's own in another order, or those of other speakers.
 
-Both classes are called with a store, the clients (name -> utterances), the utterances of the pool and a seed,
-and return utterance -> text. Only the seed and the client's name decide what a client gets.
+Both classes are called with a store, the clients (name -> utterances), the utterances of the pool and a seed.
+They return utterance -> text. What a client gets depends only on the seed and its name.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from antiphon.data.store import FeatureStore
 from antiphon.seeding import derive
 
+Clients = Mapping[str, np.ndarray]
 Texts = dict[int, str]
 
 
@@ -27,9 +28,7 @@ class Shuffled:
     has only one utterance, as few as possible keep theirs.
     """
 
-    def __call__(
-        self, store: FeatureStore, clients: Mapping[str, np.ndarray], pool: np.ndarray, seed: int
-    ) -> Texts:
+    def __call__(self, store: FeatureStore, clients: Clients, pool: np.ndarray, seed: int) -> Texts:
         wrong: Texts = {}
         for name, indices in clients.items():
             texts = [store.text(int(index)) for index in indices]
@@ -48,12 +47,9 @@ class OfOthers:
         if self.nearest < 1:
             raise ValueError(f"nearest is a number of transcripts to draw from, not {self.nearest}")
 
-    def __call__(
-        self, store: FeatureStore, clients: Mapping[str, np.ndarray], pool: np.ndarray, seed: int
-    ) -> Texts:
-        texts = [store.text(int(index)) for index in pool]
-        by_length = np.argsort([len(text) for text in texts], kind="stable")
-        donors = [(texts[place], int(store.speaker_codes[pool[place]])) for place in by_length]
+    def __call__(self, store: FeatureStore, clients: Clients, pool: np.ndarray, seed: int) -> Texts:
+        donors = [(store.text(index), int(store.speaker_codes[index])) for index in pool.tolist()]
+        donors.sort(key=lambda donor: len(donor[0]))
         lengths = np.array([len(text) for text, _ in donors])
         wrong: Texts = {}
         for name, indices in clients.items():
@@ -62,37 +58,37 @@ class OfOthers:
                 near = self._near(store.text(index), int(store.speaker_codes[index]), donors, lengths)
                 if not near:
                     raise ValueError(
-                        f"corruption.transcripts: no other speaker of the pool said anything else than "
-                        f"utterance {store.id(index)} of {name}: shuffle the client's own"
+                        "corruption.transcripts: all texts of other speakers are equal to that of utterance "
+                        f"{store.id(index)} of {name}: shuffle the client's own"
                     )
                 wrong[index] = near[int(generator.integers(len(near)))]
         return wrong
 
-    def _near(self, own: str, speaker: int, donors: list[tuple[str, int]], lengths: np.ndarray) -> list[str]:
-        """The texts of other speakers that are nearest in length, without equal texts."""
-        middle = int(np.searchsorted(lengths, len(own)))
-        sides = (range(middle - 1, -1, -1), range(middle, len(donors)))  # shorter and longer texts
+    def _near(
+        self, right: str, speaker: int, donors: list[tuple[str, int]], lengths: np.ndarray
+    ) -> list[str]:
+        """Return the texts of other speakers that are nearest in length, and not equal to the right one."""
+        middle = int(np.searchsorted(lengths, len(right)))
         near: list[str] = []
-        for side in sides:
-            others = (donors[place] for place in side)
-            wrong = (text for text, other in others if other != speaker and text != own)
+        for side in (range(middle - 1, -1, -1), range(middle, len(donors))):  # shorter and longer texts
+            others = (donors[index] for index in side)
+            wrong = (text for text, other in others if other != speaker and text != right)
             near += islice(wrong, self.nearest)
-        return sorted(near, key=lambda text: abs(len(text) - len(own)))[: self.nearest]
+        return sorted(near, key=lambda text: abs(len(text) - len(right)))[: self.nearest]
 
 
 def deranged(texts: list[str], generator: np.random.Generator) -> list[int]:
-    """The index that each text is replaced from: a permutation in which as few as possible keep their text.
+    """Return for each text the index of its replacement; as few texts as possible are replaced by equal ones.
 
-    Equal texts are put next to each other, in random order. Each then takes the text that comes n places
-    later, where n is the number of copies of the most frequent text. Without copies this is a random cycle.
+    Equal texts are put next to each other, in random order. Each is replaced by the text n positions later,
+    where n is the number of copies of the most frequent text. Without copies this is a random cycle.
     """
     if not texts:
         return []
     counts = Counter(texts)
     rank = dict(zip(counts, generator.permutation(len(counts)).tolist(), strict=True))
     within = generator.permutation(len(texts))
-    order = sorted(range(len(texts)), key=lambda place: (rank[texts[place]], within[place]))
-    shift, sources = max(counts.values()), [0] * len(texts)
-    for place, taker in enumerate(order):
-        sources[taker] = order[(place + shift) % len(order)]
-    return sources
+    order = sorted(range(len(texts)), key=lambda index: (rank[texts[index]], within[index]))
+    sources = np.empty(len(texts), dtype=np.int64)
+    sources[order] = np.roll(order, -max(counts.values()))
+    return sources.tolist()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -72,21 +71,34 @@ def import_corpus(
     name = choose_format(source, options.format)
     listing = list_candidates(FORMATS[name]().read(source, options), options, progress)
     with new_folder(destination) as folder:
-        writer = _Writer(folder)
-        writer.add_all(listing.candidates, options, progress)
-        skipped = (*listing.skipped, *writer.skipped)
-        if not writer.num_utterances:
+        utterances, actions, unusable = _write_utterances(folder, listing.candidates, options, progress)
+        skipped = (*listing.skipped, *unusable)
+        if not utterances:
             raise ValueError(_nothing_left(source, listing, skipped, options))
-        writer.finish(name, options.alphabet, skipped)
+        seconds = sum(round(one.seconds * SAMPLE_RATE) for one in utterances) / SAMPLE_RATE
+        about = {
+            "format": FORMAT,
+            "sample_rate": SAMPLE_RATE,
+            "alphabet": options.alphabet,
+            "source": name,
+            "num_utterances": len(utterances),
+            "seconds": seconds,
+        }
+        with open(folder / "skipped.jsonl", "x", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in skipped)
+        with open(folder / "corpus.json", "x", encoding="utf-8") as file:
+            file.write(json.dumps(about, ensure_ascii=False, indent=2) + "\n")
+        for path in folder.iterdir():
+            sync(path)  # before the folder gets its name: a crash must not leave a corpus with holes
     return ImportSummary(
         path=destination,
         format=name,
-        num_utterances=writer.num_utterances,
-        num_speakers=len(writer.speakers),
-        seconds=writer.seconds,
-        num_copied=writer.counts["copied"],
-        num_resampled=writer.counts["resampled"],
-        num_mixed=writer.counts["mixed"],
+        num_utterances=len(utterances),
+        num_speakers=len({one.speaker for one in utterances}),
+        seconds=seconds,
+        num_copied=actions["copied"],
+        num_resampled=actions["resampled"],
+        num_mixed=actions["mixed"],
         num_filtered=listing.num_filtered,
         skipped=skipped,
     )
@@ -148,63 +160,36 @@ def _check_length(seconds: float, claimed: float | None, min_seconds: float) -> 
         )
 
 
-class _Writer:
-    """Writes a corpus into an empty folder, one utterance after the other."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.skipped: list[Skipped] = []
-        self.speakers: set[str] = set()
-        self.counts: Counter[str] = Counter()
-        self.num_utterances = self.num_samples = 0
-
-    @property
-    def seconds(self) -> float:
-        return self.num_samples / SAMPLE_RATE
-
-    def add_all(self, candidates: list[Candidate], options: ImportOptions, progress: Progress) -> None:
-        num_threads = options.num_threads or os.cpu_count() or 1
-        threads = ThreadPoolExecutor(num_threads)
-        # A few items ahead, so that little audio is in memory at once.
-        prepared = map_ahead(threads, partial(_prepare, options=options), candidates, 4 * num_threads)
-        progress(0, len(candidates))
-        with (
-            open(self.folder / "audio.pack", "xb") as pack,
-            open(self.folder / "utterances.jsonl", "x", encoding="utf-8", errors="backslashreplace") as index,
-            closing(prepared),
-        ):
-            for done, (candidate, result) in enumerate(prepared, 1):
-                if isinstance(result, Skipped):
-                    self.skipped.append(result)
-                else:
-                    index.write(self._utterance(candidate, result, pack.tell()).to_json() + "\n")
-                    pack.write(result.data)
-                progress(done, len(candidates))
-
-    def _utterance(self, candidate: Candidate, result: _Prepared, offset: int) -> Utterance:
-        self.num_utterances += 1
-        self.counts.update(result.actions)
-        self.num_samples += round(result.seconds * SAMPLE_RATE)
-        self.speakers.add(candidate.speaker)
-        assert candidate.split is not None
-        names = (candidate.id, candidate.speaker, candidate.session, candidate.split)
-        return Utterance(*names, result.seconds, candidate.text, offset, len(result.data), candidate.extra)
-
-    def finish(self, source: str, alphabet: str | None, skipped: Iterable[Skipped]) -> None:
-        with open(self.folder / "skipped.jsonl", "x", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in skipped)
-        about = {
-            "format": FORMAT,
-            "sample_rate": SAMPLE_RATE,
-            "alphabet": alphabet,
-            "source": source,
-            "num_utterances": self.num_utterances,
-            "seconds": self.seconds,
-        }
-        with open(self.folder / "corpus.json", "x", encoding="utf-8") as file:
-            file.write(json.dumps(about, ensure_ascii=False, indent=2) + "\n")
-        for path in self.folder.iterdir():
-            sync(path)  # before the folder gets its name: a crash must not leave a corpus with holes
+def _write_utterances(
+    folder: Path, candidates: list[Candidate], options: ImportOptions, progress: Progress
+) -> tuple[list[Utterance], Counter[str], list[Skipped]]:
+    """Write audio.pack and utterances.jsonl; return utterances, counts of actions, and skipped ones."""
+    utterances: list[Utterance] = []
+    actions: Counter[str] = Counter()
+    skipped: list[Skipped] = []
+    num_threads = options.num_threads or os.cpu_count() or 1
+    # A few items ahead, so that little audio is in memory at once.
+    prepare = partial(_prepare, options=options)
+    prepared = map_ahead(ThreadPoolExecutor(num_threads), prepare, candidates, 4 * num_threads)
+    progress(0, len(candidates))
+    with (
+        open(folder / "audio.pack", "xb") as pack,
+        open(folder / "utterances.jsonl", "x", encoding="utf-8", errors="backslashreplace") as index,
+        closing(prepared),
+    ):
+        for done, (one, result) in enumerate(prepared, 1):
+            if isinstance(result, Skipped):
+                skipped.append(result)
+            else:
+                assert one.split is not None
+                audio = (pack.tell(), len(result.data))
+                names = (one.id, one.speaker, one.session, one.split)
+                utterances.append(Utterance(*names, result.seconds, one.text, *audio, one.extra))
+                index.write(utterances[-1].to_json() + "\n")
+                pack.write(result.data)
+                actions.update(result.actions)
+            progress(done, len(candidates))
+    return utterances, actions, skipped
 
 
 def _nothing_left(

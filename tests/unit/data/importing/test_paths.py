@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from antiphon.data.importing.candidates import Blob, ImportOptions, RefusedError, Skipped, find_audio, locate
-from antiphon.data.importing.manifest import Manifest
+from antiphon.data.importing.formats import FORMATS
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def source(tmp_path: Path) -> Path:
 def read_one(source: Path, **fields: Any) -> Blob | str:
     row = {"id": "a", "path": "sub/a.flac", "speaker": "ann", "text": "a"} | fields
     (source / "manifest.jsonl").write_text(json.dumps(row))
-    (item,) = Manifest().read(source, ImportOptions())
+    (item,) = FORMATS["manifest"]().read(source, ImportOptions())
     return item.reason if isinstance(item, Skipped) else item.audio
 
 

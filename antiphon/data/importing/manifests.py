@@ -1,8 +1,12 @@
-"""antiphon's own manifest: JSON lines beside tars or folders of audio.
+"""Manifests of JSON lines: antiphon's own, beside tars or folders of audio, and NeMo's.
 
-Fields: id, path, split, speaker, session (default: the speaker), duration, text, and tar, the archive that
-`path` is in (default: `audio.tar` if there is one beside the manifest, else `path` is a plain file). Other
-fields are kept. Tars must not be compressed: members are read in place and never unpacked.
+antiphon: the fields id, path, split, speaker, session (default: the speaker), duration, text, and tar, the
+archive that `path` is in (default: `audio.tar` if there is one beside the manifest, else `path` is a plain
+file). Tars must not be compressed: members are read in place and never unpacked.
+
+NeMo: the fields audio_filepath, duration, text and, for a part of a file, offset. There are no ids and no
+fixed name for the speaker: `client_key` names the field. An utterance is named after its file, followed by
+its offset in milliseconds if it has one. Lhotse is not used, because all other fields of a line are kept.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from antiphon.data.importing.candidates import (
     ImportOptions,
     RefusedError,
     Skipped,
+    take_number,
     take_text,
 )
 from antiphon.data.importing.formats import FORMATS
@@ -42,18 +47,14 @@ class Manifest:
                 **candidates.common_fields(row, options, take_text(row, "id"), "path", "duration"),
                 audio=audio.find(take_text(row, "path"), row.get("tar")),
                 where=where,
-                duration=candidates.take_number(row, "duration"),
+                duration=take_number(row, "duration"),
             )
 
-        yield from candidates.read_candidates(manifest, options.client_key, make, _id)
+        yield from candidates.read_candidates(manifest, options.client_key, make, _name)
 
 
 def _manifest(source: Path) -> Path:
     return source / "manifest.jsonl" if source.is_dir() else source
-
-
-def _id(row: Mapping[str, Any]) -> str:
-    return str(row.get("id", ""))
 
 
 class _Audio:
@@ -100,3 +101,53 @@ def _index(path: Path) -> tuple[dict[str, Blob | str], str]:
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         return members, f" ({path.name} is damaged or compressed: {error})"
     return members, ""
+
+
+@FORMATS.named("nemo")
+class NemoManifest:
+    """An `Importer` of NeMo manifests."""
+
+    looks_for = "a NeMo manifest, a .json or .jsonl file of lines with audio_filepath (or a folder with one)"
+
+    def recognises(self, source: Path) -> bool:
+        return bool(_nemo_manifests(source))
+
+    def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
+        manifests = _nemo_manifests(source)
+        if len(manifests) > 1:
+            names = ", ".join(path.name for path in manifests)
+            raise ValueError(f"{source} holds several NeMo manifests: import one of {names}")
+        (manifest,) = manifests
+
+        def make(where: str, row: Mapping[str, Any]) -> Candidate:
+            offset, duration = take_number(row, "offset"), take_number(row, "duration")
+            is_part = offset is not None and duration is not None
+            return Candidate(
+                **candidates.common_fields(row, options, _name(row), "audio_filepath", "duration", "offset"),
+                audio=candidates.find_audio(take_text(row, "audio_filepath"), manifest.parent, options),
+                where=where,
+                start=offset or 0.0,
+                stop=(offset or 0.0) + (duration or 0.0) if is_part else None,
+                duration=None if is_part else duration,
+            )
+
+        yield from candidates.read_candidates(manifest, options.client_key, make, _name)
+
+
+def _nemo_manifests(source: Path) -> list[Path]:
+    paths = [source] if source.is_file() else [*source.glob("*.json"), *source.glob("*.jsonl")]
+    return sorted(path for path in paths if path.is_file() and "audio_filepath" in candidates.first_row(path))
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """Return the id, or NeMo's path without root and suffix, so that equal file names in two folders differ.
+
+    >>> _name({"audio_filepath": "wav/ann/01.wav", "offset": 1.5})
+    'wav-ann-01-1500'
+    """
+    if row.get("id") is not None:
+        return str(row["id"])
+    path = PurePosixPath(str(row.get("audio_filepath", "")))
+    parts = [part for part in path.with_suffix("").parts if part not in ("/", "..")] if path.name else []
+    offset = row.get("offset")
+    return "-".join([*parts, *([str(round(offset * 1000))] if isinstance(offset, int | float) else [])])
