@@ -1,6 +1,6 @@
 """Encoded audio to samples and back: with soundfile if it is installed, else with `wave` for plain WAV.
 
-A file with several channels becomes their mean, unless the source says which channel is meant.
+Several channels become their mean, unless the source names one channel.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def _refuse_truncated(file: BinaryIO) -> None:
     size = file.seek(0, io.SEEK_END)
     if head[:4] == b"RIFF":
         promised = int.from_bytes(head[4:8], "little") + 8
-        # 0 and the largest values are what streaming writers leave there.
+        # Programs that write streams leave 0 or the largest values in the header.
         if 8 < promised < 0x7FFFFF00 and size + 1 < promised:
-            raise BadAudioError(f"truncated audio: {size} of {promised} bytes of the WAV header are there")
+            raise BadAudioError(f"truncated audio: {size} bytes, the WAV header says {promised}")
     elif head[:4] == b"OggS":
         file.seek(max(0, size - (1 << 16)))
         tail = file.read()

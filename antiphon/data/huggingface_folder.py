@@ -29,9 +29,6 @@ WAVE_FRAME = 320  # samples in a frame of a waveform: 20 ms
 DESCRIPTIONS = {".json", ".txt", ".model"}  # suffixes of files that are not weights
 
 
-# --- The folder -----------------------------------------------------------------------------------
-
-
 def library() -> Any:
     """Import the package `transformers`, with its messages and progress bars turned off."""
     try:

@@ -162,9 +162,8 @@ def read_session_texts(paths: Sequence[Path], rules: TextRules) -> list[SessionT
     lines: dict[str, list[str]] = {}
     for path in _files(paths):
         sessions = _read_rows(path) if ".jsonl" in path.suffixes else _read_plain(path)
-        for name in sessions:
-            if name in lines:
-                raise ValueError(f"{path}: the session {name!r} exists already: give it another name")
+        if repeated := sorted(sessions.keys() & lines.keys()):
+            raise ValueError(f"{path}: the session {repeated[0]!r} exists already: give it another name")
         lines |= sessions
     return [rules.read(name, text) for name, text in lines.items()]
 

@@ -32,8 +32,8 @@ from antiphon.records.files import new_folder
 from antiphon.seeding import derive
 
 FORMAT = "antiphon-spoken/1"
-CHUNK = 8  # sentences in a message to a worker process
-Said = Generator[tuple["Saying", "Spoken | str"], None, None]
+CHUNK = 8  # sentences in a message to another process
+Results = Generator[tuple["Saying", "Spoken | str"], None, None]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def plan_sayings(
 
 def say_in_order(
     sayings: Sequence[Saying], voices: Sequence[Voice], engines: Mapping[str, Synthesiser], num_processes: int
-) -> Said:
+) -> Results:
     """Yield every saying with its speech, or with the reason why no voice could say it."""
     arguments = (tuple(voices), dict(engines))
     return map_in_processes(sayings, num_processes, CHUNK, "synthesising", _speaker, *arguments)
@@ -141,8 +141,8 @@ def speak_corpus(
                 audio = real.corpus.read_bytes(utterance)
                 source.add(f"real/{number:06d}.audio", {**row, "split": split}, audio)
         began = time.perf_counter()
-        with closing(say_in_order(sayings, voices, engines, num_processes)) as said:
-            unsaid, seconds = _write_spoken(source, said, len(sayings), progress)
+        with closing(say_in_order(sayings, voices, engines, num_processes)) as results:
+            unsaid, seconds = _write_spoken(source, results, len(sayings), progress)
         wall_seconds = time.perf_counter() - began
         alphabet = real.corpus.alphabet if real else None
         options = ImportOptions(alphabet=alphabet, lowercase=False, max_seconds=3600.0, overwrite=True)
@@ -188,12 +188,12 @@ def _digest(
 
 
 def _write_spoken(
-    source: AudioSource, said: Said, num_sayings: int, progress: Progress
+    source: AudioSource, results: Results, num_sayings: int, progress: Progress
 ) -> tuple[list[Skipped], float]:
     """Write all speech; return what no voice could say, and the seconds of speech."""
     unsaid: list[Skipped] = []
     seconds = 0.0
-    for done, (saying, spoken) in enumerate(said, 1):
+    for done, (saying, spoken) in enumerate(results, 1):
         if isinstance(spoken, str):
             unsaid.append(Skipped(saying.id, saying.session, spoken))
         else:

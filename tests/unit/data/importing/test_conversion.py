@@ -15,8 +15,7 @@ from sources import Source, tone
 
 from antiphon.data.audio import encode_flac
 from antiphon.data.corpus import Corpus
-from antiphon.data.importing.conversion import ImportOptions, ImportSummary, import_corpus
-from antiphon.data.importing.source_listing import assign_splits
+from antiphon.data.importing.conversion import ImportOptions, ImportSummary, assign_splits, import_corpus
 
 soundfile = pytest.importorskip("soundfile")
 
