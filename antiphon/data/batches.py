@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from antiphon.data.processes import map_ahead
 
@@ -110,11 +111,8 @@ def padded_tokens(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     >>> padded_tokens([[5, 6], [], [7]])[0].tolist()
     [[5, 6], [0, 0], [7, 0]]
     """
-    lengths = [len(text) for text in texts]
-    tokens = np.zeros((len(texts), max(lengths)), dtype=np.int64)
-    for row, text in zip(tokens, texts, strict=True):
-        row[: len(text)] = text
-    return torch.from_numpy(tokens), torch.tensor(lengths)
+    rows = [torch.tensor(text, dtype=torch.int64) for text in texts]
+    return pad_sequence(rows, batch_first=True), torch.tensor([len(text) for text in texts])
 
 
 def collate(store: Utterances, indices: Sequence[int] | np.ndarray, encode: Encode) -> Batch:

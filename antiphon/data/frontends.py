@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -213,18 +214,14 @@ def next_frame_at(num_frames: Callable[[int], int], start: int) -> int:
     >>> next_frame_at(lambda samples: samples // 320, 16000)
     16320
     """
-    low, high, frames = start, start + 1, num_frames(start)
-    while num_frames(high) <= frames:
-        if high - start > SAMPLE_RATE:
-            raise ValueError(
-                "the ONNX encoder gives the same number of frames for an utterance and one a second longer; "
-                "antiphon needs an encoder whose number of frames follows the length of the audio"
-            )
-        low, high = high, start + 2 * (high - start)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if num_frames(middle) > frames else (middle, high)
-    return high
+    lengths = range(start, start + SAMPLE_RATE + 1)
+    index = bisect_right(lengths, num_frames(start), key=num_frames)
+    if index == len(lengths):
+        raise ValueError(
+            "the ONNX encoder gives the same number of frames for an utterance and one a second longer; "
+            "antiphon needs an encoder whose number of frames follows the length of the audio"
+        )
+    return lengths[index]
 
 
 def load_encoder(path: str) -> Extract:

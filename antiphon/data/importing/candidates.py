@@ -88,13 +88,12 @@ class Blob:
     offset: int = 0
     size: int | None = None
 
-    def read(self) -> bytes:
+    def open(self) -> BinaryIO:
+        if self.size is None:
+            return open(self.path, "rb")
         with open(self.path, "rb") as file:
             file.seek(self.offset)
-            return file.read(-1 if self.size is None else self.size)
-
-    def open(self) -> BinaryIO:
-        return open(self.path, "rb") if self.size is None else io.BytesIO(self.read())
+            return io.BytesIO(file.read(self.size))
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ class Skipped:
     def kind(self) -> str:
         """The kind of fault: the reason without its details.
 
-        >>> Skipped("a-1", "manifest.jsonl:7", "too long: 71.20 s, at most 60 s are taken").kind
+        >>> Skipped("a-1", "manifest.jsonl:7", "too long: 71.20 s, more than 60 s (max_seconds)").kind
         'too long'
         """
         return self.reason.partition(":")[0]
