@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.data.audio import SAMPLE_RATE, decode
-from antiphon.records.files import read_description
+from antiphon.records.files import read_format
 
 FORMAT = "antiphon-corpus/1"
 
@@ -64,9 +64,7 @@ class Corpus:
             raise ValueError(
                 f"{path} is not a corpus (no corpus.json): make one with `antiphon corpus import`"
             )
-        about = read_description(
-            path / "corpus.json", FORMAT, "must be imported again: corpus.json is damaged"
-        )
+        about = read_format(path / "corpus.json", FORMAT, "intact corpus, import it again")
         if about["sample_rate"] != SAMPLE_RATE:
             raise ValueError(f"{path} is at {about['sample_rate']} Hz, only {SAMPLE_RATE} Hz can be read")
         for name in ("utterances.jsonl", "audio.pack"):

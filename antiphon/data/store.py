@@ -28,7 +28,7 @@ import torch
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.frontends import Frontend
 from antiphon.data.processes import map_in_processes
-from antiphon.records.files import new_folder, read_description
+from antiphon.records.files import new_folder, read_format
 
 FORMAT = "antiphon-features/1"
 CHUNK = 16  # utterances in a message: few enough to share them evenly, enough to hide its cost
@@ -73,7 +73,7 @@ class FeatureStore:
     def open(cls, folder: str | Path, other_texts: Mapping[int, str] | None = None) -> FeatureStore:
         """Open the store in `folder`; ValueError if it is not a store or its files are damaged."""
         folder = Path(folder)
-        about = read_description(folder / "store.json", FORMAT, "is not a feature store")
+        about = read_format(folder / "store.json", FORMAT, "feature store")
         try:
             with np.load(folder / "index.npz", allow_pickle=False) as file:
                 index = {name: file[name] for name in file.files}

@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from antiphon.records.files import read_description
+from antiphon.records.files import read_format
 from antiphon.registry import Registry, open_kind
 
 BOUNDARY = 0
@@ -251,7 +251,7 @@ def write_tokens(
 def load_tokens(folder: str | Path) -> Tokens:
     """Load the tokens saved in `folder`."""
     folder = Path(folder)
-    about = read_description(folder / "tokens.json", FORMAT, "holds no tokens")
+    about = read_format(folder / "tokens.json", FORMAT, "tokens")
     kind = str(about.get("kind"))
     kind = OLD_KINDS.get(kind, kind)
     if kind not in TOKENS:
@@ -262,4 +262,4 @@ def load_tokens(folder: str | Path) -> Tokens:
 
 def load_words(folder: str | Path) -> Words:
     """Load the words saved in `folder`."""
-    return Words(tuple(read_description(Path(folder) / WORDS_FILE, WORDS_FORMAT, "holds no words")["words"]))
+    return Words(tuple(read_format(Path(folder) / WORDS_FILE, WORDS_FORMAT, "words")["words"]))

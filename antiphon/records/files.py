@@ -24,14 +24,15 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def read_format(path: Path, format: str, what: str) -> dict[str, Any]:
-    """The JSON object in a file that must name its format; `what` says in errors what its folder lacks."""
+    """Read a JSON object that must name its format; an error says that the folder holds no `what`."""
     try:
-        body: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        body: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path.parent} holds no {what} (cannot read {path.name}: {error})") from error
-    if body.get("format") != format:
-        raise ValueError(f"{path} has format {body.get('format')!r}, not {format!r}")
-    return body
+    actual = body.get("format") if isinstance(body, dict) else None
+    if actual != format:
+        raise ValueError(f"{path} has format {actual!r}, this antiphon reads {format!r}: make it again")
+    return dict(body)
 
 
 @contextmanager
@@ -74,15 +75,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def read_description(path: Path, format: str, fault: str) -> dict[str, Any]:
-    """Read a JSON object that names its format; an error begins with its folder and the fault."""
-    try:
-        about: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path.parent} {fault} (cannot read {path.name}: {error})") from error
-    actual = about.get("format") if isinstance(about, dict) else None
-    if actual != format:
-        raise ValueError(f"{path} has format {actual!r}; this antiphon reads {format!r}: make it again")
-    return dict(about)

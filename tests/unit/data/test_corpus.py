@@ -61,7 +61,7 @@ def test_a_damaged_corpus_says_what_is_damaged(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"lost its utterances.jsonl"):
         Corpus.open(folder)
     (folder / "corpus.json").write_text("{")
-    with pytest.raises(ValueError, match=r"corpus.json is damaged"):
+    with pytest.raises(ValueError, match=r"import it again \(cannot read corpus.json"):
         Corpus.open(folder)
 
 

@@ -213,7 +213,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
 
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is not a feature store"):
+    with pytest.raises(ValueError, match="holds no feature store"):
         FeatureStore.open(tmp_path)
 
 
