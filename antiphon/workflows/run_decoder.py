@@ -88,7 +88,7 @@ class RunDecoder:
         if num_processes == 1:
             yield self
             return
-        # Not forked from here: see `data.extraction`.
+        # Do not fork from here: see `data.processes`.
         context, ngram = get_context("forkserver"), fusion.model if fusion else None
         with ProcessPoolExecutor(num_processes, context, _start_process, (self, ngram)) as executor:
             yield replace(self, processes=executor)
