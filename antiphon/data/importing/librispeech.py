@@ -9,14 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from antiphon.data.importing.candidates import (
-    Candidate,
-    ImportOptions,
-    RefusedError,
-    Skipped,
-    find_audio,
-    locate,
-)
+from antiphon.data.importing import candidates
+from antiphon.data.importing.candidates import Candidate, ImportOptions, RefusedError, Skipped
 from antiphon.data.importing.formats import FORMATS
 from antiphon.data.transcripts import numbered_lines
 
@@ -34,18 +28,19 @@ class LibriSpeech:
         return source.is_dir() and any(next(source.glob(depth), None) for depth in DEPTHS)
 
     def read(self, source: Path, options: ImportOptions) -> Iterator[Candidate | Skipped]:
-        for transcripts in sorted(path for depth in DEPTHS for path in source.glob(depth)):
-            relative = str(transcripts.relative_to(source))
+        for path in sorted(path for depth in DEPTHS for path in source.glob(depth)):
+            relative = str(path.relative_to(source))
             try:
-                yield from _chapter(locate(relative, source, options), transcripts.parent, source, options)
+                transcripts = candidates.locate(relative, source, options)
+                yield from _read_chapter(transcripts, path.parent, source, options)
             except RefusedError as reason:
                 yield Skipped("", relative, str(reason))
 
 
-def _chapter(
+def _read_chapter(
     transcripts: Path, chapter: Path, source: Path, options: ImportOptions
 ) -> Iterator[Candidate | Skipped]:
-    speaker = chapter.absolute().parent
+    speaker, folder = chapter.absolute().parent, chapter.relative_to(source)
     without_text = {path.stem for path in chapter.glob("*.flac")}
     for where, line in numbered_lines(transcripts):
         utterance, _, text = line.partition(" ")
@@ -56,7 +51,7 @@ def _chapter(
             session=f"{speaker.name}-{chapter.name}",
             split=speaker.parent.name,
             text=text,
-            audio=find_audio(str(chapter.relative_to(source) / f"{utterance}.flac"), source, options),
+            audio=candidates.find_audio(str(folder / f"{utterance}.flac"), source, options),
             where=where,
         )
     for utterance in sorted(without_text):

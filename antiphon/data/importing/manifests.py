@@ -17,15 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from antiphon.data.importing import candidates
-from antiphon.data.importing.candidates import (
-    Blob,
-    Candidate,
-    ImportOptions,
-    RefusedError,
-    Skipped,
-    take_number,
-    take_text,
-)
+from antiphon.data.importing.candidates import Blob, Candidate, ImportOptions, RefusedError, Skipped
 from antiphon.data.importing.formats import FORMATS
 
 
@@ -44,10 +36,10 @@ class Manifest:
 
         def make(where: str, row: Mapping[str, Any]) -> Candidate:
             return Candidate(
-                **candidates.common_fields(row, options, take_text(row, "id"), "path", "duration"),
-                audio=audio.find(take_text(row, "path"), row.get("tar")),
+                **candidates.common_fields(row, options, candidates.take_text(row, "id"), "path", "duration"),
+                audio=audio.find(candidates.take_text(row, "path"), row.get("tar")),
                 where=where,
-                duration=take_number(row, "duration"),
+                duration=candidates.take_number(row, "duration"),
             )
 
         yield from candidates.read_candidates(manifest, options.client_key, make, _name)
@@ -120,11 +112,13 @@ class NemoManifest:
         (manifest,) = manifests
 
         def make(where: str, row: Mapping[str, Any]) -> Candidate:
-            offset, duration = take_number(row, "offset"), take_number(row, "duration")
+            offset, duration = candidates.take_number(row, "offset"), candidates.take_number(row, "duration")
             is_part = offset is not None and duration is not None
             return Candidate(
                 **candidates.common_fields(row, options, _name(row), "audio_filepath", "duration", "offset"),
-                audio=candidates.find_audio(take_text(row, "audio_filepath"), manifest.parent, options),
+                audio=candidates.find_audio(
+                    candidates.take_text(row, "audio_filepath"), manifest.parent, options
+                ),
                 where=where,
                 start=offset or 0.0,
                 stop=(offset or 0.0) + (duration or 0.0) if is_part else None,
