@@ -42,6 +42,9 @@ def test_a_settings_file_chooses_a_part_of_every_kind(
     assert "extension.two_layers:TwoLayersConfig" in json.dumps(model)
     for entry in read(out / "momentum" / "journal.jsonl")[1:]:
         assert all(stats["state_bytes"] > 0 for stats in entry["clients"].values())
+    parts = read(out / "parts" / "journal.jsonl")[1:]
+    assert [entry["metrics"]["server_lr"] for entry in parts] == [1.0, 0.5]
+    assert all(client.startswith("length/") for entry in parts for client in entry["cohort"])
     scored = antiphon("evaluate", out / "fedavg", "--data", corpus, "--split", "test")
     assert scored.code == 0, scored.output
 
