@@ -76,8 +76,8 @@ def _exit_code() -> int:
         terminal.say_error(str(error))
         return 2
     except Exception:
-        # Where other processes were lost, an exception would hang in the interpreter's exit: the traceback
-        # is printed here, and main() leaves at once.
+        # If other processes are lost, the interpreter's normal exit would hang: print the traceback here,
+        # and let main() exit at once.
         if not is_left_behind():
             raise
         traceback.print_exc()

@@ -114,22 +114,22 @@ def options_of(function: Callable[..., Any], *arguments: str, **renamed: str) ->
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def decorate(command: Command) -> Command:
-        own = dict(inspect.signature(command, eval_str=True).parameters)
-        del own["options"]
+        declared = dict(inspect.signature(command, eval_str=True).parameters)
+        del declared["options"]
         options = {
-            name: own.get(name) or option_for(parameter)
+            name: declared.get(name) or option_for(parameter)
             for name, parameter in inspect.signature(function).parameters.items()
             if name not in HIDDEN
         }
 
         @wraps(command)
         def call(**values: Any) -> None:
-            for name in options.keys() - own.keys():
+            for name in options.keys() - declared.keys():
                 if (read := forms[name].read) is not None:
                     values[name] = read(flags[name], values[name])
             command(**values)
 
-        setattr(call, "__signature__", inspect.Signature(list((options | own).values())))  # noqa: B010
+        setattr(call, "__signature__", inspect.Signature(list((options | declared).values())))  # noqa: B010
         call.__annotations__ = {}  # the signature has them
         return call
 

@@ -79,7 +79,7 @@ def run(
         if name := own_job():
             end_with_starter()
             run_job(experiment, data, out, name, skip_corrupt, device)
-            sys.exit(0)  # this process was started for one run; the rest of the program is not for it
+            sys.exit(0)  # this process was started for one run: it must not run the rest of the program
         return run_side_by_side(experiment, data, out, jobs, resume, device, feature_processes, screen, only)
     if process is None and num_processes > 1:
         sys.exit(run_processes(num_processes))
@@ -161,7 +161,7 @@ def joined_group(process: Rank | None, device: str, ordered: bool) -> Iterator[t
         yield SingleProcess(), device
         return
     end_with_starter()
-    # Refused before the others wait for this process.
+    # Refuse a wrong device before the other processes wait for this one.
     chosen = str(choose_device(choose_gpu(process, device)))
     with join(process, chosen, ordered) as group:
         yield group, chosen

@@ -23,7 +23,7 @@ SAVE = "antiphon.records.checkpoint.save_file"
 REPLACE = "os.replace"
 SYNC = "os.fsync"
 REMOVE = "shutil.rmtree"
-MODEL = "antiphon.recognizer.save_file"
+MODEL = "antiphon.models.model.save_file"
 SCORES = "antiphon.experiment.score.write_trn"
 
 
