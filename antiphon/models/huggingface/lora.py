@@ -20,7 +20,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """Adapters beside the linear layers whose names end in one of `targets`; all other weights are frozen."""
+    """Adapters of the linear layers whose names end in one of `targets`; all other weights are frozen."""
 
     rank: int = 8
     alpha: float = 16.0
@@ -28,13 +28,13 @@ class LoraAdapter:
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not self.targets:
-            raise ValueError(f"an adapter needs a rank of at least 1 and layers to stand beside: {self}")
+            raise ValueError(f"an adapter needs a rank of at least 1 and target layers: {self}")
 
     def inject(self, network: nn.Module) -> None:
-        """Puts the adapters in place. B is zero: at first the network gives what it gave before."""
-        peft = library()
+        """Add the adapters. B is zero, so the outputs of the network do not change yet."""
+        peft, targets = library(), list(self.targets)
         settings = peft.LoraConfig(
-            r=self.rank, lora_alpha=self.alpha, target_modules=list(self.targets), lora_dropout=0.0
+            r=self.rank, lora_alpha=self.alpha, target_modules=targets, lora_dropout=0.0
         )
         try:
             peft.inject_adapter_in_model(settings, network)
@@ -43,15 +43,15 @@ class LoraAdapter:
 
 
 def merged(network: nn.Module) -> nn.Module:
-    """A copy of the network with W0 + (α / r) B A in place of each adapted layer; the given one stays."""
+    """A copy of the network with W0 + (α / r) B A in place of each adapted layer."""
     adapted = library().tuners.tuners_utils.BaseTunerLayer
-    whole = copy.deepcopy(network)
-    for name, module in list(whole.named_modules()):
+    copied = copy.deepcopy(network)
+    for name, module in list(copied.named_modules()):
         if isinstance(module, adapted):
             module.merge()
             parent, _, last = name.rpartition(".")
-            setattr(whole.get_submodule(parent), last, module.get_base_layer())
-    return whole
+            setattr(copied.get_submodule(parent), last, module.get_base_layer())
+    return copied
 
 
 def library() -> Any:

@@ -1,14 +1,14 @@
-"""Networks of the package `transformers`, made to keep the promises of our own models.
+"""Networks of the package `transformers`, changed so that they behave like our own models, and their inputs.
 
-- An utterance gives the same alone and in a padded batch. Attention sees real frames only; group norms take
-  their statistics over real frames only; positional convolutions find zeros where an utterance has ended.
-  All three learn the lengths of the batch at hand from `padded`, so the networks' own code stays as it is.
-- Many clients train at once. `vmap` runs the networks, because they are given no attention mask (what their
-  code does with one looks at values) and because weight norm is written out (torch's has no rule for it).
-- Randomness is ours (`noise`): `nn.Dropout` is replaced by our own, and everything else stays in evaluation
-  mode. Deviation: what a network draws by itself is off, whatever its config.json says. That is dropped
-  layers, dropout written as a function (of attention weights; all of Whisper's), wav2vec2's own SpecAugment.
-- State is parameters. Constant buffers may be; running statistics are refused.
+- An utterance scores the same alone and in a padded batch. Attention and the statistics of group norms see
+  real frames only; positional convolutions see zeros after the end of an utterance. All three read the
+  lengths of the current batch from `padded`, so the code of the networks is unchanged.
+- Many clients train at once. `vmap` can run the networks because they get no attention mask (their code would
+  look at its values) and because weight norm is written out (torch's has no rule for `vmap`).
+- Dropout is ours (`noise`) instead of `nn.Dropout`; everything else stays in evaluation mode. Deviation: all
+  other randomness is off, whatever config.json says: dropped layers, dropout written as a function (of
+  attention weights; all of Whisper's), wav2vec2's own SpecAugment.
+- All state is parameters. Constant buffers are allowed; running statistics are refused.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.overrides import TorchFunctionMode
 
-from antiphon.data.batches import repeated
-from antiphon.data.huggingface_folder import library
+from antiphon.data.batches import Batch, repeated
+from antiphon.data.huggingface_folder import WAVE_FRAME, library
 from antiphon.models.layers import frame_mask
 from antiphon.models.noise import Dropout
 
-ATTENTION = "antiphon"  # the name under which `transformers` knows our attention
+ATTENTION = "antiphon"  # the name of our attention in `transformers`
+LOUDEST_TO_SILENCE = 2.0  # in Whisper's log-mel frames: 8 decades below the loudest, divided by 4 …
+MIN_SILENCE = -1.5  # … but not below (log10(1e-10) + 4) / 4
 
 
 # --- Lengths --------------------------------------------------------------------------------------
@@ -45,7 +47,6 @@ class Lengths:
     frames: Tensor
 
     def repeated(self, times: int) -> Lengths:
-        """Every utterance so many times, for as many texts."""
         return Lengths(repeated(self.convolved, times), repeated(self.frames, times))
 
 
@@ -54,17 +55,17 @@ _current: ContextVar[Lengths] = ContextVar("lengths")
 
 @contextmanager
 def padded(lengths: Lengths) -> Iterator[None]:
-    """Within: networks know where the utterances of their batch end, and draw nothing."""
+    """In this context, networks know where the utterances of the batch end, and draw no random numbers."""
     token = _current.set(lengths)
     try:
-        with NothingDrawn():
+        with NoRandomness():
             yield
     finally:
         _current.reset(token)
 
 
-class NothingDrawn(TorchFunctionMode):
-    """Answers 1 to a network that draws: wav2vec2 does for each layer, also where no layer is dropped."""
+class NoRandomness(TorchFunctionMode):
+    """`torch.rand` returns 1: wav2vec2 calls it for each layer, even if no layer is dropped."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return (torch.ones if function is torch.rand else function)(*args, **(kwargs or {}))
@@ -79,22 +80,22 @@ def attention(
     scaling: float | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
-    """Over the real frames of the encoder, or over the tokens so far: [B, H, T, d] -> [B, T, H, d]."""
+    """Attention to the real frames of the encoder, or to the tokens so far: [B, H, T, d] -> [B, T, H, d]."""
     num_queries, num_keys = query.shape[2], key.shape[2]
     if module.is_causal:
-        sees = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
-        sees = sees.tril(diagonal=num_keys - num_queries)
+        visible = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
+        visible = visible.tril(diagonal=num_keys - num_queries)
     else:
-        sees = frame_mask(_current.get().frames, num_keys)[:, None, None]
+        visible = frame_mask(_current.get().frames, num_keys)[:, None, None]
     heads = query.shape[1] // key.shape[1]
     if heads > 1:
         key, value = key.repeat_interleave(heads, dim=1), value.repeat_interleave(heads, dim=1)
-    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=sees, scale=scaling)
+    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
     return mixed.transpose(1, 2).contiguous(), None
 
 
 class RealGroupNorm(nn.GroupNorm):
-    """Group norm of [B, C, T] with statistics over the real frames alone; zeros elsewhere."""
+    """Group norm of [B, C, T] with statistics over the real frames only; zeros elsewhere."""
 
     def forward(self, input: Tensor) -> Tensor:
         lengths = _current.get().convolved
@@ -109,7 +110,7 @@ class RealGroupNorm(nn.GroupNorm):
 
 
 class WeightNorm(nn.Module):
-    """What `torch.nn.utils.parametrizations.weight_norm` computes: lengths along `dim`, and directions."""
+    """`torch.nn.utils.parametrizations.weight_norm` written out: lengths along `dim`, and directions."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -121,7 +122,7 @@ class WeightNorm(nn.Module):
 
 
 def _zeros_after_the_end(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What a positional convolution is given, [B, T, D]: zero where no frame is real."""
+    """The input of a positional convolution [B, T, D], with zeros where no frame is real."""
     real = frame_mask(_current.get().frames, inputs[0].shape[1])
     return inputs[0].masked_fill(~real[:, :, None], 0.0), *inputs[1:]
 
@@ -130,29 +131,22 @@ def _zeros_after_the_end(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple
 
 
 def open_network(kind: Any, folder: str, config: Any, fresh: str | None = None) -> Any:
-    """The folder's weights, or drawn ones if it has none, in float32; only safetensors are read.
+    """A network with the folder's weights (safetensors), or drawn ones if it has none, in float32.
 
-    Where there are weights, only parameters whose names begin with `fresh` may be missing among them.
+    Parameters whose names begin with `fresh` may be missing among the weights.
     """
     library().AttentionInterface.register(ATTENTION, attention)
+    settings = {"config": config, "attn_implementation": ATTENTION, "dtype": torch.float32}
     if any(Path(folder).glob("*.safetensors")):
+        safety = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
         try:
-            network, found = kind.from_pretrained(
-                folder,
-                output_loading_info=True,
-                config=config,
-                attn_implementation=ATTENTION,
-                dtype=torch.float32,
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-            )
+            network, info = kind.from_pretrained(folder, output_loading_info=True, **settings, **safety)
         except Exception as error:  # of many kinds: damaged files, classes without such a head
             raise ValueError(f"cannot open the weights in {folder}: {error}") from error
-        if missing := sorted(n for n in found["missing_keys"] if fresh is None or not n.startswith(fresh)):
+        if missing := sorted(n for n in info["missing_keys"] if fresh is None or not n.startswith(fresh)):
             raise ValueError(
-                f"the weights in {folder} lack {missing[0]} ({len(missing)} missing): where it is the output "
-                "layer of a CTC model that is missing, set model.fresh_output=true"
+                f"the weights in {folder} lack {missing[0]} ({len(missing)} missing): if it is the output "
+                "layer of a CTC model, set model.fresh_output=true"
             )
         return network
     if any(Path(folder).glob("*.bin")):
@@ -160,11 +154,11 @@ def open_network(kind: Any, folder: str, config: Any, fresh: str | None = None) 
             f"the weights in {folder} are pickled (.bin), and nothing here runs code from files: save them "
             "as safetensors, with save_pretrained of a recent transformers"
         )
-    return kind.from_config(config, attn_implementation=ATTENTION, dtype=torch.float32)
+    return kind.from_config(**settings)
 
 
 def make_batch_invariant(network: nn.Module, folder: str) -> None:
-    """Makes a network keep the promises at the top of this file."""
+    """Change a network as the top of this file says."""
     for name, module in list(network.named_modules()):
         if getattr(module, "running_mean", None) is not None:
             raise ValueError(
@@ -185,8 +179,110 @@ def make_batch_invariant(network: nn.Module, folder: str) -> None:
 
 
 def train_dropout(network: nn.Module, mode: bool) -> None:
-    """Our dropout draws while training; all that a network would draw by itself never does."""
+    """Switch our dropout to training or evaluation; all else stays in evaluation."""
     network.eval()
     for module in network.modules():
         if isinstance(module, Dropout):
             module.train(mode)
+
+
+# --- Inputs ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Convolutions:
+    """The convolutions from samples to frames, first to last: kernel, stride and padding of each."""
+
+    shapes: tuple[tuple[int, int, int], ...]
+
+    @classmethod
+    def of(cls, encoder: nn.Module) -> Convolutions:
+        layers = [module for module in encoder.modules() if isinstance(module, nn.Conv1d)]
+        return cls(tuple((c.kernel_size[0], c.stride[0], int(c.padding[0])) for c in layers))
+
+    def num_frames(self, lengths: Any) -> Any:
+        """The number of frames after all convolutions, an int or a tensor [B]; below 1 for too few samples.
+
+        >>> Convolutions(((10, 5, 0), (3, 2, 0))).num_frames(100)
+        9
+        """
+        for kernel, stride, padding in self.shapes:
+            lengths = (lengths + 2 * padding - kernel) // stride + 1
+        return lengths
+
+    @property
+    def receptive_field(self) -> int:
+        """The smallest number of samples that gives a frame (without padding)."""
+        samples = 1
+        for kernel, stride, _ in reversed(self.shapes):
+            samples = (samples - 1) * stride + kernel
+        return samples
+
+
+@dataclass(frozen=True)
+class Waveform:
+    """Join frames of samples [B, T, WAVE_FRAME] to waveforms [B, samples], zero after their end."""
+
+    convolutions: Convolutions
+
+    @classmethod
+    def of(cls, encoder: nn.Module, input_dim: int) -> Waveform:
+        if input_dim != WAVE_FRAME:
+            raise ValueError(
+                f"this model takes waveforms, not features of {input_dim} dimensions: set "
+                "frontend=hugging_face_features with the model's folder"
+            )
+        return cls(Convolutions.of(encoder))
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Lengths]:
+        real = frame_mask(batch.feature_lengths, batch.features.shape[1])
+        samples = batch.features.masked_fill(~real[:, :, None], 0.0).flatten(1)
+        samples = F.pad(samples, (0, max(0, self.convolutions.receptive_field - samples.shape[1])))
+        lengths = batch.feature_lengths * WAVE_FRAME
+        convolved = Convolutions(self.convolutions.shapes[:1]).num_frames(lengths).clamp(min=1)
+        return samples, Lengths(convolved, self.convolutions.num_frames(lengths).clamp(min=1))
+
+    def num_output_frames(self, num_frames: int) -> int:
+        return int(self.convolutions.num_frames(num_frames * WAVE_FRAME))
+
+
+@dataclass(frozen=True)
+class LogMel:
+    """Pad log-mel frames [B, T, D] with silence up to the size that the network needs: [B, D, size].
+
+    As in Whisper's extractor, the silence depends on the loudest value (after SpecAugment). For the network,
+    the frames of silence are real.
+    """
+
+    size: int
+    convolutions: Convolutions
+
+    @classmethod
+    def of(cls, encoder: nn.Module, config: Any, input_dim: int) -> LogMel:
+        if input_dim != config.num_mel_bins:
+            raise ValueError(
+                f"this model takes log-mel frames of {config.num_mel_bins} bins, not features of {input_dim} "
+                "dimensions: set frontend=hugging_face_features with the model's folder"
+            )
+        convolutions = Convolutions.of(encoder)
+        size = config.max_source_positions
+        for _, stride, _ in convolutions.shapes:
+            size *= stride
+        return cls(size, convolutions)
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Lengths]:
+        features, lengths = batch.features, batch.feature_lengths
+        if features.shape[1] > self.size:
+            raise ValueError(f"{features.shape[1]} frames, and this model takes at most {self.size}")
+        features = F.pad(features, (0, 0, 0, self.size - features.shape[1]))
+        real = frame_mask(lengths, self.size)[:, :, None]
+        loudest = features.masked_fill(~real, -torch.inf).amax(dim=(1, 2), keepdim=True)
+        silence = (loudest - LOUDEST_TO_SILENCE).clamp(min=MIN_SILENCE)
+        frames = torch.full_like(lengths, self.convolutions.num_frames(self.size))
+        return torch.where(real, features, silence).transpose(1, 2), Lengths(frames, frames)
+
+    def num_output_frames(self, num_frames: int) -> int:
+        return int(self.convolutions.num_frames(num_frames)) if num_frames <= self.size else 0
+
+
+Inputs = Waveform | LogMel

@@ -3,9 +3,9 @@
 A. Baevski et al., "wav2vec 2.0", NeurIPS 2020; W.-N. Hsu et al., "HuBERT", 2021; A. Radford et al., "Robust
 Speech Recognition via Large-Scale Weak Supervision" (Whisper), 2022; N. Jeffries et al., "Moonshine", 2024.
 
-The networks are those of the package `transformers`; what is done to them, and how they deviate from what
-they do there, stands in `network`. Scores, greedy search and the rest of a `Model` are ours.
-Deviation: audio is cut into frames of 20 ms, so a waveform may be up to 20 ms of zeros longer than it was.
+The networks are those of the package `transformers`; `network` says how they are changed. Scores, greedy
+search and the rest of a `Model` are ours. Deviation: audio is cut into frames of 20 ms, so a waveform may get
+up to 20 ms of zeros at its end.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from antiphon.data.batches import Batch, repeated
 from antiphon.data.huggingface_folder import architecture, boundary_of, copy_descriptions, library, opened
 from antiphon.models.ctc import Framewise, ctc_fits
-from antiphon.models.huggingface.inputs import Inputs, LogMel, Waveform
 from antiphon.models.huggingface.lora import LoraAdapter
 from antiphon.models.huggingface.network import (
+    Inputs,
     Lengths,
+    LogMel,
+    Waveform,
     make_batch_invariant,
     open_network,
     padded,
@@ -34,22 +36,22 @@ from antiphon.models.huggingface.network import (
 from antiphon.models.layers import at_least_float32, next_token_losses, next_tokens, spell_greedily
 from antiphon.models.model import MODELS
 
-# Types of models whose padding is tested here; others are tried out when they are built.
+# Types of models whose padding our tests check; others are checked when they are built.
 TESTED = {"wav2vec2", "hubert", "whisper", "moonshine"}
 
 
 @MODELS.register
 @dataclass(frozen=True)
 class HuggingFaceConfig:
-    """A local folder in Hugging Face format: config.json and safetensors; without weights, drawn ones.
+    """A local folder in Hugging Face format: config.json and safetensors; weights are drawn if it has none.
 
-    With `lora`, adapters (and a fresh output layer) are all that is trained and travels.
+    With `lora`, only adapters (and a fresh output layer) are trained and sent.
     """
 
     folder: str
     lora: LoraAdapter | None = None
     fresh_output: bool = False  # CTC: a new output layer, for tokens that are not the folder's own
-    prompt: tuple[str, ...] = ()  # what the decoder is told after its start, such as <|en|>
+    prompt: tuple[str, ...] = ()  # tokens after the start token of the decoder, such as <|en|>
     why_whole: ClassVar[str] = "a Hugging Face model cannot be pruned here: take ctc, las or transducer"
 
     def packed(self, folder: Path) -> HuggingFaceConfig:
@@ -67,17 +69,18 @@ class HuggingFaceConfig:
                 f"the model in {self.folder} has {config.vocab_size} tokens, not {num_tokens}: take the "
                 "folder's own (tokens=hugging_face_tokens), or model.fresh_output=true for a CTC model"
             )
-        decodes = config.is_encoder_decoder
-        model = self._seq2seq(config, input_dim) if decodes else self._ctc(config, input_dim, num_tokens)
+        is_seq2seq = config.is_encoder_decoder
+        model = self._seq2seq(config, input_dim) if is_seq2seq else self._ctc(config, input_dim, num_tokens)
         if config.model_type not in TESTED:
-            try_out(model, input_dim, f"the model in {self.folder} ({config.model_type})")
+            check_padding(model, input_dim, f"the model in {self.folder} ({config.model_type})")
         return model
 
     def _ctc(self, config: Any, input_dim: int, num_tokens: int) -> HuggingFaceCtc:
         if self.prompt:
-            raise ValueError("a CTC model has no decoder to be told a prompt: leave model.prompt empty")
+            raise ValueError("a CTC model has no decoder for a prompt: leave model.prompt empty")
+        config.mask_time_prob = config.mask_feature_prob = 0.0  # no masks, so no unused parameter for them
         fresh = "lm_head." if self.fresh_output else None
-        network = open_network(library().AutoModelForCTC, self.folder, without_masks(config), fresh)
+        network = open_network(library().AutoModelForCTC, self.folder, config, fresh)
         if not hasattr(network.base_model, "feature_extractor") or getattr(config, "add_adapter", False):
             raise ValueError(
                 f"the model in {self.folder} ({config.model_type}) is not built like wav2vec2 or HuBERT: "
@@ -94,11 +97,11 @@ class HuggingFaceConfig:
         if self.fresh_output:
             raise ValueError("model.fresh_output is for CTC models: a decoder is used with its own tokens")
         network = open_network(library().AutoModelForSpeechSeq2Seq, self.folder, config)
-        encoder, spectral = network.get_encoder(), hasattr(config, "num_mel_bins")
-        if spectral:  # Whisper's sinusoids, which are not trained: transformers forgets it with weights
+        encoder, is_spectral = network.get_encoder(), hasattr(config, "num_mel_bins")
+        if is_spectral:  # Whisper's sinusoids are not trained: `from_pretrained` of transformers forgets that
             encoder.embed_positions.requires_grad_(False)
         self._finish(network, fresh=None)
-        inputs = LogMel.of(encoder, config, input_dim) if spectral else Waveform.of(encoder, input_dim)
+        inputs = LogMel.of(encoder, config, input_dim) if is_spectral else Waveform.of(encoder, input_dim)
         return HuggingFaceSeq2Seq(network, inputs, self._prompt_ids(config), boundary_of(config))
 
     def _finish(self, network: nn.Module, fresh: str | None) -> None:
@@ -114,17 +117,17 @@ class HuggingFaceConfig:
         start = int(config.decoder_start_token_id)
         if not self.prompt:
             return (start,)
-        known = opened(library().AutoTokenizer, self.folder, "tokenizer").get_vocab()
+        ids = opened(library().AutoTokenizer, self.folder, "tokenizer").get_vocab()
         for token in self.prompt:
-            if token not in known:
+            if token not in ids:
                 raise ValueError(f"model.prompt: the tokenizer in {self.folder} has no token {token!r}")
-        return (start, *(known[token] for token in self.prompt))
+        return (start, *(ids[token] for token in self.prompt))
 
 
-def try_out(model: HuggingFaceCtc | HuggingFaceSeq2Seq, input_dim: int, what: str) -> None:
-    """Refuses a model that scores an utterance differently alone and in a padded batch.
+def check_padding(model: HuggingFaceCtc | HuggingFaceSeq2Seq, input_dim: int, what: str) -> None:
+    """Refuse a model that scores an utterance differently alone and in a padded batch.
 
-    The longest is not padded: what it differs by is how exact the model's arithmetic is.
+    The longest utterance is not padded: its difference is the rounding error of the model.
     """
     lengths, generator = torch.tensor([10, 15, 20, 25, 30]), torch.Generator().manual_seed(0)
     features = torch.randn(len(lengths), 30, input_dim, generator=generator)
@@ -141,19 +144,8 @@ def try_out(model: HuggingFaceCtc | HuggingFaceSeq2Seq, input_dim: int, what: st
         off = (scored(slice(None)) - alone).abs()
     model.train()
     if not off.max() <= 10 * off[-1] + 1e-6 * alone.abs().max():
-        by = f"{float(off.max()):.2g}"
-        raise ValueError(
-            f"{what} scores an utterance differently in a padded batch (by {by}): choose another"
-        )
-
-
-def without_masks(config: Any) -> Any:
-    """No parameter for masked frames: masking is off, and what is never used has no gradient."""
-    config.mask_time_prob = config.mask_feature_prob = 0.0
-    return config
-
-
-# --- CTC ------------------------------------------------------------------------------------------
+        by = f"by {float(off.max()):.2g}"
+        raise ValueError(f"{what} scores an utterance differently in a padded batch ({by}): choose another")
 
 
 class HuggingFaceCtc(Framewise):
@@ -180,7 +172,7 @@ class HuggingFaceCtc(Framewise):
 
 
 def exchanged_columns(logits: Tensor, boundary: int) -> Tensor:
-    """The folder's columns [..., num_tokens] in our order: 0 and the boundary change places.
+    """The folder's columns [..., num_tokens] in our order: 0 and the boundary are exchanged.
 
     >>> exchanged_columns(torch.tensor([10, 11, 12, 13]), boundary=2)
     tensor([12, 11, 10, 13])
@@ -191,46 +183,39 @@ def exchanged_columns(logits: Tensor, boundary: int) -> Tensor:
     return torch.cat((blank, between, first, after), dim=-1)
 
 
-# --- Encoder and decoder --------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Heard:
-    """What the encoder gives, where utterances end, and how many tokens may be spelled from them [B]."""
+class Encoded:
+    """The output of the encoder, the lengths of utterances, and the largest numbers of tokens [B]."""
 
-    memory: Any  # of the library's: last_hidden_state [B, T', dim]
+    memory: Any  # of a class of transformers: last_hidden_state [B, T', dim]
     lengths: Lengths
     limits: Tensor
 
-    def repeated(self, times: int) -> Heard:
-        """Every utterance so many times, one copy after another."""
-        memory = _repeated_memory(self.memory, times)
-        return Heard(memory, self.lengths.repeated(times), repeated(self.limits, times))
-
-
-def _repeated_memory(memory: Any, times: int) -> Any:
-    return type(memory)(last_hidden_state=repeated(memory.last_hidden_state, times))
+    def repeated(self, times: int) -> Encoded:
+        """Every utterance `times` times, one copy after another."""
+        memory = type(self.memory)(last_hidden_state=repeated(self.memory.last_hidden_state, times))
+        return Encoded(memory, self.lengths.repeated(times), repeated(self.limits, times))
 
 
 class HuggingFaceSeq2Seq(nn.Module):
-    """A network that spells token after token; the folder's end of text is token 0 here."""
+    """A network that predicts token after token; the folder's end of text is token 0 here."""
 
     def __init__(self, network: Any, inputs: Inputs, prompt: tuple[int, ...], boundary: int) -> None:
         super().__init__()
         self.network, self.inputs, self.prompt, self.boundary = network, inputs, prompt, boundary
         config = network.config
         positions = getattr(config, "max_target_positions", None) or config.max_position_embeddings
-        self.most_tokens = positions - len(prompt)  # the end of the text is spelled, but not read
+        self.max_tokens = positions - len(prompt)  # the end of the text is predicted, but not read
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Logits [B · N, U + 1, num_tokens] of every next token, the folder's order, given the true ones."""
+        """Logits [B · N, U + 1, num_tokens] of every next token, in the folder's order."""
         tokens = next_tokens(batch.tokens, batch.token_lengths)[:, :-1]
         before = torch.cat((self._prompts(tokens), self._exchanged(tokens)), dim=1)
-        memory, lengths = self._encode(batch)
-        memory = _repeated_memory(memory, batch.num_texts)
-        with padded(lengths.repeated(batch.num_texts)):
-            logits = self.network(encoder_outputs=memory, decoder_input_ids=before, use_cache=False).logits
-        return (at_least_float32(logits[:, len(self.prompt) - 1 :]),)
+        values, lengths = self.inputs(batch)
+        encoded = Encoded(self._encode(values, lengths), lengths, lengths.frames).repeated(batch.num_texts)
+        with padded(encoded.lengths):
+            step = self.network(encoder_outputs=encoded.memory, decoder_input_ids=before, use_cache=False)
+        return (at_least_float32(step.logits[:, len(self.prompt) - 1 :]),)
 
     def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
         """Cross entropy of each text in nats, summed over its tokens and its end: [B · N]."""
@@ -242,70 +227,65 @@ class HuggingFaceSeq2Seq(nn.Module):
 
     @torch.no_grad()
     def greedy(self, batch: Batch) -> list[list[int]]:
-        """The best token after the best tokens so far; at most one a frame, and what the decoder holds."""
-        heard, cache = self.listen(batch), None
+        """The best token after the best tokens so far, at most `max_tokens` and one per frame."""
+        encoded, cache = self.listen(batch), None
 
         def take_step(last: Tensor) -> Tensor:
             nonlocal cache
-            log_probs, cache = self.spell(heard, None if cache is None else last, cache)
+            log_probs, cache = self.spell(encoded, None if cache is None else last, cache)
             return log_probs
 
-        return spell_greedily(heard.limits, take_step)
+        return spell_greedily(encoded.limits, take_step)
 
-    # What greedy decoding and beams are made of; tokens are ours.
+    # The steps of greedy decoding and beams, with our tokens:
 
-    def listen(self, batch: Batch) -> Heard:
-        memory, lengths = self._encode(batch)
+    def listen(self, batch: Batch) -> Encoded:
+        values, lengths = self.inputs(batch)
         frames = [self.inputs.num_output_frames(int(n)) for n in batch.feature_lengths]
-        limits = torch.tensor(frames, device=batch.features.device).clamp(max=self.most_tokens)
-        return Heard(memory, lengths, limits)
+        limits = torch.tensor(frames, device=batch.features.device).clamp(max=self.max_tokens)
+        return Encoded(self._encode(values, lengths), lengths, limits)
 
-    def spell(self, heard: Heard, given: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
+    def spell(self, encoded: Encoded, last: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
         """ln p of the next token [B, num_tokens] after the last, [B] (None: after the prompt), and a cache.
 
         Tokens that the folder's generation_config.json suppresses are at −∞.
         """
-        before = self._prompts(heard.limits) if given is None else self._exchanged(given)[:, None]
-        with padded(heard.lengths):
-            step = self.network(
-                encoder_outputs=heard.memory,
-                decoder_input_ids=before,
-                past_key_values=cache,
-                use_cache=True,
-            )
+        before = self._prompts(encoded.limits) if last is None else self._exchanged(last)[:, None]
+        inputs = {"encoder_outputs": encoded.memory, "decoder_input_ids": before, "past_key_values": cache}
+        with padded(encoded.lengths):
+            step = self.network(**inputs, use_cache=True)
         log_probs = at_least_float32(step.logits[:, -1]).log_softmax(dim=-1)
-        allowed = self._allowed(log_probs, first=given is None)
+        allowed = self._allowed(log_probs, first=last is None)
         return exchanged_columns(allowed, self.boundary), step.past_key_values
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
-        """Any tokens can be spelled from any frames, as far as the decoder's positions reach."""
-        return 1 <= len(tokens) <= self.most_tokens and self.inputs.num_output_frames(num_frames) >= 1
+        """Any tokens fit any frames, up to the number of positions of the decoder."""
+        return 1 <= len(tokens) <= self.max_tokens and self.inputs.num_output_frames(num_frames) >= 1
 
     def train(self, mode: bool = True) -> Self:
         self.training = mode
         train_dropout(self.network, mode)
         return self
 
-    def _encode(self, batch: Batch) -> tuple[Any, Lengths]:
-        values, lengths = self.inputs(batch)
+    def _encode(self, values: Tensor, lengths: Lengths) -> Any:
         with padded(lengths):
-            return self.network.get_encoder()(values), lengths
+            return self.network.get_encoder()(values)
 
     def _prompts(self, tokens: Tensor) -> Tensor:
-        """The prompt for every row of the batch: [B, prompt]; nothing is copied to a GPU for it."""
+        """The prompt for every row of the batch, [B, prompt], without a copy to the GPU."""
         return torch.cat([tokens.new_full((len(tokens), 1), id) for id in self.prompt], dim=1)
 
     def _exchanged(self, tokens: Tensor) -> Tensor:
-        """Ours to the folder's, and back: 0 and the boundary change places."""
+        """Convert our tokens to the folder's, or back: exchange 0 and the boundary."""
         zero, boundary = tokens == 0, tokens == self.boundary
         return tokens.masked_fill(zero, self.boundary).masked_fill(boundary, 0)
 
     def _allowed(self, log_probs: Tensor, first: bool) -> Tensor:
-        """ln p [B, num_tokens], the folder's order; tokens never chosen, or not as the first, are at −∞."""
+        """ln p [B, num_tokens], folder's order, with −∞ for suppressed tokens, and for those not allowed first."""
         settings = self.network.generation_config
-        never = list(settings.suppress_tokens or ())
+        suppressed = list(settings.suppress_tokens or ())
         if first:
-            never += list(settings.begin_suppress_tokens or ())
+            suppressed += list(settings.begin_suppress_tokens or ())
         forbidden = torch.zeros(log_probs.shape[-1], dtype=torch.bool, device=log_probs.device)
-        forbidden[never] = True
+        forbidden[suppressed] = True
         return log_probs.masked_fill(forbidden, -torch.inf)

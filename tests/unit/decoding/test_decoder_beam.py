@@ -96,7 +96,7 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case.draw(0)
-    monkeypatch.setattr(case.model, "most_tokens", 2)
+    monkeypatch.setattr(case.model, "max_tokens", 2)
     batch, num_tokens = case.batch([13]), case.tokens.size
     with torch.inference_mode():
         expected = all_scores(case.model, batch, num_tokens)

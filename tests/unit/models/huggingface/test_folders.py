@@ -39,7 +39,7 @@ def test_a_fresh_output_layer_is_for_tokens_of_one_s_own(folders: dict[str, str]
     [
         ("wav2vec2", {}, (WAVE_FRAME, 11), "has 10 tokens, not 11: take the folder's own"),
         ("wav2vec2", {}, (80, 10), "takes waveforms, not features of 80 dimensions"),
-        ("wav2vec2", {"prompt": ("<|en|>",)}, (WAVE_FRAME, 10), "no decoder to be told a prompt"),
+        ("wav2vec2", {"prompt": ("<|en|>",)}, (WAVE_FRAME, 10), "no decoder for a prompt"),
         ("wav2vec2", {"lora": LoraAdapter(targets=("nothing",))}, (WAVE_FRAME, 10), "lora.targets nothing"),
         ("whisper", {}, (80, NUM_TOKENS), "log-mel frames of 8 bins, not features of 80"),
         ("whisper", {"fresh_output": True}, (8, NUM_TOKENS), "fresh_output is for CTC models"),

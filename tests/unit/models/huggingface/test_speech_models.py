@@ -84,7 +84,7 @@ def test_greedy_spelling_is_that_of_transformers(
             decoder_input_ids=torch.tensor([model.prompt]),
             do_sample=False,
             num_beams=1,
-            max_new_tokens=min(model.inputs.num_output_frames(13), model.most_tokens),
+            max_new_tokens=min(model.inputs.num_output_frames(13), model.max_tokens),
         )
         row = found[0].tolist()
         row = row[len(model.prompt) :] if row[: len(model.prompt)] == list(model.prompt) else row
