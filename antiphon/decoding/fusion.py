@@ -58,26 +58,24 @@ class Speller:
             progress, surface = self.finish_word(progress), surface[1:]
         word, pending = progress.word + surface, progress.pending
         if word and not pending and not self.fusion.model.has_prefix(word):
-            pending = self._score(progress.state, word)[1]
+            pending = self._score(progress.state, UNKNOWN_ID)[1]
         return Progress(progress.state, word, progress.lm, progress.num_words, pending)
 
     def finish_word(self, progress: Progress) -> Progress:
         """Complete the current word, if there is one."""
         if not progress.word:
             return progress
-        state, log_prob = self._score(progress.state, progress.word)
+        id = self.fusion.model.ids.get(progress.word, UNKNOWN_ID)
+        state, log_prob = self._score(progress.state, id)
         return Progress(state, "", progress.lm + log_prob, progress.num_words + 1)
 
     def finish(self, progress: Progress) -> Progress:
         """Complete the sentence."""
         last = self.finish_word(progress)
-        _, end = self._score_id(last.state, END_ID)
+        _, end = self._score(last.state, END_ID)
         return Progress(last.state, "", last.lm + end, last.num_words)
 
-    def _score(self, state: State, word: str) -> tuple[State, float]:
-        return self._score_id(state, self.fusion.model.ids.get(word, UNKNOWN_ID))
-
-    def _score_id(self, state: State, id: int) -> tuple[State, float]:
+    def _score(self, state: State, id: int) -> tuple[State, float]:
         if (state, id) not in self._scored:
             self._scored[state, id] = self.fusion.model.score_id(state, id)
         return self._scored[state, id]

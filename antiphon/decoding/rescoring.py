@@ -111,7 +111,9 @@ def tabulate(
     if not entries:
         raise ValueError("there are no lists to rescore")
     hypotheses = [hypothesis for entry in entries for hypothesis in entry.hypotheses]
-    parts = _common_parts(hypotheses)
+    # Parts that every hypothesis has; words and ranks are counted again.
+    common = set(hypotheses[0].parts).intersection(*(hypothesis.parts for hypothesis in hypotheses))
+    parts = sorted(common - {WORDS, RANK})
     taken = (models.keys() | recognisers.keys()) & {SCORE, RANK, WORDS, *parts}
     if taken := taken | (models.keys() & recognisers.keys()):
         raise ValueError(f"the lists have a part {sorted(taken)[0]!r} already: give the model another name")
@@ -154,12 +156,6 @@ def united(lists: Sequence[Sequence[NBest]]) -> list[NBest]:
         hypotheses = [Hypothesis(text, score=-math.log(rank)) for text, rank in ranks.items()]
         joined.append(replace(entry, hypotheses=tuple(hypotheses)))
     return joined
-
-
-def _common_parts(hypotheses: Sequence[Hypothesis]) -> list[str]:
-    """Parts that every hypothesis has, without words and ranks, which are counted again."""
-    common = set(hypotheses[0].parts).intersection(*(hypothesis.parts for hypothesis in hypotheses))
-    return sorted(common - {WORDS, RANK})
 
 
 def _errors(entry: NBest) -> list[tuple[int, int, int, int]]:

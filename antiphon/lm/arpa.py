@@ -162,7 +162,8 @@ def _read_ngram(line: str, order: int, ids: dict[str, int], section: Section) ->
 def _assemble(words: Sequence[str], sections: Sequence[Section], name: str) -> NgramModel:
     """Build the levels. A suffix that was pruned gets the probability that backing off gives it."""
     rows = [np.array(s.ids, dtype=np.int64).reshape(-1, order) for order, s in enumerate(sections, 1)]
-    levels = [_unigrams(sections[0], len(words))]
+    levels = [_level([], sections[0], np.arange(len(words)), rows[0][:, 0], words)]
+    levels[0].log_probs[START_ID] = NEVER
     suffixes = [row[:, -1] for row in rows]  # index of each n-gram's suffix of the order reached so far
     for order in range(2, len(sections) + 1):
         keys = [
@@ -178,15 +179,6 @@ def _assemble(words: Sequence[str], sections: Sequence[Section], name: str) -> N
     return model
 
 
-def _unigrams(section: Section, num_words: int) -> Level:
-    log_probs = np.full(num_words, NEVER, dtype=np.float32)
-    backoffs = np.zeros(num_words, dtype=np.float32)
-    listed = np.array(section.ids)
-    log_probs[listed], backoffs[listed] = section.log_probs, section.backoffs
-    log_probs[START_ID] = NEVER
-    return Level(np.arange(num_words), log_probs, backoffs)
-
-
 def _level(
     lower: Sequence[Level], section: Section, keys: np.ndarray, listed: np.ndarray, words: Sequence[str]
 ) -> Level:
@@ -195,7 +187,9 @@ def _level(
     log_probs[listed], backoffs[listed] = section.log_probs, section.backoffs
     level = Level(keys, log_probs.astype(np.float32), backoffs.astype(np.float32))
     missing = np.isnan(log_probs)
-    if missing.any():
+    if not lower:
+        level.log_probs[missing] = NEVER
+    elif missing.any():
         ngrams = NgramModel(tuple(words), (*lower, level)).ngrams(len(lower) + 1)[missing].astype(np.int64)
         level.log_probs[missing] = backed_off(lower, len(words), ngrams[:, -2::-1], ngrams[:, -1])
     return level

@@ -32,7 +32,6 @@ class SentenceModel(Protocol):
 
     def score_sentences(self, texts: Sequence[str]) -> np.ndarray:
         """ln p of each text with its end: [len(texts)] float64."""
-        ...
 
 
 class State(NamedTuple):

@@ -26,32 +26,23 @@ class Model(Protocol):
 
     def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
         """The forward pass: tensors [B, ...], or [B · N, ...] where it reads the N texts of an utterance."""
-        ...
 
     def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
         """Negative log likelihood of each text of each utterance in nats, summed over its tokens: [B · N]."""
-        ...
 
     def losses(self, batch: Batch) -> Tensor:
         """Forward pass and score: [B · N]. Texts of one utterance share one pass of the encoder."""
-        ...
 
     def greedy(self, batch: Batch) -> list[list[int]]:
         """The best token at every step of each utterance, without id 0. Call `eval()` first."""
-        ...
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
         """Whether the loss of such an utterance can be finite."""
-        ...
 
     # The part of `nn.Module` that is used: a protocol cannot inherit it.
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]: ...
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]: ...
-    def named_modules(
-        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Module]]: ...
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]: ...
     def train(self, mode: bool = True) -> Any: ...
     def eval(self) -> Any: ...
     def to(self, *args: Any, **kwargs: Any) -> Any: ...
@@ -92,9 +83,7 @@ def load_parameters(model: Model, path: Path) -> None:
     tensors = load_file(path)
     expected = {(name, p.shape) for name, p in model.named_parameters()}
     if wrong := sorted(expected ^ {(name, tensor.shape) for name, tensor in tensors.items()}):
-        raise ValueError(
-            f"{path} does not fit {path.stem}.json (parameter {wrong[0][0]!r}), or the tokens there"
-        )
+        raise ValueError(f"{path} does not fit {path.stem}.json (parameter {wrong[0][0]!r}), or the tokens")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[name])

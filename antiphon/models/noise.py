@@ -86,9 +86,13 @@ class Dropout(nn.Module):
         keys, site = noise.next(len(values))
         if FUSED and values.is_cuda and values.dtype != torch.float64:  # the kernel scales in float32
             return FusedDropout.apply(values, keys, site, self.rate)
-        rows = _rows(keys, site, values.shape[1] if values.dim() == 3 else 1)
-        keeps = _keeps(rows, values.shape[-1], self.rate).view_as(values)
-        return torch.where(keeps, values * (1 / (1 - self.rate)), 0.0)
+        rows = _rows(keys, site, values.shape[1] if values.dim() == 3 else 1)[..., None]
+        channels = mixed(
+            torch.arange(1, values.shape[-1] + 1, device=keys.device, dtype=torch.int32) * GOLDEN
+        )
+        # The top bits of a product depend on all bits of both factors.
+        stays = (rows ^ channels) * (rows | 1) >= int(self.rate * 2**32) - 2**31
+        return torch.where(stays.view_as(values), values * (1 / (1 - self.rate)), 0.0)
 
 
 class FusedDropout(torch.autograd.Function):
@@ -119,13 +123,6 @@ def _fused(values: Tensor, keys: Tensor, site: int, rate: float) -> Tensor:
     from antiphon.models.kernels import fused_dropout
 
     return fused_dropout.drop(values, keys, _site_bits(site), rate, (FIRST, SECOND, GOLDEN))
-
-
-def _keeps(rows: Tensor, dim: int, rate: float) -> Tensor:
-    """Row bits [...] -> bool [..., dim]. The top bits of a product depend on all bits of both factors."""
-    channels = mixed(torch.arange(1, dim + 1, device=rows.device, dtype=torch.int32) * GOLDEN)
-    rows = rows[..., None]
-    return (rows ^ channels) * (rows | 1) >= int(rate * 2**32) - 2**31
 
 
 def _rows(keys: Tensor, site: int, num_rows: int) -> Tensor:

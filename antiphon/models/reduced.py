@@ -103,7 +103,7 @@ def reduced(model: AnyModule, submodel: Submodel) -> AnyModule:
         parent = name.rpartition(".")[0]
         owner = model.get_submodule(parent)
         if isinstance(owner, BlstmLayer):  # its two directions share their inputs and a norm
-            layers[parent] = _reduced_blstm(owner, parent, submodel)
+            layers[parent] = ReducedBlstmLayer(owner, parent, submodel)
         else:
             layers[name] = _reduced_layer(model.get_submodule(name), layer, name)
     # deepcopy finds the new layers in its memo instead of the old ones: there are never two large models.
@@ -127,15 +127,6 @@ def _reduced_layer(module: nn.Module, layer: object, name: str) -> nn.Module:
     if isinstance(module, nn.Embedding) and isinstance(layer, SubmodelEmbedding):
         return ReducedEmbedding(module, layer, name)
     raise ValueError(f"{name}: the mask is for another kind of layer than a {type(module).__name__}")
-
-
-def _reduced_blstm(full: BlstmLayer, name: str, submodel: Submodel) -> ReducedBlstmLayer:
-    forwards, backwards = (submodel.layers.get(f"{name}.{way}", SubmodelRecurrent()) for way in DIRECTIONS)
-    if not isinstance(forwards, SubmodelRecurrent) or not isinstance(backwards, SubmodelRecurrent):
-        raise ValueError(f"{name}: the mask is for another kind of layer than the model's BlstmLayer")
-    if forwards.inputs != backwards.inputs:
-        raise ValueError(f"{name}: the mask has two directions that read different inputs")
-    return ReducedBlstmLayer(full, forwards, backwards, name)
 
 
 # --- Layers ---------------------------------------------------------------------------------------
@@ -200,10 +191,14 @@ class ReducedEmbedding(nn.Module):
 class ReducedBlstmLayer(nn.Module):
     """A `BlstmLayer` of narrower LSTMs; the norm keeps its width, with zeros for removed units."""
 
-    def __init__(
-        self, full: BlstmLayer, forwards: SubmodelRecurrent, backwards: SubmodelRecurrent, name: str
-    ) -> None:
+    def __init__(self, full: BlstmLayer, name: str, submodel: Submodel) -> None:
         super().__init__()
+        layers = (submodel.layers.get(f"{name}.{direction}", SubmodelRecurrent()) for direction in DIRECTIONS)
+        forwards, backwards = layers
+        if not isinstance(forwards, SubmodelRecurrent) or not isinstance(backwards, SubmodelRecurrent):
+            raise ValueError(f"{name}: the mask is for another kind of layer than the model's BlstmLayer")
+        if forwards.inputs != backwards.inputs:
+            raise ValueError(f"{name}: the mask has two directions that read different inputs")
         self.inputs = Units(read_units(forwards.inputs, full.forwards.input_size, name))
         masks = [read_units(way.units, full.forwards.hidden_size, name) for way in (forwards, backwards)]
         self.units = Units(torch.cat(masks))

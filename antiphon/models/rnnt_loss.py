@@ -190,9 +190,12 @@ class NextLogProbs(torch.autograd.Function):
             torch.zeros_like(tensor, dtype=at_least_float32(tensor).dtype)
             for tensor in (states, weight, bias)
         )
-        for part, *d_outputs in _parts(states, weight, frames, *upstream):
+        for part, d_blank, d_label in _parts(states, weight, frames, *upstream):
             hidden = _hidden(part, states)
-            d_logits = _logits_backward(_logits(hidden, weight, bias), one_hot, *d_outputs)
+            d_logits = F.softmax(_logits(hidden, weight, bias), dim=-1, dtype=d_blank.dtype)
+            d_logits *= -(d_blank + d_label)[..., None]
+            d_logits[..., 0] += d_blank
+            d_logits = d_logits.addcmul_(one_hot, d_label[..., None]).flatten(1, 3)
             d_bias += d_logits.sum(dim=1)
             d_logits = d_logits.to(hidden.dtype)
             if ctx.needs_input_grad[2]:
@@ -229,12 +232,3 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     weight, bias = weight.to(hidden.dtype), bias.to(hidden.dtype)
     logits = torch.baddbmm(bias[:, None], hidden.flatten(1, 3), weight.mT)
     return logits.view(*hidden.shape[:-1], -1)
-
-
-def _logits_backward(logits: Tensor, one_hot: Tensor, d_blank: Tensor, d_label: Tensor) -> Tensor:
-    """Gradients of the logits [S, nodes, V] from those of the blank and label outputs [S, B, t, U + 1]."""
-    d_logits = F.softmax(logits, dim=-1, dtype=d_blank.dtype)
-    d_logits *= -(d_blank + d_label)[..., None]
-    d_logits[..., 0] += d_blank
-    d_logits.addcmul_(one_hot, d_label[..., None])
-    return d_logits.flatten(1, 3)

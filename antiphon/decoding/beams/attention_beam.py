@@ -22,7 +22,7 @@ coverage. Their probabilities include suppressed tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,26 +104,11 @@ class AttentionBeam:
         return [best_first(by_index.values())[: self.width] for by_index in ended]
 
 
-class Steps(Protocol):
-    """A decoder with `width` hypotheses of each utterance, which all take a step at once.
+class LasSteps:
+    """A LAS decoder with `width` hypotheses of each utterance, which all take a step at once.
 
     limits [B]: the largest numbers of tokens, the end included; mask [B, T]: frames that attention may see.
     """
-
-    limits: Tensor
-    mask: Tensor
-
-    def take(self, last: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the last tokens [B, K]; return ln p of the next [B, K, num_tokens] and attention [B, K, T]."""
-        ...
-
-    def reorder(self, rows: Tensor) -> None:
-        """Move the decoder's state at rows[n] to row n: [B · K]."""
-        ...
-
-
-class LasSteps:
-    """Steps of a decoder that returns its attention."""
 
     def __init__(self, model: Las, batch: Batch, width: int) -> None:
         self.model, self.memory = model, model.listen(batch.features, batch.feature_lengths)
@@ -131,18 +116,20 @@ class LasSteps:
         self.decoder = model.start(self.memory, width)
 
     def take(self, last: Tensor) -> tuple[Tensor, Tensor]:
+        """Read the last tokens [B, K]; return ln p of the next [B, K, num_tokens] and attention [B, K, T]."""
         self.decoder = self.model.step(self.model.embedding(last.flatten()), self.decoder, self.memory)
         log_probs = at_least_float32(self.model.classify(self.decoder.seen)).log_softmax(dim=-1)
         return log_probs.unflatten(0, last.shape), self.decoder.weights.unflatten(0, last.shape)
 
     def reorder(self, rows: Tensor) -> None:
+        """Move the decoder's state at rows[n] to row n: [B · K]."""
         decoder = self.decoder
         states = tuple((values[rows], carry[rows]) for values, carry in decoder.states)
         self.decoder = Decoder(states, decoder.context[rows], decoder.weights[rows], decoder.seen[rows])
 
 
 class HiddenSteps:
-    """Steps of a decoder that does not return its attention."""
+    """The same for a Hugging Face decoder, which does not return its attention."""
 
     def __init__(self, model: HuggingFaceSeq2Seq, batch: Batch, width: int) -> None:
         encoded = model.listen(batch)
@@ -157,6 +144,9 @@ class HiddenSteps:
 
     def reorder(self, rows: Tensor) -> None:
         self.cache.reorder_cache(rows)
+
+
+Steps = LasSteps | HiddenSteps
 
 
 def _offers(steps: Steps, beam: Beam, penalties: Penalties) -> Offers:
@@ -262,7 +252,8 @@ def _ended(
 ) -> Hypothesis:
     """A candidate that ends, with all its words."""
     number, token = divmod(offer, offers.scores.shape[-1])
-    spelled, words = sentences.tries[row].spelled(index), sentences.finished(row, index)
+    prefixes = sentences.tries[row]
+    spelled, words = prefixes.spelled(index), sentences.speller.finish(prefixes.progress[index])
     acoustic = offers.acoustic[row, number, token].item()
     parts = {
         ACOUSTIC: acoustic,

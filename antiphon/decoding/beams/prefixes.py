@@ -167,10 +167,6 @@ class Sentences:
         ]
         return offers.indices.gather(1, best), ended
 
-    def finished(self, row: int, index: int) -> Progress:
-        """All words of a hypothesis that has ended, and the end of the sentence."""
-        return self.speller.finish(self.tries[row].progress[index])
-
     def _with_complete_words(self, scores: Tensor) -> Tensor:
         """Scores and the bonus of the words that are complete before the last token: [B, K · num_tokens]."""
         tokens = np.arange(scores.shape[-1])

@@ -13,12 +13,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -178,12 +179,20 @@ def make_batch_invariant(network: nn.Module, folder: str) -> None:
             module.register_forward_pre_hook(_zeros_after_the_end)
 
 
-def train_dropout(network: nn.Module, mode: bool) -> None:
-    """Switch our dropout to training or evaluation; all else stays in evaluation."""
-    network.eval()
-    for module in network.modules():
-        if isinstance(module, Dropout):
-            module.train(mode)
+class WithNetwork(nn.Module):
+    """A model around a network whose dropout alone is switched to training; all else stays in evaluation."""
+
+    def __init__(self, network: Any, inputs: Inputs, boundary: int) -> None:
+        super().__init__()
+        self.network, self.inputs, self.boundary = network, inputs, boundary
+
+    def train(self, mode: bool = True) -> Self:
+        self.training = mode
+        self.network.eval()
+        for module in self.network.modules():
+            if isinstance(module, Dropout):
+                module.train(mode)
+        return self
 
 
 # --- Inputs ---------------------------------------------------------------------------------------
@@ -196,7 +205,11 @@ class Convolutions:
     shapes: tuple[tuple[int, int, int], ...]
 
     @classmethod
-    def of(cls, encoder: nn.Module) -> Convolutions:
+    def of(cls, encoder: nn.Module, dim: int, expected: int, what: str) -> Convolutions:
+        """The convolutions of an encoder; refuses features of another dimension than the expected one."""
+        if dim != expected:
+            hint = "set frontend=hugging_face_features with the model's folder"
+            raise ValueError(f"this model takes {what}, not features of {dim} dimensions: {hint}")
         layers = [module for module in encoder.modules() if isinstance(module, nn.Conv1d)]
         return cls(tuple((c.kernel_size[0], c.stride[0], int(c.padding[0])) for c in layers))
 
@@ -227,12 +240,7 @@ class Waveform:
 
     @classmethod
     def of(cls, encoder: nn.Module, input_dim: int) -> Waveform:
-        if input_dim != WAVE_FRAME:
-            raise ValueError(
-                f"this model takes waveforms, not features of {input_dim} dimensions: set "
-                "frontend=hugging_face_features with the model's folder"
-            )
-        return cls(Convolutions.of(encoder))
+        return cls(Convolutions.of(encoder, input_dim, WAVE_FRAME, "waveforms"))
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Lengths]:
         real = frame_mask(batch.feature_lengths, batch.features.shape[1])
@@ -259,16 +267,10 @@ class LogMel:
 
     @classmethod
     def of(cls, encoder: nn.Module, config: Any, input_dim: int) -> LogMel:
-        if input_dim != config.num_mel_bins:
-            raise ValueError(
-                f"this model takes log-mel frames of {config.num_mel_bins} bins, not features of {input_dim} "
-                "dimensions: set frontend=hugging_face_features with the model's folder"
-            )
-        convolutions = Convolutions.of(encoder)
-        size = config.max_source_positions
-        for _, stride, _ in convolutions.shapes:
-            size *= stride
-        return cls(size, convolutions)
+        bins = config.num_mel_bins
+        convolutions = Convolutions.of(encoder, input_dim, bins, f"log-mel frames of {bins} bins")
+        strides = math.prod(stride for _, stride, _ in convolutions.shapes)
+        return cls(config.max_source_positions * strides, convolutions)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Lengths]:
         features, lengths = batch.features, batch.feature_lengths

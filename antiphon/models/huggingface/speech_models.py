@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +28,10 @@ from antiphon.models.huggingface.network import (
     Lengths,
     LogMel,
     Waveform,
+    WithNetwork,
     make_batch_invariant,
     open_network,
     padded,
-    train_dropout,
 )
 from antiphon.models.layers import at_least_float32, next_token_losses, next_tokens, spell_greedily
 from antiphon.models.model import MODELS
@@ -148,12 +148,8 @@ def check_padding(model: HuggingFaceCtc | HuggingFaceSeq2Seq, input_dim: int, wh
         raise ValueError(f"{what} scores an utterance differently in a padded batch ({by}): choose another")
 
 
-class HuggingFaceCtc(Framewise):
+class HuggingFaceCtc(WithNetwork, Framewise):
     """A network with an output layer over frames; the folder's blank is token 0 here."""
-
-    def __init__(self, network: Any, inputs: Inputs, boundary: int) -> None:
-        super().__init__()
-        self.network, self.inputs, self.boundary = network, inputs, boundary
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """Log probabilities [B, T', num_tokens] and numbers of real frames [B]."""
@@ -164,11 +160,6 @@ class HuggingFaceCtc(Framewise):
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
         return ctc_fits(self.inputs.num_output_frames(num_frames), tokens)
-
-    def train(self, mode: bool = True) -> Self:
-        self.training = mode
-        train_dropout(self.network, mode)
-        return self
 
 
 def exchanged_columns(logits: Tensor, boundary: int) -> Tensor:
@@ -197,13 +188,12 @@ class Encoded:
         return Encoded(memory, self.lengths.repeated(times), repeated(self.limits, times))
 
 
-class HuggingFaceSeq2Seq(nn.Module):
+class HuggingFaceSeq2Seq(WithNetwork):
     """A network that predicts token after token; the folder's end of text is token 0 here."""
 
     def __init__(self, network: Any, inputs: Inputs, prompt: tuple[int, ...], boundary: int) -> None:
-        super().__init__()
-        self.network, self.inputs, self.prompt, self.boundary = network, inputs, prompt, boundary
-        config = network.config
+        super().__init__(network, inputs, boundary)
+        self.prompt, config = prompt, network.config
         positions = getattr(config, "max_target_positions", None) or config.max_position_embeddings
         self.max_tokens = positions - len(prompt)  # the end of the text is predicted, but not read
 
@@ -262,11 +252,6 @@ class HuggingFaceSeq2Seq(nn.Module):
         """Any tokens fit any frames, up to the number of positions of the decoder."""
         return 1 <= len(tokens) <= self.max_tokens and self.inputs.num_output_frames(num_frames) >= 1
 
-    def train(self, mode: bool = True) -> Self:
-        self.training = mode
-        train_dropout(self.network, mode)
-        return self
-
     def _encode(self, values: Tensor, lengths: Lengths) -> Any:
         with padded(lengths):
             return self.network.get_encoder()(values)
@@ -281,7 +266,7 @@ class HuggingFaceSeq2Seq(nn.Module):
         return tokens.masked_fill(zero, self.boundary).masked_fill(boundary, 0)
 
     def _allowed(self, log_probs: Tensor, first: bool) -> Tensor:
-        """ln p [B, num_tokens], folder's order, with −∞ for suppressed tokens, and for those not allowed first."""
+        """ln p [B, num_tokens], folder's order, with −∞ for suppressed tokens."""
         settings = self.network.generation_config
         suppressed = list(settings.suppress_tokens or ())
         if first:
