@@ -80,7 +80,7 @@ def read_nbest(path: str | Path, depth: int | None = None) -> Iterator[NBest]:
     seen: set[str] = set()
     try:
         for where, line in numbered_lines(path):
-            entry = _nbest(_parsed(line, where), where)
+            entry = _nbest(line, where)
             if entry.id in seen:
                 raise ValueError(f"{where}: utterance {entry.id!r} has a list already, further up")
             seen.add(entry.id)
@@ -95,29 +95,22 @@ def write_nbest(path: str | Path, lists: Iterable[NBest]) -> None:
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "wt", encoding="utf-8") as file:
         for entry in lists:
-            file.write(json.dumps(_row(entry), ensure_ascii=False, allow_nan=False) + "\n")
+            about = {key: getattr(entry, name) for key, name in _FIELDS.items()}
+            row = {key: value for key, value in about.items() if value is not None}
+            row["nbest"] = [
+                {"text": h.text, "score": h.score, **h.parts, **({"tokens": h.tokens} if h.tokens else {})}
+                for h in entry.hypotheses
+            ]
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _row(entry: NBest) -> dict[str, Any]:
-    about = {key: getattr(entry, name) for key, name in _FIELDS.items()}
-    listed = [
-        {"text": h.text, "score": h.score, **h.parts, **({"tokens": list(h.tokens)} if h.tokens else {})}
-        for h in entry.hypotheses
-    ]
-    return {**{key: value for key, value in about.items() if value is not None}, "nbest": listed}
-
-
-def _parsed(line: str, where: str) -> dict[str, Any]:
+def _nbest(line: str, where: str) -> NBest:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not JSON ({error}): one object per line is expected") from None
     if not isinstance(row, dict):
         raise ValueError(f'{where}: not an object: a line is {{"id": ..., "nbest": [...]}}')
-    return row
-
-
-def _nbest(row: Mapping[str, Any], where: str) -> NBest:
     listed = row.get("nbest", row.get("hyps"))
     if not isinstance(listed, list) or not listed:
         raise ValueError(f"{where}: no hypotheses: 'nbest' has to be a list with at least one")

@@ -18,6 +18,7 @@ from antiphon.models.las import Las
 from antiphon.models.model import Model
 
 Point = tuple[float, ...]
+Cost = Callable[[Point], float]
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,7 @@ class RankingSearch:
         return ranking_at(pattern_search(cost, tuple(start), steps, self.halvings) if numbers else ())
 
 
-def pattern_search(
-    cost: Callable[[Point], float], start: Point, steps: Sequence[float], halvings: int
-) -> Point:
+def pattern_search(cost: Cost, start: Point, steps: Sequence[float], halvings: int) -> Point:
     """The point with the lowest cost; no point is tried twice, and of equal ones the first stays.
 
     >>> pattern_search(lambda p: (p[0] - 1.25) ** 2 + (p[1] + 2) ** 2, (0.0, 0.0), (1.0, 1.0), halvings=2)
@@ -81,9 +80,7 @@ def pattern_search(
     return best
 
 
-def _neighbour(
-    cost: Callable[[Point], float], best: Point, moves: Sequence[float], known: dict[Point, float]
-) -> Point:
+def _neighbour(cost: Cost, best: Point, moves: Sequence[float], known: dict[Point, float]) -> Point:
     """The point itself, or a cheaper one with each coordinate moved at most once."""
     for dimension, move in enumerate(moves):
         for signed in (move, -move):

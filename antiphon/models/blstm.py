@@ -69,8 +69,7 @@ class BlstmLayer(nn.Module):
         super().__init__()
         self.forwards = nn.LSTM(input_dim, config.dim, batch_first=True)
         self.backwards = nn.LSTM(input_dim, config.dim, batch_first=True)
-        open_forget_gates(self.forwards)
-        open_forget_gates(self.backwards)
+        open_forget_gates(self)
         self.norm = nn.LayerNorm(2 * config.dim)
         self.dropout = Dropout(config.dropout)
 
@@ -78,13 +77,13 @@ class BlstmLayer(nn.Module):
         return self.dropout(self.norm(bidirectional(self.forwards, self.backwards, frames, lengths)))
 
 
-def open_forget_gates(lstm: nn.LSTM | nn.LSTMCell) -> None:
+def open_forget_gates(lstms: nn.Module) -> None:
     """Set the bias of the forget gates to 1, so that gradients reach far back from the first step on."""
     with torch.no_grad():
-        for name, parameter in lstm.named_parameters():
-            if name.startswith("bias"):
+        for name, parameter in lstms.named_parameters():
+            if "bias" in name:
                 gate = parameter.shape[0] // 4
-                parameter[gate : 2 * gate] = 1.0 if name.startswith("bias_ih") else 0.0
+                parameter[gate : 2 * gate] = 1.0 if "bias_ih" in name else 0.0
 
 
 def bidirectional(forwards: nn.LSTM, backwards: nn.LSTM, frames: Tensor, lengths: Tensor) -> Tensor:
@@ -116,9 +115,7 @@ def _stacked_directions(
 class LstmCell(nn.LSTMCell):
     """One step, also of many clients' cells: values [B, D], state ([B, H], [B, H]) -> the next state."""
 
-    def forward(  # type: ignore[override]
-        self, values: Tensor, state: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, values: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         if not is_stacked(values, self.weight_hh):
             return super().forward(values, state)
         from_input = F.linear(values, self.weight_ih, self.bias_ih)

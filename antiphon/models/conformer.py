@@ -125,9 +125,8 @@ class Convolution(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(config.dim)
         self.gate = nn.Linear(config.dim, 2 * config.dim)
-        self.depthwise = nn.Conv1d(
-            config.dim, config.dim, config.kernel_size, padding=config.kernel_size // 2, groups=config.dim
-        )
+        size = config.kernel_size
+        self.depthwise = nn.Conv1d(config.dim, config.dim, size, padding=size // 2, groups=config.dim)
         self.depthwise_norm = nn.LayerNorm(config.dim)
         self.output = nn.Linear(config.dim, config.dim)
         self.dropout = Dropout(config.dropout)

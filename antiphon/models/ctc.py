@@ -111,9 +111,9 @@ class ExactCtc(torch.autograd.Function):
         labels = F.pad(tokens[..., None], (1, 0)).flatten(1)  # a blank before every token …
         labels = F.pad(labels, (0, 1))  # … and one after the last
         if FUSED and log_probs.is_cuda and log_probs.dtype == torch.float32:
-            from antiphon.models.kernels.fused_ctc import recursions
+            from antiphon.models.kernels import fused
 
-            losses, alpha, beta = recursions(log_probs, lengths, labels, 2 * token_lengths + 1)
+            losses, alpha, beta = fused.ctc_recursions(log_probs, lengths, labels, 2 * token_lengths + 1)
         else:
             losses, alpha, beta = _recursions(log_probs, lengths, tokens, token_lengths, labels)
         gamma = alpha.add_(beta).add_(losses[:, None, None]).exp_()

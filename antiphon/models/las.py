@@ -71,10 +71,8 @@ class LasConfig:
         if self.location_width % 2 == 0:
             raise ValueError(f"location_width {self.location_width} must be odd, to have a centre")
         if not 0.0 <= self.ctc_weight < 1.0:
-            raise ValueError(
-                f"ctc_weight {self.ctc_weight} must be at least 0 and below 1: at 1 the decoder would learn "
-                "nothing; for CTC alone, take the ctc model"
-            )
+            hint = "at 1 the decoder would learn nothing; for CTC alone, take the ctc model"
+            raise ValueError(f"ctc_weight {self.ctc_weight} must be at least 0 and below 1: {hint}")
 
     def build(self, input_dim: int, num_tokens: int) -> Las:
         return Las(self, input_dim, num_tokens)
@@ -103,9 +101,7 @@ class Las(nn.Module):
         self.embedding = nn.Embedding(num_tokens, config.decoder_dim)
         widths = [config.decoder_dim + self.encoder.dim] + [config.decoder_dim] * (config.decoder_layers - 1)
         self.cells = nn.ModuleList(LstmCell(width, config.decoder_dim) for width in widths)
-        for cell in self.cells:
-            assert isinstance(cell, nn.LSTMCell)
-            open_forget_gates(cell)
+        open_forget_gates(self.cells)
         self.combine = nn.Linear(config.decoder_dim + self.encoder.dim, config.decoder_dim)
         self.dropout = Dropout(config.dropout)
         self.output = nn.Linear(config.decoder_dim, num_tokens)
@@ -171,7 +167,8 @@ class Las(nn.Module):
         frames, lengths = self.encoder(features, lengths)
         # An empty row attends to its first, zero frame: no 0/0 in its softmax.
         mask = frame_mask(lengths.clamp(min=1), frames.shape[1])
-        return Memory(frames, self.attention.key(frames), self.attention.location_filters(), mask)
+        filters = self.attention.location_output.weight @ self.attention.location.weight
+        return Memory(frames, self.attention.key(frames), filters.T, mask)
 
     def spell(self, batch: Batch, memory: Memory) -> Iterator[Decoder]:
         """Yield the decoder at every token of the batch and at the end: U + 1 steps."""
@@ -240,9 +237,6 @@ class Attention(nn.Module):
         self.location = nn.Linear(config.location_width, config.location_channels, bias=False)
         self.location_output = nn.Linear(config.location_channels, config.attention_dim, bias=False)
         self.energy = nn.Linear(config.attention_dim, 1, bias=False)
-
-    def location_filters(self) -> Tensor:
-        return (self.location_output.weight @ self.location.weight).T
 
     def forward(self, state: Tensor, weights: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
         """State [B · N, decoder_dim], last weights [B · N, T] -> context [B · N, encoder dim], weights."""

@@ -121,9 +121,6 @@ def is_stacked(*tensors: Tensor) -> bool:
     return any(torch._C._functorch.is_batchedtensor(tensor) for tensor in tensors)
 
 
-# --- Attention -------------------------------------------------------------------------------------
-
-
 def rotary_angles(num_frames: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and sine of each frame's rotation (Su et al. 2021, RoFormer), each [num_frames, dim / 2]."""
     dtype = at_least_float32(like).dtype
@@ -148,10 +145,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
 
 
 class StackedAttention(torch.autograd.Function):
-    """Attention of many clients as one batch: it has no parameters, so clients are more rows.
+    """Attention of many clients as one batch: PyTorch's fused kernels have no rule for `vmap`.
 
-    PyTorch's fused kernels have no rule for `vmap`: without this one, the scores [B, heads, T, T] of every
-    client would be written out several times. The backward pass computes the attention again.
+    The backward pass computes the attention again.
     """
 
     @staticmethod

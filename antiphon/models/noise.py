@@ -87,9 +87,8 @@ class Dropout(nn.Module):
         if FUSED and values.is_cuda and values.dtype != torch.float64:  # the kernel scales in float32
             return FusedDropout.apply(values, keys, site, self.rate)
         rows = _rows(keys, site, values.shape[1] if values.dim() == 3 else 1)[..., None]
-        channels = mixed(
-            torch.arange(1, values.shape[-1] + 1, device=keys.device, dtype=torch.int32) * GOLDEN
-        )
+        numbers = torch.arange(1, values.shape[-1] + 1, device=keys.device, dtype=torch.int32)
+        channels = mixed(numbers * GOLDEN)
         # The top bits of a product depend on all bits of both factors.
         stays = (rows ^ channels) * (rows | 1) >= int(self.rate * 2**32) - 2**31
         return torch.where(stays.view_as(values), values * (1 / (1 - self.rate)), 0.0)
@@ -100,7 +99,9 @@ class FusedDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(values: Tensor, keys: Tensor, site: int, rate: float) -> Tensor:
-        return _fused(values, keys, site, rate)
+        from antiphon.models.kernels import fused
+
+        return fused.drop(values, keys, _site_bits(site), rate, (FIRST, SECOND, GOLDEN))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -110,19 +111,13 @@ class FusedDropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:
         (keys,) = ctx.saved_tensors
-        return _fused(upstream[0], keys, ctx.site, ctx.rate), None, None, None
+        return FusedDropout.apply(upstream[0], keys, ctx.site, ctx.rate), None, None, None
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], values: Tensor, keys: Tensor, site: int, rate: float
     ) -> Any:
         return FusedDropout.apply(*clients_first(info.batch_size, in_dims[:2], values, keys), site, rate), 0
-
-
-def _fused(values: Tensor, keys: Tensor, site: int, rate: float) -> Tensor:
-    from antiphon.models.kernels import fused_dropout
-
-    return fused_dropout.drop(values, keys, _site_bits(site), rate, (FIRST, SECOND, GOLDEN))
 
 
 def _rows(keys: Tensor, site: int, num_rows: int) -> Tensor:
@@ -133,9 +128,6 @@ def _rows(keys: Tensor, site: int, num_rows: int) -> Tensor:
 
 def _site_bits(site: int) -> int:
     return site * GOLDEN & 0x7FFFFFFF
-
-
-# --- SpecAugment -----------------------------------------------------------------------------------
 
 
 SPEC_AUGMENT_SITE = -1  # sites in a model count from 1

@@ -140,13 +140,10 @@ class ReducedLinear(nn.Module):
         """The reduced layer; an ordinary `nn.Linear` if one block has all inputs and outputs."""
         inputs = read_units(submodel.inputs, full.in_features, name)
         outputs = read_units(submodel.outputs, full.out_features, name)
-        blocks = [
-            (
-                read_units(block.inputs, full.in_features, name)[inputs],
-                read_units(block.outputs, full.out_features, name)[outputs],
-            )
-            for block in submodel.blocks
-        ]
+        blocks = []
+        for block in submodel.blocks:
+            block_inputs = read_units(block.inputs, full.in_features, name)[inputs]
+            blocks.append((block_inputs, read_units(block.outputs, full.out_features, name)[outputs]))
         if len(blocks) == 1 and all(bool(mask.all()) for mask in blocks[0]):
             return nn.Linear(int(inputs.sum()), int(outputs.sum()), full.bias is not None)
         return cls(blocks, full.bias is not None)
@@ -221,9 +218,7 @@ class ReducedCell(LstmCell):
         super().__init__(inputs.num, units.num)
         self.inputs, self.units = inputs, units
 
-    def forward(  # type: ignore[override]
-        self, values: Tensor, state: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, values: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         narrow = self.units.take(state[0]), self.units.take(state[1])
         hidden, carry = super().forward(self.inputs.take(values), narrow)
         return self.units.scatter(hidden), self.units.scatter(carry)
@@ -271,10 +266,7 @@ class Units(nn.Module):
 
 
 class MoveUnits(torch.autograd.Function):
-    """Taking and scattering are each other's gradient.
-
-    The gradient of `gather` would add into memory; `index_select` is slow on a CPU along the last dimension.
-    """
+    """Taking and scattering are each other's gradient; that of `gather` would add into memory."""
 
     generate_vmap_rule = True
 

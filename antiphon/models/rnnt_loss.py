@@ -15,7 +15,7 @@ Deviations, and why:
   is α(t, u) = C(t, u) + log Σ_{s≤t} exp(α(s, u−1) + y(s, u−1) − C(s, u)). That takes U + 1 parallel running
   sums instead of T · U steps or T + U diagonals; α and β are computed side by side.
 - The lattice is computed in float64, because C is large. It is small compared with the logits.
-- The joint network has B × T × U × V logits, of which the loss needs two of each V. They are computed a few
+- The B × T × U × V logits of the joint network, of which the loss needs two of each V, are computed a few
   frames at a time, and again in the backward pass (T. Chen et al., "Training Deep Nets with Sublinear Memory
   Cost", 2016).
 - No atomic additions (gradients are products with one-hot matrices): results are equal to the last bit.
@@ -43,8 +43,7 @@ def rnnt_losses(blank: Tensor, label: Tensor, lengths: Tensor, token_lengths: Te
     >>> rnnt_losses(half, half[..., :1], torch.tensor([1]), torch.tensor([1])).exp()
     tensor([4.])
     """
-    losses: Tensor = Lattice.apply(blank, label, lengths, token_lengths)
-    return losses
+    return Lattice.apply(blank, label, lengths, token_lengths)
 
 
 class Lattice(torch.autograd.Function):
@@ -104,20 +103,18 @@ class Ends:
     """
 
     def __init__(self, lengths: Tensor, token_lengths: Tensor, num_frames: int, num_nodes: int) -> None:
-        device = lengths.device
-        self.rows = torch.arange(len(lengths), device=device)
+        self.rows, frames, nodes = (
+            torch.arange(size, device=lengths.device) for size in (len(lengths), num_frames, num_nodes)
+        )
         self.last_frame, self.last_node = lengths - 1, token_lengths
-        self.frames = self.last_frame[:, None] - torch.arange(
-            num_frames, device=device
-        )  # remaining after each
-        self.nodes = self.last_node[:, None] - torch.arange(num_nodes, device=device)
+        self.frames, self.nodes = self.last_frame[:, None] - frames, self.last_node[:, None] - nodes  # left
 
     def last(self, values: Tensor) -> Tensor:
         """[B, T, U + 1] -> [B]: the values at the last frame, after the last token."""
         return values[self.rows, self.last_frame, self.last_node]
 
     def blanks_after(self, values: Tensor) -> Tensor:
-        """[B, T, U + 1] -> the same size: the values where the blanks of the reversed lattice end."""
+        """[B, T, U + 1] -> the same: the values where the blanks of the reversed lattice end."""
         return self._at(values, self.frames - 1, self.nodes)
 
     def labels_after(self, values: Tensor) -> Tensor:
@@ -142,9 +139,6 @@ def _posteriors(
     blanks = torch.where((frames == 0) & (nodes == 0), 1.0, blanks)
     log_labels = alpha[..., :-1] + label + ends.labels_after(beta) - total
     return blanks, torch.where((frames >= 0) & (nodes[..., :-1] > 0), log_labels, -torch.inf).exp()
-
-
-# --- The joint network -----------------------------------------------------------------------------
 
 
 def next_log_probs(
@@ -187,8 +181,8 @@ class NextLogProbs(torch.autograd.Function):
         one_hot = (tokens[:, :, None, :, None] == vocabulary).to(upstream[0].dtype)
         d_frames = []
         d_states, d_weight, d_bias = (
-            torch.zeros_like(tensor, dtype=at_least_float32(tensor).dtype)
-            for tensor in (states, weight, bias)
+            torch.zeros_like(values, dtype=at_least_float32(values).dtype)
+            for values in (states, weight, bias)
         )
         for part, d_blank, d_label in _parts(states, weight, frames, *upstream):
             hidden = _hidden(part, states)

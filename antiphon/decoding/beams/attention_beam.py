@@ -71,11 +71,8 @@ class AttentionBeam:
         self, model: Las | HuggingFaceSeq2Seq, tokens: Tokens, batch: Batch
     ) -> list[tuple[Hypothesis, ...]]:
         """Hypotheses of each utterance of the batch. Call `model.eval()` first."""
-        steps: Steps
-        if isinstance(model, HuggingFaceSeq2Seq):
-            steps = HiddenSteps(model, batch, self.width)
-        else:
-            steps = LasSteps(model, batch, self.width)
+        kind: Any = HiddenSteps if isinstance(model, HuggingFaceSeq2Seq) else LasSteps
+        steps: Steps = kind(model, batch, self.width)
         beam = Beam.first(steps, self.width)
         if self.fusion is not None:
             return self._nbest_with_words(self.fusion, steps, tokens, beam)
@@ -83,10 +80,9 @@ class AttentionBeam:
             offers = _offers(steps, beam, self.penalties)
             beam = offers.chosen(offers.scores.flatten(1).topk(self.width, dim=1).indices)
         scores = self.penalties.scores(beam.acoustic, beam.lengths, beam.coverage).tolist()
-        numbers = range(self.width)
         return [
-            best_first([_hypothesis(beam, row, n, scores[row][n], tokens) for n in numbers])
-            for row in range(len(scores))
+            best_first(_hypothesis(beam, row, k, score, tokens) for k, score in enumerate(of_row))
+            for row, of_row in enumerate(scores)
         ]
 
     def _nbest_with_words(
@@ -154,7 +150,8 @@ def _offers(steps: Steps, beam: Beam, penalties: Penalties) -> Offers:
     log_probs, weights = steps.take(beam.spelled[:, :, -1])
     attention = beam.attention + weights
     running = beam.running
-    coverage = torch.where(running, _coverage(attention, steps.mask), beam.coverage)
+    covered = attention.clamp(MIN_COVERAGE, 1.0).log().masked_fill(~steps.mask[:, None], 0.0).sum(dim=-1)
+    coverage = torch.where(running, covered, beam.coverage)
     longer = replace(beam, lengths=beam.lengths + running, coverage=coverage, attention=attention)
     ended = torch.full_like(log_probs, -torch.inf)
     ended[:, :, BOUNDARY] = 0.0  # a hypothesis that has ended does not change
@@ -229,11 +226,6 @@ class Offers:
         )
 
 
-def _coverage(attention: Tensor, mask: Tensor) -> Tensor:
-    """cp of attention so far [B, K, T] over real frames [B, T]: [B, K]."""
-    return attention.clamp(MIN_COVERAGE, 1.0).log().masked_fill(~mask[:, None], 0.0).sum(dim=-1)
-
-
 def _of(values: Tensor, parents: Tensor) -> Tensor:
     """Values [B, K, D] of the parents [B, K]."""
     return values.gather(1, parents[:, :, None].expand(-1, -1, values.shape[2]))
@@ -255,11 +247,6 @@ def _ended(
     prefixes = sentences.tries[row]
     spelled, words = prefixes.spelled(index), sentences.speller.finish(prefixes.progress[index])
     acoustic = offers.acoustic[row, number, token].item()
-    parts = {
-        ACOUSTIC: acoustic,
-        LM: words.lm,
-        WORDS: float(words.num_words),
-        **offers.beam.parts(row, number),
-    }
+    parts = {ACOUSTIC: acoustic, LM: words.lm, WORDS: float(words.num_words)}
     score = offers.scores[row, number, token].item() + sentences.speller.bonus(words)
-    return Hypothesis(text_of(tokens, spelled), spelled, score, parts)
+    return Hypothesis(text_of(tokens, spelled), spelled, score, parts | offers.beam.parts(row, number))

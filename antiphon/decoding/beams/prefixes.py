@@ -144,12 +144,9 @@ class Sentences:
     def choose(self, scores: Tensor, room: Tensor) -> tuple[Tensor, list[tuple[int, int, int]]]:
         """Choose continuations by their scores without words [B, K, num_tokens] and the bonus of their words.
 
-        room [B, K]: whether yet another token may follow the next one. All are ranked by the words that are
-        complete before their last token. A token may show that the current word is unknown, so the best are
-        spelled and ranked again.
-
-        Returns the best [B, K] among the K · num_tokens candidates of an utterance, and for every sentence
-        that ends here (utterance, number of the candidate, index of the prefix).
+        room [B, K]: whether yet another token may follow. All are ranked by their complete words, then the
+        best are spelled and ranked again, because the last token may show that a word is unknown. Returns the
+        best [B, K] of K · num_tokens, and (utterance, candidate, index of the prefix) of sentences that end.
         """
         offers = self._with_complete_words(scores).topk(NUM_CANDIDATES * self.width, dim=1)
         num_possible = offers.values.isfinite().sum(dim=1).tolist()

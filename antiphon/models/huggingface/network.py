@@ -37,9 +37,6 @@ LOUDEST_TO_SILENCE = 2.0  # in Whisper's log-mel frames: 8 decades below the lou
 MIN_SILENCE = -1.5  # … but not below (log10(1e-10) + 4) / 4
 
 
-# --- Lengths --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Lengths:
     """Real frames of each utterance [B], at least 1: after the first convolution, and in the transformer."""
@@ -73,13 +70,7 @@ class NoRandomness(TorchFunctionMode):
 
 
 def attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Any,
-    scaling: float | None = None,
-    **unused: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float | None = None, **_: Any
 ) -> tuple[Tensor, None]:
     """Attention to the real frames of the encoder, or to the tokens so far: [B, H, T, d] -> [B, T, H, d]."""
     num_queries, num_keys = query.shape[2], key.shape[2]
@@ -126,9 +117,6 @@ def _zeros_after_the_end(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple
     """The input of a positional convolution [B, T, D], with zeros where no frame is real."""
     real = frame_mask(_current.get().frames, inputs[0].shape[1])
     return inputs[0].masked_fill(~real[:, :, None], 0.0), *inputs[1:]
-
-
-# --- Networks -------------------------------------------------------------------------------------
 
 
 def open_network(kind: Any, folder: str, config: Any, fresh: str | None = None) -> Any:
@@ -193,9 +181,6 @@ class WithNetwork(nn.Module):
             if isinstance(module, Dropout):
                 module.train(mode)
         return self
-
-
-# --- Inputs ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -106,22 +106,18 @@ class HuggingFaceConfig:
 
     def _finish(self, network: nn.Module, fresh: str | None) -> None:
         make_batch_invariant(network, self.folder)
-        if self.lora is None:
-            return
-        self.lora.inject(network)
-        for name, parameter in network.named_parameters():
-            if fresh is not None and name.startswith(fresh):
-                parameter.requires_grad_()
+        if self.lora is not None:
+            self.lora.inject(network)
+            for name, parameter in network.named_parameters():
+                if fresh is not None and name.startswith(fresh):
+                    parameter.requires_grad_()
 
     def _prompt_ids(self, config: Any) -> tuple[int, ...]:
-        start = int(config.decoder_start_token_id)
-        if not self.prompt:
-            return (start,)
-        ids = opened(library().AutoTokenizer, self.folder, "tokenizer").get_vocab()
-        for token in self.prompt:
-            if token not in ids:
-                raise ValueError(f"model.prompt: the tokenizer in {self.folder} has no token {token!r}")
-        return (start, *(ids[token] for token in self.prompt))
+        tokenizer = opened(library().AutoTokenizer, self.folder, "tokenizer") if self.prompt else None
+        ids = tokenizer.get_vocab() if tokenizer else {}
+        if unknown := [token for token in self.prompt if token not in ids]:
+            raise ValueError(f"model.prompt: the tokenizer in {self.folder} has no token {unknown[0]!r}")
+        return (int(config.decoder_start_token_id), *(ids[token] for token in self.prompt))
 
 
 def check_padding(model: HuggingFaceCtc | HuggingFaceSeq2Seq, input_dim: int, what: str) -> None:
@@ -141,10 +137,10 @@ def check_padding(model: HuggingFaceCtc | HuggingFaceSeq2Seq, input_dim: int, wh
     model.eval()
     with torch.no_grad():
         alone = torch.cat([scored(slice(row, row + 1)) for row in range(len(lengths))])
-        off = (scored(slice(None)) - alone).abs()
+        difference = (scored(slice(None)) - alone).abs()
     model.train()
-    if not off.max() <= 10 * off[-1] + 1e-6 * alone.abs().max():
-        by = f"by {float(off.max()):.2g}"
+    if not difference.max() <= 10 * difference[-1] + 1e-6 * alone.abs().max():
+        by = f"by {float(difference.max()):.2g}"
         raise ValueError(f"{what} scores an utterance differently in a padded batch ({by}): choose another")
 
 

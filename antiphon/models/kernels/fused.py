@@ -1,6 +1,7 @@
-"""Both recursions of the CTC loss in one GPU kernel (Triton); see `models.ctc`.
+"""GPU kernels (Triton): both recursions of the CTC loss (`models.ctc`), and hashed dropout (`models.noise`).
 
-PyTorch runs one recursion after the other, and first copies the lengths from the GPU.
+PyTorch runs one recursion of CTC after the other, and first copies the lengths from the GPU. Dropout here is
+one pass over memory. Kernel arguments have no annotations: Triton would read them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def _log_sum(first, second, third):  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_frames", "num_states"])
 def _recursions(  # type: ignore[no-untyped-def]
-    log_probs,  # no annotations: Triton would read them
+    log_probs,
     labels,
     lengths,
     label_lengths,
@@ -81,7 +82,7 @@ def _recursions(  # type: ignore[no-untyped-def]
             tl.store(rows + state, value, mask=inside)
 
 
-def recursions(
+def ctc_recursions(
     log_probs: Tensor, lengths: Tensor, labels: Tensor, label_lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[B, T, V], [B], labels with blanks [B, S], [B] -> losses [B], log α and log β [B, T, S].
@@ -101,3 +102,51 @@ def recursions(
         num_stages=1,
     )
     return losses, variables[0], variables[1]
+
+
+@triton.jit
+def _mixed(bits, first: tl.constexpr, second: tl.constexpr):  # type: ignore[no-untyped-def]
+    bits = (bits ^ ((bits >> 16) & 0xFFFF)) * first
+    bits = (bits ^ ((bits >> 13) & 0x7FFFF)) * second
+    return bits ^ ((bits >> 16) & 0xFFFF)
+
+
+@triton.jit(do_not_specialize=["num_frames", "site"])
+def _drop(  # type: ignore[no-untyped-def]
+    values,
+    keys,
+    out,
+    num_frames,
+    dim,
+    site,
+    threshold,
+    scale,
+    first: tl.constexpr,
+    second: tl.constexpr,
+    golden: tl.constexpr,
+    width: tl.constexpr,
+):
+    row = tl.program_id(0)
+    key = _mixed(tl.load(keys + row // num_frames) + site, first, second)
+    key = _mixed(key + (row % num_frames + 1) * first, first, second)
+    channel = tl.arange(0, width)
+    bits = _mixed((channel + 1) * golden, first, second)
+    keeps = (key ^ bits) * (key | 1) >= threshold
+    place = row.to(tl.int64) * dim + channel
+    value = tl.load(values + place, mask=(channel < dim) & keeps, other=0.0)
+    tl.store(out + place, value * scale, mask=channel < dim)
+
+
+def drop(values: Tensor, keys: Tensor, site: int, rate: float, constants: tuple[int, int, int]) -> Tensor:
+    """Apply dropout to values [..., T, dim] or [..., dim] of utterances with keys [...]."""
+    values, keys = values.contiguous(), keys.contiguous()
+    out, dim = torch.empty_like(values), values.shape[-1]
+    num_rows = values.numel() // dim
+    first, second, golden = constants
+    _drop[(num_rows,)](
+        *(values, keys, out, num_rows // keys.numel(), dim),
+        *(site, int(rate * 2**32) - 2**31, 1 / (1 - rate)),
+        **{"first": first, "second": second, "golden": golden},
+        width=triton.next_power_of_2(dim),
+    )
+    return out
