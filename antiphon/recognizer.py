@@ -54,16 +54,12 @@ class Blueprint:
 
     def packed(self, folder: Path) -> Blueprint:
         """Copy the files that front end and model need into a model's folder, so that it can be moved."""
-        return self._converted("packed", folder)
+        return replace(self, **{n: p.packed(folder) for n, p in vars(self).items() if hasattr(p, "packed")})
 
     def unpacked(self, folder: Path) -> Blueprint:
         """The blueprint of a model in `folder`, with the files that `packed` copied there."""
-        return self._converted("unpacked", folder)
-
-    def _converted(self, method: str, folder: Path) -> Blueprint:
-        parts = {"frontend": self.frontend, "model": self.model}
-        changed = {n: getattr(p, method)(folder) for n, p in parts.items() if hasattr(p, method)}
-        return replace(self, **changed)
+        parts = vars(self).items()
+        return replace(self, **{n: p.unpacked(folder) for n, p in parts if hasattr(p, "unpacked")})
 
 
 def open_blueprint(folder: str | Path) -> tuple[Path, Blueprint]:

@@ -121,10 +121,7 @@ def likelihoods(model: Model, batch: Batch, texts: Sequence[Sequence[int]]) -> n
 
 
 def _transducer_losses(model: Transducer, batch: Batch, tokens: Tensor, token_lengths: Tensor) -> Tensor:
-    """`Transducer.losses` of many texts of one utterance, which share most of their contexts.
-
-    The joint network runs once for every context and next token that occurs in any text.
-    """
+    """`Transducer.losses` of many texts; the joint network runs once for equal contexts and next tokens."""
     frames, lengths = model.listen(batch)
     size = model.config.context
     contexts = F.pad(tokens, (size, 0)).unfold(1, size, 1)

@@ -45,10 +45,7 @@ class RankingSearch:
     halvings: int = 2
 
     def run(self, model: Model, ranking: Ranking, count_errors: Callable[[Ranking], int]) -> Ranking:
-        """The weights with the fewest errors: of the language model if there is one, of coverage for LAS.
-
-        Neither is ever negative; other penalties stay.
-        """
+        """The weights with the fewest errors: of a language model and, for LAS, of coverage; at least 0."""
         fusion = ranking.fusion
         numbers = ([] if fusion is None else [0, 1]) + ([2] if isinstance(model, Las) else [])
 

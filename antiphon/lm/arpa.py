@@ -174,8 +174,11 @@ def _assemble(words: Sequence[str], sections: Sequence[Section], name: str) -> N
         suffixes[order - 1 :] = np.split(inverse, splits)
         levels.append(_level(levels, sections[order - 1], unique, suffixes[order - 1], words))
     model = NgramModel(tuple(words), tuple(levels))
-    for row in rows[1:]:
-        _check_contexts(model, row, name)
+    for ngrams in rows[1:]:  # an n-gram without its context could not be found
+        *_, (_, indices) = walk(levels, len(words), ngrams[:, -2], ngrams[:, -3::-1])
+        if (indices == NONE).any():
+            ngram = " ".join(words[id] for id in ngrams[np.argmax(indices == NONE)])
+            raise ValueError(f"{name}: the n-gram {ngram!r} is there, and its first words are not")
     return model
 
 
@@ -193,11 +196,3 @@ def _level(
         ngrams = NgramModel(tuple(words), (*lower, level)).ngrams(len(lower) + 1)[missing].astype(np.int64)
         level.log_probs[missing] = backed_off(lower, len(words), ngrams[:, -2::-1], ngrams[:, -1])
     return level
-
-
-def _check_contexts(model: NgramModel, rows: np.ndarray, name: str) -> None:
-    """Refuse an n-gram without its context: it could not be found."""
-    *_, (_, indices) = walk(model.levels, len(model.words), rows[:, -2], rows[:, -3::-1])
-    if (indices == NONE).any():
-        ngram = " ".join(model.words[id] for id in rows[np.argmax(indices == NONE)])
-        raise ValueError(f"{name}: the n-gram {ngram!r} is there, and its first words are not")

@@ -76,7 +76,8 @@ def estimate(
         probabilities.append(of_ngrams)
         weights.append(of_contexts)
     weights.append(np.ones(len(counted[-1].keys)))
-    return NgramModel(words, _levels(counted, probabilities, weights, thresholds))
+    estimates = list(zip(probabilities, weights, strict=True))
+    return NgramModel(words, _levels(counted, estimates, thresholds))
 
 
 def discounts(adjusted: np.ndarray) -> tuple[float, float, float]:
@@ -145,16 +146,13 @@ def _interpolated(
 
 
 def _levels(
-    counted: Sequence[Counted],
-    probabilities: Sequence[np.ndarray],
-    weights: Sequence[np.ndarray],
-    thresholds: Sequence[int],
+    counted: Sequence[Counted], estimates: Sequence[tuple[np.ndarray, np.ndarray]], thresholds: Sequence[int]
 ) -> tuple[Level, ...]:
     """The n-grams that are frequent enough, and γ of each as a context."""
     levels: list[Level] = []
     num_words = len(counted[0].keys)
     new_index = np.arange(num_words)  # of each n-gram of the order below
-    for ngrams, p, gamma, threshold in zip(counted, probabilities, weights, thresholds, strict=True):
+    for ngrams, (p, gamma), threshold in zip(counted, estimates, thresholds, strict=True):
         is_frequent = ngrams.counts >= threshold if levels else np.ones(num_words, dtype=bool)
         keys = ngrams.keys[is_frequent]
         if levels:

@@ -60,10 +60,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Perplexity of texts per word: every word and every end of sentence is one prediction.
-
-    `num_unknown` words are not in the vocabulary and were scored as <unk>.
-    """
+    """Perplexity of texts, per word and end of sentence; `num_unknown` words were scored as <unk>."""
 
     log_prob: float
     num_words: int

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from antiphon.data.batches import Batch, padded_tokens
 from antiphon.models.conformer import feed_forward
 from antiphon.models.layers import (
+    Scored,
     at_least_float32,
     frame_mask,
     next_token_losses,
@@ -60,7 +61,7 @@ class TransformerLmConfig:
         return TransformerLm(self, num_tokens)
 
 
-class TransformerLm(nn.Module):
+class TransformerLm(Scored):
     """Predicts every token, and the end, from the tokens before it. A `Model` that reads tokens only."""
 
     def __init__(self, config: TransformerLmConfig, num_tokens: int) -> None:
@@ -86,9 +87,6 @@ class TransformerLm(nn.Module):
         """Negative log likelihood of each text in nats, its end included: [B]."""
         targets = next_tokens(batch.tokens, batch.token_lengths)
         return next_token_losses(outputs[0], targets, batch.token_lengths)
-
-    def losses(self, batch: Batch) -> Tensor:
-        return self.score(self(batch), batch)
 
     @torch.no_grad()
     def greedy(self, batch: Batch) -> list[list[int]]:

@@ -88,28 +88,22 @@ def open_forget_gates(lstms: nn.Module) -> None:
 
 def bidirectional(forwards: nn.LSTM, backwards: nn.LSTM, frames: Tensor, lengths: Tensor) -> Tensor:
     """Frames [B, T, D], lengths [B] -> [B, T, 2 H]; the second LSTM starts at each utterance's last frame."""
-    reverse = reversed_frames(frames, lengths)
-    if is_stacked(frames, *forwards.all_weights[0]):
-        past, future = _stacked_directions(forwards, backwards, frames, reverse)
+    directions = (forwards, frames), (backwards, reversed_frames(frames, lengths))
+    if not is_stacked(frames, *forwards.all_weights[0]):
+        past, future = (lstm(inputs)[0] for lstm, inputs in directions)
     else:
-        (past, _), (future, _) = forwards(frames), backwards(reverse)
+        gates: list[Tensor] = []
+        weights: list[Tensor] = []
+        for lstm, inputs in directions:
+            from_input, from_hidden, *biases = lstm.all_weights[0]
+            gates.append(F.linear(inputs, from_input, biases[0] + biases[1]))
+            weights.append(from_hidden)
+        if forwards.hidden_size == backwards.hidden_size:
+            past, future = Recurrence.apply(torch.stack(gates), torch.stack(weights))[0]
+        else:  # pruned to different widths
+            pairs = zip(gates, weights, strict=True)
+            past, future = (Recurrence.apply(gate[None], weight[None])[0][0] for gate, weight in pairs)
     return torch.cat((past, reversed_frames(future, lengths)), dim=-1)
-
-
-def _stacked_directions(
-    forwards: nn.LSTM, backwards: nn.LSTM, frames: Tensor, reverse: Tensor
-) -> tuple[Tensor, ...]:
-    """Run both recurrences of stacked clients: at once, unless pruning left them with different widths."""
-    weights: list[Tensor] = []
-    gates: list[Tensor] = []
-    for lstm, inputs in ((forwards, frames), (backwards, reverse)):
-        from_input, from_hidden, *biases = lstm.all_weights[0]
-        gates.append(F.linear(inputs, from_input, biases[0] + biases[1]))
-        weights.append(from_hidden)
-    if forwards.hidden_size != backwards.hidden_size:
-        return tuple(Recurrence.apply(g[None], w[None])[0][0] for g, w in zip(gates, weights, strict=True))
-    past, future = Recurrence.apply(torch.stack(gates), torch.stack(weights))[0]
-    return past, future
 
 
 class LstmCell(nn.LSTMCell):

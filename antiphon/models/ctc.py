@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from antiphon.data.batches import Batch
 from antiphon.models.conformer import ConformerConfig
-from antiphon.models.layers import at_least_float32, frame_mask, reversal
+from antiphon.models.layers import Scored, at_least_float32, frame_mask, reversal
 from antiphon.models.model import MODELS, EncoderConfig
 from antiphon.models.noise import FUSED
 
@@ -40,16 +40,13 @@ class CtcConfig:
         return Ctc(self, input_dim, num_tokens)
 
 
-class Framewise(nn.Module):
+class Framewise(Scored):
     """Base of all CTC models: the forward pass returns log probabilities of frames, and lengths."""
 
     def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
         """Negative log likelihood of each text in nats: [B · N]; infinite where its tokens do not fit."""
         log_probs, lengths = (batch.per_text(output) for output in outputs)
         return ctc_losses(log_probs, lengths, batch.tokens, batch.token_lengths)
-
-    def losses(self, batch: Batch) -> Tensor:
-        return self.score(self(batch), batch)
 
     @torch.no_grad()
     def greedy(self, batch: Batch) -> list[list[int]]:

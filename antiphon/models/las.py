@@ -34,6 +34,7 @@ from antiphon.data.batches import Batch, repeated
 from antiphon.models.blstm import BlstmConfig, LstmCell, open_forget_gates
 from antiphon.models.ctc import ctc_fits, ctc_losses
 from antiphon.models.layers import (
+    Scored,
     at_least_float32,
     frame_mask,
     next_token_losses,
@@ -90,7 +91,7 @@ PUBLISHED = LasConfig(
 )
 
 
-class Las(nn.Module):
+class Las(Scored):
     """Predicts tokens one after another, with attention to the encoded frames."""
 
     def __init__(self, config: LasConfig, input_dim: int, num_tokens: int) -> None:
@@ -109,10 +110,7 @@ class Las(nn.Module):
         self.ctc = nn.Linear(self.encoder.dim, num_tokens) if config.ctc_weight > 0 else None
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Logits [B · N, U + 1, num_tokens] of every next token, given the true ones before it.
-
-        In joint training also log probabilities of CTC [B, T', num_tokens] and numbers of frames [B].
-        """
+        """Logits [B · N, U + 1, num_tokens]; in joint training also log probabilities of CTC, and lengths."""
         memory = self.listen(batch.features, batch.feature_lengths)
         steps = [decoder.seen for decoder in self.spell(batch, memory)]
         logits = at_least_float32(self.classify(torch.stack(steps, dim=1)))
@@ -133,21 +131,16 @@ class Las(nn.Module):
         aligned = ctc_losses(log_probs, lengths, batch.tokens, batch.token_lengths)
         return self.config.ctc_weight * aligned + (1 - self.config.ctc_weight) * losses
 
-    def losses(self, batch: Batch) -> Tensor:
-        return self.score(self(batch), batch)
-
     @torch.no_grad()
     def greedy(self, batch: Batch) -> list[list[int]]:
         """The best token after the best tokens so far; at most one token per frame of the encoder."""
         memory = self.listen(batch.features, batch.feature_lengths)
-        decoder = self.start(memory)
 
-        def take_step(last: Tensor) -> Tensor:
-            nonlocal decoder
+        def take_step(last: Tensor, decoder: Decoder) -> tuple[Tensor, Decoder]:
             decoder = self.step(self.embedding(last), decoder, memory)
-            return self.classify(decoder.seen)
+            return self.classify(decoder.seen), decoder
 
-        return spell_greedily(memory.mask.sum(dim=1), take_step)
+        return spell_greedily(memory.mask.sum(dim=1), take_step, self.start(memory))
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
         """Whether the tokens have a CTC alignment, if CTC is part of the loss; else any tokens fit."""

@@ -7,10 +7,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from antiphon.data.batches import Batch
+
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+class Scored(nn.Module):
+    """Base of modules whose `losses` are the score of their forward pass."""
+
+    def score(self, outputs: tuple[Tensor, ...], batch: Batch) -> Tensor:
+        raise NotImplementedError
+
+    def losses(self, batch: Batch) -> Tensor:
+        return self.score(self(batch), batch)
 
 
 def frame_mask(lengths: Tensor, num_frames: int) -> Tensor:
@@ -86,14 +98,17 @@ def next_token_losses(logits: Tensor, targets: Tensor, lengths: Tensor, smoothin
     return losses.masked_fill(~frame_mask(lengths + 1, targets.shape[1]), 0.0).sum(dim=1)
 
 
-def spell_greedily(limits: Tensor, take_step: Callable[[Tensor], Tensor]) -> list[list[int]]:
+def spell_greedily(
+    limits: Tensor, take_step: Callable[[Tensor, Any], tuple[Tensor, Any]], state: Any
+) -> list[list[int]]:
     """Take the best token after the best tokens so far, until the end (0) or up to `limits` [B] tokens.
 
-    take_step: the last tokens [B], zeros at first -> scores of the next [B, num_tokens].
+    take_step: last tokens [B], zeros at first, and state -> scores of the next [B, num_tokens], next state.
     """
     running, steps = limits > 0, [torch.zeros_like(limits)]
     while running.any():
-        steps.append(take_step(steps[-1]).argmax(dim=-1).masked_fill(~running, 0))
+        scores, state = take_step(steps[-1], state)
+        steps.append(scores.argmax(dim=-1).masked_fill(~running, 0))
         running = running & (steps[-1] != 0) & (len(steps) - 1 < limits)
     return without_zeros(torch.stack(steps, dim=1))
 

@@ -129,9 +129,6 @@ def _reduced_layer(module: nn.Module, layer: object, name: str) -> nn.Module:
     raise ValueError(f"{name}: the mask is for another kind of layer than a {type(module).__name__}")
 
 
-# --- Layers ---------------------------------------------------------------------------------------
-
-
 class ReducedLinear(nn.Module):
     """Values [..., inputs that exist] -> [..., outputs that exist]: a product per block, and the bias."""
 
@@ -224,14 +221,10 @@ class ReducedCell(LstmCell):
         return self.units.scatter(hidden), self.units.scatter(carry)
 
 
-# --- Units ----------------------------------------------------------------------------------------
-
-
 class Units(nn.Module):
     """Some of a layer's units: `take` selects them, `scatter` puts them among zeros.
 
-    Both gather: a removed unit reads another's value and multiplies it by 0. After the last unit there may be
-    `num_padding` values for ALIGNMENT, which meet zero weights or are never read.
+    Removed units are 0. `num_padding` values for ALIGNMENT follow the last unit; they meet zero weights.
     """
 
     index: Tensor

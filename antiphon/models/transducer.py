@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from antiphon.data.batches import Batch
 from antiphon.models.conformer import ConformerConfig
-from antiphon.models.layers import frame_mask, without_zeros
+from antiphon.models.layers import Scored, frame_mask, without_zeros
 from antiphon.models.model import MODELS, EncoderConfig
 from antiphon.models.noise import Dropout
 from antiphon.models.rnnt_loss import next_log_probs, rnnt_losses
@@ -71,7 +71,7 @@ PUBLISHED = TransducerConfig(
 )
 
 
-class Transducer(nn.Module):
+class Transducer(Scored):
     """Emits tokens at every frame until a blank; each depends on the frame and on the last few tokens."""
 
     def __init__(self, config: TransducerConfig, input_dim: int, num_tokens: int) -> None:
@@ -98,9 +98,6 @@ class Transducer(nn.Module):
         blank, label, lengths = outputs
         return rnnt_losses(blank, label, batch.per_text(lengths), batch.token_lengths)
 
-    def losses(self, batch: Batch) -> Tensor:
-        return self.score(self(batch), batch)
-
     @torch.no_grad()
     def greedy(self, batch: Batch) -> list[list[int]]:
         """At every frame, take the best token until it is a blank: at most `symbols_per_frame` times."""
@@ -123,8 +120,6 @@ class Transducer(nn.Module):
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:
         """A frame can hold any number of tokens, but decoders stop at a few."""
         return num_frames >= 1 and len(tokens) >= 1
-
-    # The steps of a beam search:
 
     def listen(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Frames as the joint network takes them [B, T', joint_dim], and the number of real ones [B]."""

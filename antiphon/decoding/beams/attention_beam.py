@@ -134,8 +134,7 @@ class HiddenSteps:
         self.cache: Any = None
 
     def take(self, last: Tensor) -> tuple[Tensor, Tensor]:
-        tokens = None if self.cache is None else last.flatten()
-        log_probs, self.cache = self.model.spell(self.encoded, tokens, self.cache)
+        log_probs, self.cache = self.model.spell(self.encoded, last.flatten(), self.cache)
         return log_probs.unflatten(0, last.shape), log_probs.new_zeros(*last.shape, 0)
 
     def reorder(self, rows: Tensor) -> None:

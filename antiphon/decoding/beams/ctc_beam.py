@@ -14,8 +14,7 @@ A frame offers its `tokens_per_frame` best tokens, but never more than `width`. 
 - With all tokens and a width of at least the number of prefixes, the search is exact: the acoustic part is
   ln p(tokens | speech), summed over all alignments.
 - With a width of 1 a frame offers its best token only, and the beam holds one alignment, the best path. Its
-  tokens are those of `Ctc.greedy`, and its acoustic part is the probability of that path. With more tokens it
-  would not be greedy: if blank and repeat have 0.3 each, the old prefix has 0.6 and beats a token of 0.4.
+  tokens are those of `Ctc.greedy`, and its acoustic part is the probability of that path.
 """
 
 from __future__ import annotations

@@ -119,10 +119,7 @@ def highest(scores: np.ndarray, width: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A hypothesis with one more token: its index in `Prefixes`, and the bonus of its words.
-
-    unpaid: the bonus before it pays for its end, if it has ended.
-    """
+    """A hypothesis with one more token: index in `Prefixes`, bonus, and bonus before it pays for its end."""
 
     prefix: int
     bonus: float

@@ -33,7 +33,7 @@ from antiphon.models.huggingface.network import (
     open_network,
     padded,
 )
-from antiphon.models.layers import at_least_float32, next_token_losses, next_tokens, spell_greedily
+from antiphon.models.layers import Scored, at_least_float32, next_token_losses, next_tokens, spell_greedily
 from antiphon.models.model import MODELS
 
 # Types of models whose padding our tests check; others are checked when they are built.
@@ -184,7 +184,7 @@ class Encoded:
         return Encoded(memory, self.lengths.repeated(times), repeated(self.limits, times))
 
 
-class HuggingFaceSeq2Seq(WithNetwork):
+class HuggingFaceSeq2Seq(WithNetwork, Scored):
     """A network that predicts token after token; the folder's end of text is token 0 here."""
 
     def __init__(self, network: Any, inputs: Inputs, prompt: tuple[int, ...], boundary: int) -> None:
@@ -208,22 +208,11 @@ class HuggingFaceSeq2Seq(WithNetwork):
         targets = self._exchanged(next_tokens(batch.tokens, batch.token_lengths))
         return next_token_losses(outputs[0], targets, batch.token_lengths)
 
-    def losses(self, batch: Batch) -> Tensor:
-        return self.score(self(batch), batch)
-
     @torch.no_grad()
     def greedy(self, batch: Batch) -> list[list[int]]:
         """The best token after the best tokens so far, at most `max_tokens` and one per frame."""
-        encoded, cache = self.listen(batch), None
-
-        def take_step(last: Tensor) -> Tensor:
-            nonlocal cache
-            log_probs, cache = self.spell(encoded, None if cache is None else last, cache)
-            return log_probs
-
-        return spell_greedily(encoded.limits, take_step)
-
-    # The steps of greedy decoding and beams, with our tokens:
+        encoded = self.listen(batch)
+        return spell_greedily(encoded.limits, lambda last, cache: self.spell(encoded, last, cache), None)
 
     def listen(self, batch: Batch) -> Encoded:
         values, lengths = self.inputs(batch)
@@ -231,17 +220,18 @@ class HuggingFaceSeq2Seq(WithNetwork):
         limits = torch.tensor(frames, device=batch.features.device).clamp(max=self.max_tokens)
         return Encoded(self._encode(values, lengths), lengths, limits)
 
-    def spell(self, encoded: Encoded, last: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
-        """ln p of the next token [B, num_tokens] after the last, [B] (None: after the prompt), and a cache.
+    def spell(self, encoded: Encoded, last: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """ln p of the next token [B, num_tokens] after the last, [B], and the next cache.
 
-        Tokens that the folder's generation_config.json suppresses are at −∞.
+        Without a cache, the prompt is read instead of the last token. Tokens that the folder's
+        generation_config.json suppresses are at −∞.
         """
-        before = self._prompts(encoded.limits) if last is None else self._exchanged(last)[:, None]
+        before = self._prompts(encoded.limits) if cache is None else self._exchanged(last)[:, None]
         inputs = {"encoder_outputs": encoded.memory, "decoder_input_ids": before, "past_key_values": cache}
         with padded(encoded.lengths):
             step = self.network(**inputs, use_cache=True)
         log_probs = at_least_float32(step.logits[:, -1]).log_softmax(dim=-1)
-        allowed = self._allowed(log_probs, first=last is None)
+        allowed = self._allowed(log_probs, first=cache is None)
         return exchanged_columns(allowed, self.boundary), step.past_key_values
 
     def fits(self, num_frames: int, tokens: Sequence[int]) -> bool:

@@ -36,9 +36,9 @@ def _recursions(  # type: ignore[no-untyped-def]
     # One utterance, forward (the first of its two programs) or backward. Other threads write the states that
     # a thread reads: hence the barriers.
     row = tl.program_id(0).to(tl.int64)
-    length, own = tl.load(lengths + row), tl.load(label_lengths + row)
+    length, num_labels = tl.load(lengths + row), tl.load(label_lengths + row)
     state = tl.arange(0, width)
-    inside = state < own
+    inside = state < num_labels
     labels += row * num_states
     label = tl.load(labels + state, mask=inside, other=0)
     frames = log_probs + row * num_frames * num_tokens
@@ -56,18 +56,18 @@ def _recursions(  # type: ignore[no-untyped-def]
             frames += num_tokens
             value = _log_sum(value, one, two) + tl.load(frames + label, mask=inside, other=float("-inf"))
             tl.store(rows + state, value, mask=inside)
-        ends = inside & (state >= own - 2)
+        ends = inside & (state >= num_labels - 2)
         largest = tl.max(tl.where(ends, value, float("-inf")), axis=0)
         base = tl.where(largest == float("-inf"), 0.0, largest)
         tl.store(losses + row, -base - tl.log(tl.sum(tl.where(ends, tl.exp(value - base), 0.0), axis=0)))
     else:
         rows = beta + (row * num_frames + length - 1) * num_states
         frames += (length - 1) * num_tokens
-        has_one, has_two = state + 1 < own, state + 2 < own
+        has_one, has_two = state + 1 < num_labels, state + 2 < num_labels
         label_one = tl.load(labels + state + 1, mask=has_one, other=0)
         label_two = tl.load(labels + state + 2, mask=has_two, other=0)
         skips = has_two & (label_two != 0) & (label_two != label)
-        value = tl.where(inside & (state >= own - 2), 0.0, float("-inf"))
+        value = tl.where(inside & (state >= num_labels - 2), 0.0, float("-inf"))
         tl.store(rows + state, value, mask=inside)
         for _ in range(1, length):
             tl.debug_barrier()

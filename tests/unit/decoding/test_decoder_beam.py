@@ -83,7 +83,7 @@ def check_scores(case: Case, seed: int) -> int:
 def all_scores(model: Any, batch: Batch, num_tokens: int) -> dict[tuple[int, ...], float]:
     """ln p of every string of at most two tokens, the end among them."""
     heard = model.listen(batch).repeated(num_tokens)
-    first, cache = model.spell(heard, None, None)
+    first, cache = model.spell(heard, heard.limits, None)
     second, _ = model.spell(heard, torch.arange(num_tokens), cache)
     found = {(): float(first[0, 0])}
     for one in range(1, num_tokens):
