@@ -1,6 +1,6 @@
-"""What a model attends to in a few utterances it recognises: for the report, beside its scores.
+"""The attention of a model in a few utterances, for the report.
 
-By its own tokens, found by greedy search, not by the reference: what is drawn is what the model does.
+The tokens are those that the model recognises by greedy search, not those of the reference.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ DECIMALS = 3  # of a weight in the file
 
 
 def attention_of(model: Las, store: FeatureStore, indices: np.ndarray) -> dict[str, Any] | None:
-    """The body of attention.json; None where no utterance has two tokens or more."""
-    found = attend(model, store, spread(store, indices)[:MEASURED])
-    found = {index: weights for index, weights in found.items() if len(weights) > 1}
-    if not found:
+    """Return the body of attention.json; None if no utterance has two tokens or more."""
+    attention = attend(model, store, spread(store, indices)[:MEASURED])
+    attention = {index: weights for index, weights in attention.items() if len(weights) > 1}
+    if not attention:
         return None
-    first_of = {store.speaker(index): index for index in reversed(found)}
+    first_of = {store.speaker(index): index for index in reversed(attention)}
     drawn = sorted(first_of.values())[:: -(-len(first_of) // DRAWN)]
     return {
         "format": FORMAT,
         "tokens": "recognised",
-        "num_utterances": len(found),
-        "monotonic": monotonicity(list(found.values())),
-        "span": float(np.mean([span(weights) for weights in found.values()])),
+        "num_utterances": len(attention),
+        "monotonic": monotonicity(list(attention.values())),
+        "span": float(np.mean([span(weights) for weights in attention.values()])),
         "examples": [
             {
                 "id": store.id(index),
                 "speaker": store.speaker(index),
                 "seconds": float(store.seconds[index]),
-                "weights": found[index].round(DECIMALS).tolist(),
+                "weights": attention[index].round(DECIMALS).tolist(),
             }
             for index in drawn
         ],
@@ -50,7 +50,7 @@ def attention_of(model: Las, store: FeatureStore, indices: np.ndarray) -> dict[s
 
 
 def spread(store: FeatureStore, indices: np.ndarray) -> list[int]:
-    """One utterance of every speaker, then another of each; first those of about the median length."""
+    """Order utterances: one of every speaker, then a second one of each; those of median length first."""
     middle = np.median(store.num_frames[indices])
     near = sorted(indices.tolist(), key=lambda index: (abs(int(store.num_frames[index]) - middle), index))
     by_speaker: dict[str, list[int]] = {}
@@ -62,15 +62,15 @@ def spread(store: FeatureStore, indices: np.ndarray) -> list[int]:
 
 @torch.inference_mode()
 def attend(model: Las, store: FeatureStore, indices: list[int]) -> dict[int, np.ndarray]:
-    """Attention [tokens, frames] of the tokens recognised in each utterance, in the order of `indices`."""
+    """Return the attention [tokens, frames] of the tokens recognised in each utterance."""
     model.eval()
     device = next(model.parameters()).device
-    found: dict[int, np.ndarray] = {}
+    attention: dict[int, np.ndarray] = {}
     for chosen, unlabelled in unlabelled_batches(store, np.array(indices), BATCH_SECONDS):
         batch = unlabelled.to(device)
         spelled = [torch.tensor(tokens, dtype=torch.int64, device=device) for tokens in model.greedy(batch)]
         lengths = torch.tensor([len(tokens) for tokens in spelled], device=device)
         batch = replace(batch, tokens=pad_sequence(spelled, batch_first=True), token_lengths=lengths)
         for index, weights in zip(chosen.tolist(), model.alignments(batch), strict=True):
-            found[index] = weights.double().cpu().numpy()
-    return {index: found[index] for index in indices}
+            attention[index] = weights.double().cpu().numpy()
+    return {index: attention[index] for index in indices}

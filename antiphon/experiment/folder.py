@@ -1,4 +1,4 @@
-"""The folder of an experiment: what it is for, and what it must not be used for."""
+"""The folder of an experiment: it belongs to one experiment on one corpus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPERIMENT_FORMAT = "antiphon-experiment/1"
 
 
 def check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
-    """A folder with an experiment in it is only touched to resume, and only the same experiment."""
+    """Refuse a folder that has other files, or an experiment that is not the same or is not resumed."""
     path = out / "experiment.json"
     now = config.to_dict(experiment)  # refuses what could not be stored
     if not path.exists():
@@ -27,15 +27,15 @@ def check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
             f"{out} holds an experiment already: add --resume to go on (in Python: resume=True), or choose "
             "another folder (--out)"
         )
-    # What a configuration did not have when it was written is as if it had its default.
+    # A setting that did not exist when the configuration was written has its default.
     before = config.to_dict(config.from_dict(Experiment, json.loads(path.read_text())["config"]))
-    # A longer run begins like a shorter one, but others may have begun from its end, or been taught by it.
+    # A run may get more rounds, unless other runs start from its model or are taught by it.
     used = {name for run in experiment.runs.values() for name in (run.start_run, run.teacher_run)}
     longer = {f"runs.{name}.rounds.total" for name in experiment.runs.keys() - used}
     changed = [
         (key, old, new)
         for key, old, new in _differences(before, now)
-        # How few answers are enough changes no round that had them.
+        # min_clients does not change rounds that had enough answers.
         if not (key in longer and new > old) and not key.endswith(".rounds.min_clients")
     ]
     if changed:
@@ -55,7 +55,7 @@ def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, 
 
 
 def claim_folder(out: Path, experiment: Experiment, data: Path, fingerprint: str) -> None:
-    """Writes down what the folder is for; refuses to go on with other speech than it began with."""
+    """Write experiment.json; refuse to resume with another corpus."""
     path = out / "experiment.json"
     if path.exists() and json.loads(path.read_text())["fingerprint"] != fingerprint:
         raise ValueError(f"{out} cannot be resumed: {data} is not the corpus it began with, or was changed")

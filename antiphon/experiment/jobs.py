@@ -23,7 +23,7 @@ from antiphon.pools.spawning import passing_signals_on, started_again
 
 JOB = "ANTIPHON_JOB"  # in a job's environment: the name of its run
 OUTPUT = "output.txt"  # in the run's folder: what its process printed
-LOOK = 0.3  # seconds between two looks at the jobs
+INTERVAL = 0.3  # seconds between two looks at the jobs
 
 
 def run_jobs(
@@ -31,7 +31,7 @@ def run_jobs(
 ) -> dict[str, str]:
     """Execute runs, each of which may need others; return those that failed, with the reason.
 
-    Raises `Stopped` when interrupted; the runs in progress have then saved what they had.
+    Raises `Stopped` when interrupted; the runs in progress have then saved their state.
     """
     waiting = dict(needs)
     running: dict[str, Job] = {}
@@ -46,14 +46,14 @@ def run_jobs(
                     failed |= {name: job.reason(code)} if code else {}
             while blocked := [name for name in waiting if failed.keys() & set(waiting[name])]:
                 first = next(need for need in waiting.pop(blocked[0]) if need in failed)
-                failed[blocked[0]] = f"{first} failed, which it needs"
+                failed[blocked[0]] = f"it needs {first}, which failed"
             unfinished = waiting.keys() | running.keys()
             ready = [name for name in waiting if not unfinished & set(waiting[name])]
             for name in [] if interrupts else ready[: num_jobs - len(running)]:
                 del waiting[name]
                 running[name] = job = Job.start(name, out / name, listen(name))
                 processes.append(job.process)
-            time.sleep(LOOK)
+            time.sleep(INTERVAL)
     if interrupts:
         raise Stopped("interrupted")
     return failed
@@ -61,14 +61,14 @@ def run_jobs(
 
 @dataclass
 class Job:
-    """A run in another process; its journal shows how far it is."""
+    """A run in another process; its journal shows its progress."""
 
     folder: Path
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     listener: Listener
     offset: int = 0  # bytes of the journal that have been read
-    shown: int = 0  # the last round that the listener was told about
+    shown: int = 0  # the last round that the listener has shown
 
     @classmethod
     def start(cls, name: str, folder: Path, listener: Listener) -> Job:
@@ -81,7 +81,7 @@ class Job:
         return job
 
     def look(self) -> int | None:
-        """Tell the listener about new rounds; return the exit code once the process has ended."""
+        """Show new rounds; return the exit code if the process has ended."""
         code = self.process.poll()
         for entry in self._news():
             if entry["round"] > self.shown:
@@ -94,7 +94,7 @@ class Job:
         return code
 
     def reason(self, code: int) -> str:
-        """Why it failed: its last error message, or the last line it printed."""
+        """Return why it failed: its last error message, or the last line it printed."""
         lines = self._output.read_text(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith(("error:", "Stopped:"))] or lines
         return errors[-1] if errors else f"killed by signal {-code}" if code < 0 else f"exit code {code}"
@@ -104,7 +104,7 @@ class Job:
         return self.folder / OUTPUT
 
     def _news(self) -> list[dict[str, Any]]:
-        """Journal entries since the last look; from the beginning if the journal was cut back meanwhile."""
+        """Return journal entries since the last look; all of them if the journal has been cut back."""
         path = self.folder / "journal.jsonl"
         size = path.stat().st_size if path.exists() else 0
         if size < self.offset:
@@ -117,7 +117,7 @@ class Job:
         lines = new[: new.rfind(b"\n") + 1]
         try:
             entries = [json.loads(line) for line in lines.splitlines()]
-        except ValueError:  # cut back, and longer than before by now: this is the middle of a line
+        except ValueError:  # it was cut back and has grown again: this is the middle of a line
             self.offset = 0
             return []
         self.offset += len(lines)
@@ -125,5 +125,5 @@ class Job:
 
 
 def own_job() -> str:
-    """The run that this process was started for; empty if it is not a job."""
+    """Return the run that this process was started for; empty if it is not a job."""
     return os.environ.get(JOB, "")

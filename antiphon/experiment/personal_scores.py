@@ -1,7 +1,7 @@
 """Scores of clients' own models, on the utterances that each client held out.
 
-Two evaluations are written to evaluation/held-out/: `global`, the model of the server for every client, and
-`best`, the model that each client has: its personal layers, or its own copy.
+Two evaluations are written to evaluation/held-out/: `global` with the server's model for every client, and
+`best` with the model of each client: its personal layers, or its own copy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SPLIT = "held-out"
 
 @dataclass
 class SentTasks:
-    """A pool that carries nothing: it remembers tasks as they would be sent."""
+    """A pool that sends nothing: it records the tasks that it is given."""
 
     tasks: list[Task] = field(default_factory=list)
 
@@ -51,7 +51,7 @@ def score_clients(
     states: ClientStates,
     folder: Path,
 ) -> None:
-    """Write the scores of a run's clients, with the model of the server and with their own."""
+    """Write the scores of a run's clients, with the server's model and with their own."""
     held_out = prepared.held_out[name]
     indices = np.concatenate([held_out[client] for client in sorted(held_out)])
     for which, is_personal in (("global", False), ("best", True)):
@@ -69,7 +69,7 @@ def score_clients(
 
 def _hypotheses(worker: SpeechWorker, task: Task) -> Callable[[], dict[int, str]]:
     def recognise_all() -> dict[int, str]:
-        """Every client's utterances, by the model that the task gives to it."""
+        """Recognise the utterances of every client with the model that the task gives it."""
         texts: dict[int, str] = {}
         for client, indices in sorted(worker.held_out.items()):
             entered = worker.enter(task, client)

@@ -1,10 +1,11 @@
-"""Before a run: the device, the corpus with its features and its corrupted clients, every run's clients."""
+"""Preparation of an experiment: the device, the corpus with its features, and the clients of every run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ from antiphon.tasks.prunable_layers import Layer
 
 @dataclass(frozen=True)
 class Prepared:
-    """An experiment with its data opened and every run looked at."""
+    """An experiment with its data opened and every run checked."""
 
     experiment: Experiment
     store: FeatureStore
@@ -47,51 +48,50 @@ class Prepared:
     clients: dict[str, dict[str, np.ndarray]]  # run -> client -> utterances it trains on
     held_out: dict[str, dict[str, np.ndarray]]  # run -> client -> utterances that score its own model
     tokens: Tokens
-    fresh: dict[str, Tensors]  # run -> parameters to be trained, of a model that has learnt nothing here
+    fresh: dict[str, Tensors]  # run -> parameters to be trained, of a new model
     device: torch.device
 
     def recognizer(self, name: str, submodel: str = "") -> Recognizer:
-        """The model of a run, or what is kept of it."""
+        """Return a new model of a run, or a submodel of it."""
         blueprint = self.experiment.blueprint(name).with_submodel(submodel)
         return Recognizer(blueprint, self.tokens, draw(self.experiment.seed, blueprint, self.tokens))
 
     def store_of(self, name: str) -> FeatureStore:
-        """The speech as a run may see it: clients that are not labelled have no texts."""
+        """Return the speech as a run may see it: without the texts of clients that are not labelled."""
         clients = self.clients[name]
         unlabelled = unlabelled_clients(self.experiment.runs[name], list(clients), self.experiment.seed)
         hidden = [clients[client] for client in unlabelled]
         return self.store.without_texts(np.concatenate(hidden)) if hidden else self.store
 
     def server_texts(self) -> list[str]:
-        """What the server's own speakers said."""
+        """Return the texts of the server's own speakers."""
         return texts_of(self.store, self.groups["seed"])
 
     def valid_clients(self) -> dict[str, np.ndarray]:
         return valid_clients(self.experiment, self.store)
 
     def expect(self, name: str, cohort: Sequence[str]) -> None:
-        """Reads the speech of the next cohort of a run while this one trains."""
+        """Read the speech of the next cohort of a run while this one trains."""
         self.store.expect(np.concatenate([self.clients[name][client] for client in cohort]))
 
     def all_clients(self, name: str) -> dict[str, np.ndarray]:
-        """All that a run sends tasks to: its clients, the validation speakers, the server's own speech."""
+        """Return all receivers of tasks: clients, validation speakers, and the server's own speech."""
         return {**self.clients[name], **self.valid_clients(), SERVER_CLIENT: self.groups["seed"]}
 
     def seconds_of(self, name: str) -> Callable[[str], float]:
-        """Seconds of audio by client."""
-        everyone = self.all_clients(name)
-        return lambda client: float(self.store.seconds[everyone[client]].sum())
+        """Return a function from a client to its seconds of audio."""
+        clients = self.all_clients(name)
+        return lambda client: float(self.store.seconds[clients[client]].sum())
 
     def pool(self, name: str, runtime: ClientRuntime, group: ProcessGroup, states: ClientStates) -> Pool:
-        """Carries tasks to the clients of a run, in all processes of the group."""
-        everyone, held_out = self.all_clients(name), self.held_out.get(name, {})
+        """Return the pool of a run's clients, in all processes of the group."""
         stacks = self.experiment.stacked and self.device.type == "cuda"
         kind = StackedWorker if stacks else SpeechWorker
-        worker: Worker = kind(runtime, everyone, states, held_out)
+        worker: Worker = kind(runtime, self.all_clients(name), states, self.held_out.get(name, {}))
         return group.pool(worker, self.seconds_of(name))
 
     def faults(self, name: str) -> Faults:
-        """Simulated faults of a run's clients."""
+        """Return the simulated faults of a run's clients."""
         unreliability, algorithm = self.experiment.unreliability, self.experiment.runs[name].algorithm
         on_server = any(getattr(part, "trains_on_server", False) for part in parts_of(algorithm))
         if on_server or not (unreliability.dropout or unreliability.deadline):
@@ -104,13 +104,13 @@ def texts_of(store: FeatureStore, indices: np.ndarray) -> list[str]:
 
 
 def valid_clients(experiment: Experiment, store: FeatureStore) -> dict[str, np.ndarray]:
-    """Validation speakers are clients that live with the server."""
+    """Return the validation speakers, as clients on the server."""
     split = experiment.speakers.valid
     return {f"valid/{s}": store.where(split, [s]) for s in store.speakers(split)}
 
 
 def structure_in(recognizer: Recognizer) -> Callable[[], Sequence[Layer]]:
-    """The layers of a model that can lose units, or an error that says why it stays whole."""
+    """Return a function that finds the prunable layers of a model, or raises an error that says why not."""
 
     def structure() -> Sequence[Layer]:
         recognizer.blueprint.whole_model()
@@ -120,23 +120,23 @@ def structure_in(recognizer: Recognizer) -> Callable[[], Sequence[Layer]]:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device, made to give the same bits every time: resuming is exact on a GPU too."""
+    """Return the device, with deterministic algorithms: resuming is exact on a GPU, too."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # As use_deterministic_algorithms(True), which imports torch's compiler too: two seconds at every start.
+    # As use_deterministic_algorithms(True), but without importing torch's compiler, which takes two seconds.
     torch.set_deterministic_debug_mode("error")
-    torch.backends.cudnn.allow_tf32 = False  # or an LSTM would round to 10 bits where others keep 23
-    # Filling fresh memory would cost a kernel an allocation, and nothing here reads what it did not write.
+    torch.backends.cudnn.allow_tf32 = False  # with it, an LSTM would round to 10 bits, others to 23
+    # Filling new memory would launch a kernel per allocation, and no code here reads unwritten memory.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (unknown to mypy)
     try:
         device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
-        raise ValueError(f"device {name!r} is not to be had here: {error}") from error
+        raise ValueError(f"device {name!r} was not found: {error}") from error
     return device
 
 
 def device_name(device: torch.device) -> str:
-    """What a result ran on: cpu, or the name of the GPU."""
+    """Return "cpu" or the name of the GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
@@ -148,7 +148,7 @@ def prepare(
     progress: Progress | None = None,
     group: ProcessGroup | None = None,
 ) -> Prepared:
-    """Opens the corpus, computes features where they are missing, and checks every run before any starts."""
+    """Open the corpus, compute missing features, and check every run before any starts."""
     corpus = Corpus.open(data)
     chosen = choose_device(device)
     check_precision(chosen, experiment.bfloat16)
@@ -159,10 +159,7 @@ def prepare(
 
     (group or SingleProcess()).on_rank_zero(compute)
     store, groups, corrupted = open_speech(experiment, corpus)
-
-    def server_texts() -> list[str]:
-        return texts_of(store, groups["seed"])
-
+    server_texts = partial(texts_of, store, groups["seed"])
     tokens = experiment.tokens.fit(server_texts(), corpus.alphabet)
     drawn: dict[Blueprint, tuple[Recognizer, Tensors]] = {}
     fresh, clients, valid = {}, {}, sorted(valid_clients(experiment, store))
@@ -176,12 +173,11 @@ def prepare(
             indices = np.concatenate([groups[group] for group in run.times])
             if len(indices) == 0:
                 raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
-            dealt = corrupted.without_dropped(run.clients(store, indices, experiment.seed))
-            dealt, held_out[name] = hold_out(dealt, run.held_out, experiment.seed)
-            clients[name] = _as_often(dealt, groups, run.times, len(store))
+            utterances = corrupted.without_dropped(run.clients(store, indices, experiment.seed))
+            utterances, held_out[name] = hold_out(utterances, run.held_out, experiment.seed)
+            clients[name] = _repeated(utterances, groups, run.times, len(store))
             run.rounds.check(len(clients[name]))
-            taught_by = run.teacher_run or name
-            teacher, _ = drawn[experiment.blueprint(taught_by)]
+            teacher, _ = drawn[experiment.blueprint(run.teacher_run or name)]
             start = recognizer
             if run.start_folder:
                 start = replace(recognizer, blueprint=check_start(run.start_folder, blueprint, tokens))
@@ -217,22 +213,22 @@ def hold_out(
     return train, test
 
 
-def _as_often(
+def _repeated(
     clients: dict[str, np.ndarray], groups: dict[str, np.ndarray], times: dict[str, int], num_utterances: int
 ) -> dict[str, np.ndarray]:
-    """Utterances of each client, those of a group as many times as a pass over the data takes them."""
-    if all(often == 1 for often in times.values()):
+    """Return the utterances of each client, repeated as often as `times` says for their group."""
+    if all(number == 1 for number in times.values()):
         return clients
-    often = np.ones(num_utterances, dtype=np.int64)
+    repeats = np.ones(num_utterances, dtype=np.int64)
     for group, number in times.items():
-        often[groups[group]] = number
-    return {client: np.repeat(own, often[own]) for client, own in clients.items()}
+        repeats[groups[group]] = number
+    return {client: np.repeat(indices, repeats[indices]) for client, indices in clients.items()}
 
 
 def open_speech(
     experiment: Experiment, corpus: Corpus, num_processes: int = 1, progress: Progress | None = None
 ) -> tuple[FeatureStore, dict[str, np.ndarray], CorruptedClients]:
-    """Features, computed where they are missing; who is in which group; and which clients are corrupted."""
+    """Return features (missing ones are computed), the utterances of each group, and corrupted clients."""
     frontend, corruption = experiment.frontend, experiment.corruption
     clean = compute_features(corpus, frontend, num_processes, progress)
     groups = experiment.speakers.groups(clean)
@@ -245,13 +241,13 @@ def open_speech(
 def _drawn(
     seed: int, blueprint: Blueprint, tokens: Tokens, device: torch.device
 ) -> tuple[Recognizer, Tensors]:
-    """A model that has learnt nothing here, and those of its parameters that are to be trained."""
+    """Return a new model, and those of its parameters that are to be trained."""
     model = draw(seed, blueprint, tokens)
     trained = {name: p.detach().to(device) for name, p in model.named_parameters() if p.requires_grad}
     return Recognizer(blueprint, tokens, model), trained
 
 
 def draw(seed: int, blueprint: Blueprint, tokens: Tokens) -> Model:
-    """A model, the same every time: parameters that are frozen stay as they are drawn."""
+    """Return a new model, which depends on the seed only; frozen parameters stay like this."""
     torch.manual_seed(derive(seed, "init"))
     return blueprint.build(tokens.size)

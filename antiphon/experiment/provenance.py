@@ -1,37 +1,27 @@
-"""Where a result comes from: versions and commit, so that it can be made again."""
+"""Versions and commit of a result, so that it can be reproduced."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
-PACKAGES = (
-    "antiphon",
-    "torch",
-    "numpy",
-    "safetensors",
-    "sentencepiece",
-    "onnxruntime",
-    "rapidfuzz",
-    "transformers",
-    "peft",
-)
+PACKAGES = "antiphon torch numpy safetensors sentencepiece onnxruntime rapidfuzz transformers peft"
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    """Return the version of Python and of each package that is installed."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES.split():
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
 
 
 def commit() -> str | None:
-    """The commit this package is checked out at, with a + if files were changed; None outside a checkout."""
+    """Return the commit of this checkout, with a + if files were changed; None outside a checkout."""
     here = Path(__file__).parents[2]
     if not (here / ".git").exists():
         return None

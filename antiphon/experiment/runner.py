@@ -1,10 +1,11 @@
-"""Carries an experiment out: features, then run after run, each scored on the test speakers."""
+"""Runs an experiment: computes features, then trains run after run and scores each on the test speakers."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -61,21 +62,28 @@ def run_experiment(
     only: Sequence[str] = (),
     group: ProcessGroup | None = None,
 ) -> dict[str, Scores]:
-    """Runs all runs of an experiment and writes its report; returns each run's scores on the test split.
+    """Run an experiment and write its report; return the scores of each run on the test split.
 
-    More than one worker computes features in processes of their own, which a script must allow for
-    with `if __name__ == "__main__":`. Raises `Stopped` when interrupted, or when too few clients answer:
-    `resume` goes on from there. `only` some runs: others may be another process's, or done before.
-    A `group` of processes calls this in each of them; only its first writes anything.
+    More than one process computes features, which needs `if __name__ == "__main__":` in a script. Raises
+    `Stopped` when interrupted, or when too few clients answer; `resume` continues from there. `only` names
+    the runs; others may be done already, or by another process. Each process of a `group` calls this
+    function; only the first one writes files.
     """
     data, out, screen, group = Path(data), Path(out), screen or NullScreen(), group or SingleProcess()
     group.on_rank_zero(lambda: check_folder(out, experiment, resume))
     prepared = prepare(experiment, data, device, num_processes, screen.features, group)
     group.on_rank_zero(lambda: claim_folder(out, experiment, data, prepared.store.fingerprint))
-    try:
-        return run_all(prepared, out, resume, skip_corrupt, screen, experiment.chosen(only), group)
-    except KeyboardInterrupt:  # a second Ctrl-C, or one while scoring: the last checkpoint is whole
-        raise Stopped("interrupted") from None
+    scores = {}
+    with _interruptible():
+        try:
+            for name, run in experiment.chosen(only).items():
+                listener = screen.run(name, run, len(prepared.clients[name]))
+                scores[name] = run_one(prepared, name, out, resume, skip_corrupt, listener, group)
+        except Stopped:
+            group.on_rank_zero(lambda: _report(experiment, out))
+            raise
+        group.on_rank_zero(lambda: _report(experiment, out))
+    return scores
 
 
 def run_side_by_side(
@@ -89,10 +97,10 @@ def run_side_by_side(
     screen: Screen | None = None,
     only: Sequence[str] = (),
 ) -> dict[str, Scores]:
-    """As `run_experiment`, up to so many runs at once, each a process that was started as this one was.
+    """Run an experiment as `run_experiment` does, up to `num_jobs` runs at once, each in its own process.
 
-    Runs that are finished already are not begun again. Raises `Stopped` when some have failed, or when
-    interrupted: `resume` goes on from there.
+    Finished runs are skipped. Raises `Stopped` when interrupted, or when runs have failed; `resume` continues
+    from there.
     """
     data, out, screen = Path(data), Path(out), screen or NullScreen()
     check_folder(out, experiment, resume)
@@ -115,56 +123,39 @@ def run_side_by_side(
     if failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise Stopped(f"{len(failed)} of {len(runs)} runs failed ({reasons})")
-    return {
-        name: json.loads((out / name / "evaluation" / split / "best" / "scores.json").read_text())
-        for name in runs
-    }
+    files = {name: out / name / "evaluation" / split / "best" / "scores.json" for name in runs}
+    return {name: json.loads(file.read_text()) for name, file in files.items()}
 
 
 def run_job(
     experiment: Experiment, data: Path, out: Path, name: str, skip_corrupt: bool, device: str
 ) -> None:
-    """One run, in a folder that is another process's: no report."""
+    """Run one run of an experiment whose folder belongs to another process; write no report."""
     check_folder(out, experiment, resume=True)
     prepared = prepare(experiment, data, device)
-    try:
+    with _interruptible():
         run_one(prepared, name, out, True, skip_corrupt, Silent(), SingleProcess())
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Turn a second Ctrl-C, or one while scoring, into `Stopped`: the last checkpoint is intact."""
+    try:
+        yield
     except KeyboardInterrupt:
         raise Stopped("interrupted") from None
 
 
 def is_finished(folder: Path, run: Run, split: str) -> bool:
-    """Whether all rounds of a run are done, and its best model is scored."""
+    """Return whether all rounds of a run are done and its best model has scores."""
     if not (folder / "run.json").exists():
         return False
-    found = RunFolder.load(folder)
-    return found.num_finished >= run.rounds.total and "best" in found.evaluations.get(split, {})
-
-
-def run_all(
-    prepared: Prepared,
-    out: Path,
-    resume: bool,
-    skip_corrupt: bool,
-    screen: Screen,
-    runs: Mapping[str, Run],
-    group: ProcessGroup,
-) -> dict[str, Scores]:
-    """One run after another, then the report: also when they were stopped."""
-    scores = {}
-    try:
-        for name, run in runs.items():
-            listener = screen.run(name, run, len(prepared.clients[name]))
-            scores[name] = run_one(prepared, name, out, resume, skip_corrupt, listener, group)
-    except Stopped:
-        group.on_rank_zero(lambda: _report(prepared.experiment, out))
-        raise
-    group.on_rank_zero(lambda: _report(prepared.experiment, out))
-    return scores
+    done = RunFolder.load(folder)
+    return done.num_finished >= run.rounds.total and "best" in done.evaluations.get(split, {})
 
 
 def _report(experiment: Experiment, out: Path) -> None:
-    """A report on the runs that have begun, if any has."""
+    """Write a report on the runs that have begun, if there are any."""
     begun = [out / name for name in experiment.runs if (out / name / "run.json").exists()]
     if begun:
         write_report(begun, out / "report.html")
@@ -179,13 +170,19 @@ def run_one(
     listener: Listener,
     group: ProcessGroup,
 ) -> Scores:
-    run, folder = prepared.experiment.runs[name], out / name
+    """Train and score one run."""
+    experiment, folder = prepared.experiment, out / name
+    run, clients, valid = (
+        experiment.runs[name],
+        sorted(prepared.clients[name]),
+        sorted(prepared.valid_clients()),
+    )
     begin = group.on_rank_zero(lambda: load_start(run, out, prepared.fresh[name]))
     start, recognizer = begin["params"], prepared.recognizer(name, begin["submodel"])
-    augment, device = prepared.experiment.augment, prepared.device
-    bfloat16 = prepared.experiment.bfloat16
-    store = prepared.store_of(name)
-    runtime = ClientRuntime(store, prepared.tokens, recognizer.model, start, augment, device, bfloat16)
+    runtime = ClientRuntime(
+        prepared.store_of(name), prepared.tokens, recognizer.model, start,
+        experiment.augment, prepared.device, experiment.bfloat16,
+    )  # fmt: skip
 
     def open_folder() -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -193,29 +190,26 @@ def run_one(
         _score_start(prepared, recognizer, run, out, folder)
 
     group.on_rank_zero(open_folder)
-    valid = sorted(prepared.valid_clients())
     states = ClientStates(folder / "clients", run.rounds.renew_lost_states)
-    clients = sorted(prepared.clients[name])
 
     def validate(pool: Pool, params: Tensors) -> dict[str, float]:
-        """On the validation speakers; on what clients held out where they have models of their own."""
+        """Measure the model on validation speakers, or clients' own models on what they held out."""
         return measure(pool, params, clients if run.held_out else valid, bool(run.held_out))
 
+    resolve_labels = ResolvedLabels(out, folder, group, prepared.server_texts)
     engine = Engine(
         run.algorithm,
         prepared.pool(name, runtime, group, states),
-        list(prepared.clients[name]),
+        clients,
         run.rounds,
         folder,
-        prepared.experiment.seed,
+        experiment.seed,
         validate=validate,
         listener=listener,
         group=group,
         expect=lambda cohort: prepared.expect(name, cohort),
         context=RunContext(
-            valid=tuple(valid),
-            structure=structure_in(recognizer),
-            resolve_labels=ResolvedLabels(out, folder, group, prepared.server_texts),
+            valid=tuple(valid), structure=structure_in(recognizer), resolve_labels=resolve_labels
         ),
         states=states,
         faults=prepared.faults(name),
@@ -223,31 +217,27 @@ def run_one(
     outcome = engine.run(start, resume, skip_corrupt)
 
     def finish() -> Scores:
-        last = runtime.with_submodel(outcome.submodel)
-        last.load(outcome.best)
+        result = runtime.with_submodel(outcome.submodel)
+        result.load(outcome.best)
         blueprint = recognizer.blueprint.with_submodel(outcome.submodel)
-        result = Recognizer(blueprint, recognizer.tokens, last.model)
-        result.save(folder / "model", {"run": name, "round": outcome.best_round})
+        best = Recognizer(blueprint, recognizer.tokens, result.model)
+        best.save(folder / "model", {"run": name, "round": outcome.best_round})
         if run.held_out:
             score_clients(prepared, name, engine.algorithm, runtime, outcome, states, folder)
-        return _score(prepared, result, folder, "best", outcome.best_round)
+        return _score(prepared, best, folder, "best", outcome.best_round)
 
     return group.on_rank_zero(finish)
 
 
 def _score_start(prepared: Prepared, recognizer: Recognizer, run: Run, out: Path, folder: Path) -> None:
-    """Scores the model a run starts from; what it starts from has been scored already if it is a run."""
+    """Score the model that a run starts from; the scores of an earlier run are copied."""
     split = prepared.experiment.speakers.test
     if (folder / "evaluation" / split / "start" / "scores.json").exists():
         return
     if run.start_run:
         source, target = (f / "evaluation" / split for f in (out / run.start_run, folder))
-        shutil.copytree(
-            source / "best",
-            target / "start",
-            ignore=shutil.ignore_patterns("scores.json"),
-            dirs_exist_ok=True,
-        )
+        but_scores = shutil.ignore_patterns("scores.json")
+        shutil.copytree(source / "best", target / "start", ignore=but_scores, dirs_exist_ok=True)
         scores = json.loads((source / "best" / "scores.json").read_text())
         write_json(target / "start" / "scores.json", {**scores, "which": "start", "round": 0})
     else:
@@ -262,16 +252,17 @@ def _score(prepared: Prepared, recognizer: Recognizer, folder: Path, which: str,
 
 
 def _about(prepared: Prepared, name: str, start: Tensors) -> dict[str, Any]:
+    """Return the contents of run.json."""
     experiment, run = prepared.experiment, prepared.experiment.runs[name]
     settings = config.to_dict(experiment)
-    others = {key: value for key, value in settings.items() if key not in ("runs", "recipe", "seed")}
-    own = {key: value for key, value in settings["runs"][name].items() if value is not None}
+    of_run = {key: value for key, value in settings["runs"][name].items() if value is not None}
+    shared = {key: value for key, value in settings.items() if key not in ("runs", "recipe", "seed", *of_run)}
     return {
         "format": RUN_FORMAT,
         "name": name,
         "recipe": experiment.recipe,
         "seed": experiment.seed,
-        "config": {**own, **{key: value for key, value in others.items() if key not in own}},
+        "config": {**of_run, **shared},
         "num_parameters": sum(p.numel() for p in start.values()),
         "num_clients": len(prepared.clients[name]),
         "corrupted": prepared.corrupted.shares(prepared.clients[name]),

@@ -1,4 +1,4 @@
-"""Scores of a model on a split: errors by speaker and session, and the files speech people exchange."""
+"""Scores of a model on a split: errors by speaker and session, and transcripts."""
 
 from __future__ import annotations
 
@@ -36,43 +36,36 @@ def score(
 ) -> dict[str, Any]:
     """Recognise utterances; write scores.json, ref.trn and hyp.trn; return the scores.
 
-    With `hypotheses`, that function recognises them: clients may have models of their own.
-
-    What an attention model looked at goes to attention.json.
-
-    Errors are counted after `normalisation`; the texts are written as they are, to be scored otherwise too.
+    A function `hypotheses` recognises them if clients have their own models. Attention models also write
+    attention.json. Errors are counted after `normalisation`; the texts are written as they are.
     """
     began = time.perf_counter()
-    device = next(recognizer.model.parameters()).device
     if hypotheses is None:
+        device = next(recognizer.model.parameters()).device
         heard = recognise(recognizer.model, recognizer.tokens, store, indices, device, progress=progress)
     else:
         heard = hypotheses()
-    taken = time.perf_counter() - began
+    recognition_seconds = time.perf_counter() - began
     sessions: dict[str, dict[str, Tally]] = defaultdict(lambda: defaultdict(Tally))
     for index, hypothesis in heard.items():
         tally = Tally.of(normalisation(store.text(index)), normalisation(hypothesis))
         sessions[store.speaker(index)][store.session(index)] += tally
     seconds = float(store.seconds[indices].sum())
-    speakers = {name: sum(own.values(), Tally()) for name, own in sorted(sessions.items())}
+    speakers = {name: sum(tallies.values(), Tally()) for name, tallies in sorted(sessions.items())}
     scores = {
         **notes,
         "normalisation": asdict(normalisation),
         "seconds": seconds,
-        "real_time_factor": taken / seconds,
+        "real_time_factor": recognition_seconds / seconds,
         **asdict(sum(speakers.values(), Tally())),
         "speakers": {
-            name: {
-                **asdict(tally),
-                "sessions": {session: asdict(own) for session, own in sorted(sessions[name].items())},
-            }
-            for name, tally in speakers.items()
+            name: asdict(total) | {"sessions": {key: asdict(t) for key, t in sorted(sessions[name].items())}}
+            for name, total in speakers.items()
         },
     }
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [(i, store.speaker(i), store.id(i)) for i in heard]
-    write_trn(folder / "ref.trn", [(store.text(i), speaker, id) for i, speaker, id in rows])
-    write_trn(folder / "hyp.trn", [(heard[i], speaker, id) for i, speaker, id in rows])
+    write_trn(folder / "ref.trn", [(store.text(i), store.speaker(i), store.id(i)) for i in heard])
+    write_trn(folder / "hyp.trn", [(text, store.speaker(i), store.id(i)) for i, text in heard.items()])
     if isinstance(recognizer.model, Las) and hypotheses is None:
         attention = attention_of(recognizer.model, store, indices)
         if attention is not None:

@@ -1,4 +1,4 @@
-"""An experiment: a corpus, a model, and runs that start from each other. Every recipe is one of these."""
+"""The settings of an experiment: a model, speakers, and runs that start from each other."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from antiphon.server.run_context import check_order, parts_of
 
 @dataclass(frozen=True)
 class Speakers:
-    """Who is who: the pool's speakers are split into those of the server (seed) and the clients.
+    """The roles of speakers: those of the pool are split into speakers of the server (seed) and clients.
 
-    The split has a seed of its own, so that runs with other seeds have the same speakers. Where the corpus
-    has a split of the server's own, it is named here and all of the pool are clients.
+    The split has a seed of its own, so that experiments with other seeds have the same speakers. If the
+    corpus has a split for the server, `server` names it and all speakers of the pool are clients.
     """
 
     pool: str = "pool"
@@ -44,11 +44,11 @@ class Speakers:
     seed_fraction: float = 0.5
     split_seed: int = 0
     renamed: ClassVar = {"parting": "split_seed"}
-    server: str = ""  # a split: the server's own speech
-    organisation: str = ""  # a split: speech made of an organisation's text, for the server to train on
+    server: str = ""  # the split of the server's own speech
+    organisation: str = ""  # the split of speech made from an organisation's text, for the server
 
     def groups(self, store: FeatureStore) -> dict[str, np.ndarray]:
-        """Utterance indices of seed, federated, both, valid, test and, where there is one, organisation."""
+        """Return the utterances of seed, federated, both, valid, test and, if there is one, organisation."""
         speakers = store.speakers(self.pool)
         order = np.random.default_rng(derive(self.split_seed, "parting")).permutation(len(speakers))
         count = round(self.seed_fraction * len(speakers))
@@ -62,14 +62,14 @@ class Speakers:
             "test": store.where(split=self.test),
         }
         if self.server:
-            own = store.where(split=self.server)
-            groups |= {"seed": own, "federated": groups["both"]}
-            groups["both"] = np.sort(np.concatenate([own, groups["both"]]))
+            server = store.where(split=self.server)
+            groups |= {"seed": server, "federated": groups["both"]}
+            groups["both"] = np.sort(np.concatenate([server, groups["both"]]))
         if self.organisation:
             groups["organisation"] = store.where(split=self.organisation)
-        unasked = {"seed": count == 0, "federated": count == len(speakers)}
+        may_be_empty = {"seed": count == 0, "federated": count == len(speakers)}
         for name, indices in groups.items():
-            if len(indices) == 0 and not unasked.get(name):
+            if len(indices) == 0 and not may_be_empty.get(name):
                 raise ValueError(
                     f"no utterance for {name!r}: the corpus has the splits {', '.join(store.split_names)}; "
                     f"set speakers.pool, .valid and .test (now {self.pool}, {self.valid}, {self.test})"
@@ -78,7 +78,7 @@ class Speakers:
 
 
 def _read_data(value: Any) -> dict[str, Any]:
-    """Read data as they were once written, such as 4*seed+organisation."""
+    """Read `data` in its old form, such as 4*seed+organisation."""
     parts = [re.fullmatch(r"(?:([1-9]\d*)\*)?(\w+)", part) for part in str(value).split("+")]
     times = {part[2]: int(part[1] or 1) for part in parts if part}
     is_old = isinstance(value, str) and ("*" in value or "+" in value)
@@ -87,21 +87,19 @@ def _read_data(value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Run:
-    """One row of a table."""
+    """One run: an algorithm, its clients and its data. It is a row of a table."""
 
     algorithm: Algorithm = FedAvg()
-    # Whose utterances: seed, federated, both or organisation. A mapping says how often a pass over the data
-    # takes the utterances of each group: {seed: 4, organisation: 1}.
+    # The group of utterances: seed, federated, both or organisation. A mapping says how often a pass over the
+    # data takes the utterances of each group: {seed: 4, organisation: 1}.
     data: str | dict[str, int] = "federated"
     clients: Partition = BySpeaker()
     start_run: str = "seed"  # the run whose best model this one starts from; empty: none
     rounds: Rounds = Rounds()
-    labelled: float = 1.0  # share of the clients that have texts; the others' texts are never read
+    labelled: float = 1.0  # share of the clients that have texts; texts of others are never read
     model: ModelConfig | None = None  # null: the experiment's
-    held_out: float = (
-        0.0  # share of each client's utterances that it does not train on: they score its own model
-    )
-    start_folder: str = ""  # a folder with a model to start from, in place of a run's
+    held_out: float = 0.0  # share of each client's utterances that score its own model, without training
+    start_folder: str = ""  # a folder with a model to start from, instead of a run
     converted: ClassVar = {
         "data": _read_data,
         "start": lambda value: config.run_or_folder(value, "start_run", "start_folder"),
@@ -135,7 +133,7 @@ class Run:
 
     @property
     def times(self) -> dict[str, int]:
-        """How often a pass over the data takes each utterance of each group; the server's group comes first.
+        """How often a pass over the data takes the utterances of each group; the server's group is first.
 
         >>> Run(data={"organisation": 1, "seed": 4}).times
         {'seed': 4, 'organisation': 1}
@@ -145,19 +143,19 @@ class Run:
 
     @property
     def teacher_run(self) -> str:
-        """The run whose model labels this one's speech; empty: its own model, that of a folder, or nobody."""
+        """The run whose model labels this one's speech; empty: its own model, one in a folder, or none."""
         names = (getattr(part, "teacher_run", "") for part in parts_of(self.algorithm))
         return next(filter(None, names), "")
 
     @property
     def makes_submodel(self) -> bool:
-        """Whether the run ends with a smaller model than it began with."""
+        """Whether the run ends with a smaller model than it started with."""
         return any(getattr(part, "effect", "") == "reshapes" for part in parts_of(self.algorithm))
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything a recipe decides; `--set` changes any of it by its path."""
+    """All settings of a recipe; `--set` changes any of them by its path."""
 
     recipe: str = ""
     seed: int = 0
@@ -168,8 +166,8 @@ class Experiment:
     speakers: Speakers = Speakers()
     corruption: Corruption = Corruption()
     unreliability: Unreliability = Unreliability()
-    stacked: bool = True  # on a GPU, many clients at once; a CPU takes one after another
-    bfloat16: bool = False  # on a GPU, matrix products of 16 bits while training
+    stacked: bool = True  # on a GPU, train many clients at once; a CPU trains one after another
+    bfloat16: bool = False  # on a GPU, train with matrix products of 16 bits
     runs: dict[str, Run] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -187,7 +185,7 @@ class Experiment:
             known.add(name)
 
     def _check_run(self, name: str, run: Run, known: Collection[str]) -> None:
-        """Refuses a run that needs one which does not come before it, or has no data to train on."""
+        """Refuse a run that needs a later run, or has no data to train on."""
         before = f"which does not come before it (before it: {', '.join(known) or 'none'})"
         if run.start_run and run.start_run not in known:
             raise ValueError(f"run {name!r} starts from {run.start_run!r}, {before}")
@@ -204,7 +202,7 @@ class Experiment:
         return ("seed", "federated", "both", *more)
 
     def _check_tokens(self) -> None:
-        """Numbers of tokens can agree by chance: the output layer of a folder is for the folder's tokens."""
+        """Refuse other tokens for the output layer of a folder, even if their number is the same."""
         if not isinstance(self.model, HuggingFaceConfig) or isinstance(self.tokens, SavedTokensConfig):
             return
         if self.model.fresh_output == isinstance(self.tokens, HuggingFaceTokensConfig):
@@ -214,23 +212,21 @@ class Experiment:
             )
 
     def check_masks(self) -> None:
-        """Refuses to mask bands of frequency where frames are samples; looks at the front end's files."""
+        """Refuse frequency masks if frames are samples; this reads the front end's files."""
         if self.augment.num_frequency_masks and getattr(self.frontend, "is_waveform", False):
-            raise ValueError(
-                "a waveform has no bands of frequency to mask: set augment.num_frequency_masks=0"
-            )
+            raise ValueError("a waveform has no frequency bands to mask: set augment.num_frequency_masks=0")
 
     def chosen(self, names: Sequence[str]) -> dict[str, Run]:
-        """The runs with these names, in the experiment's order; all of them if no name is given."""
+        """Return the runs with these names, in the experiment's order; all runs if no name is given."""
         for name in names:
             if name not in self.runs:
                 raise config.unknown(name, self.runs, "", "run")
         return {name: run for name, run in self.runs.items() if not names or name in names}
 
     def model_of(self, name: str) -> ModelConfig:
-        """The model of a run."""
+        """Return the model of a run."""
         return self.runs[name].model or self.model
 
     def blueprint(self, name: str) -> Blueprint:
-        """What the model of a run is made of."""
+        """Return the front end and the model of a run."""
         return Blueprint(self.frontend, self.model_of(name))

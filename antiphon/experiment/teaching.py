@@ -1,4 +1,4 @@
-"""What self-training needs of an experiment: who has no texts, who teaches, and with which language model."""
+"""Self-training in an experiment: clients without texts, the teacher, and its language model."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from antiphon.tasks.pseudo_labels import Labelling
 
 
 def unlabelled_clients(run: Run, clients: Sequence[str], seed: int) -> list[str]:
-    """The clients of a run that have no texts; those that have were drawn, the same ones every time."""
+    """Return the clients of a run that have no texts: a draw that depends on the seed only."""
     names = sorted(clients)
     order = np.random.default_rng(derive(seed, "labelled")).permutation(len(names))
-    return sorted(names[place] for place in order[round(run.labelled * len(names)) :])
+    return sorted(names[index] for index in order[round(run.labelled * len(names)) :])
 
 
 @dataclass(frozen=True)
 class CheckedLabels:
-    """Before any run begins: refuse a teacher that cannot do its work, or that has none.
+    """Checks labels before any run begins: refuses a teacher that does not work, or has nothing to label.
 
-    `teacher` has the model that will label, unless that is in a folder: then it is the run's own.
+    `teacher` has the model that labels; if that is in a folder, it has the run's own.
     """
 
     run: Run
@@ -42,7 +42,7 @@ class CheckedLabels:
     server_texts: Callable[[], Sequence[str]]
 
     def __call__(self, labels: Labelling, teacher_run: str, teacher_folder: str) -> tuple[Labelling, str]:
-        indices = [index for own in self.clients.values() for index in own.tolist()]
+        indices = [index for utterances in self.clients.values() for index in utterances.tolist()]
         if self.run.labelled == 1 and all(self.store.text(index) for index in indices):
             raise ValueError("every utterance has a text, so there is nothing to label: set labelled below 1")
         teacher = self.teacher
@@ -55,12 +55,9 @@ class CheckedLabels:
                 )
         fusion = None
         if labels.lm is not None:
-            ngrams = (
-                load_ngram(labels.lm.path)
-                if labels.lm.path
-                else estimate(self.server_texts(), labels.lm.order)
-            )
-            fusion = Fusion(ngrams, labels.lm.weight, labels.lm.word_bonus)
+            lm = labels.lm
+            ngrams = load_ngram(lm.path) if lm.path else estimate(self.server_texts(), lm.order)
+            fusion = Fusion(ngrams, lm.weight, lm.word_bonus)
         beam_for(teacher.model, labels.width, fusion)
         if labels.second_pass is not None:
             load_sentence_model(labels.second_pass.path)
@@ -69,9 +66,9 @@ class CheckedLabels:
 
 @dataclass(frozen=True)
 class ResolvedLabels:
-    """When a run begins: paths of the teacher and of its language model that every process can open.
+    """Resolves labels when a run begins: every process can open the paths of teacher and language model.
 
-    A language model of the server's texts is written into the run's folder.
+    A language model of the server's texts is written to the run's folder.
     """
 
     out: Path

@@ -73,7 +73,7 @@ class Jobs:
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Jobs]:
-    monkeypatch.setattr(jobs, "LOOK", 0.02)
+    monkeypatch.setattr(jobs, "INTERVAL", 0.02)
 
     def make(**bodies: str) -> Jobs:
         found = Jobs(tmp_path, bodies)
@@ -116,8 +116,8 @@ def test_one_that_fails_takes_those_along_that_need_it(made):
     failed = trial.run({"bad": [], "after": ["bad"], "later": ["after"], "good": [], "dead": []}, 2)
     assert failed == {
         "bad": "error: no such folder",
-        "after": "bad failed, which it needs",
-        "later": "after failed, which it needs",
+        "after": "it needs bad, which failed",
+        "later": "it needs after, which failed",
         "dead": "killed by signal 9",
     }
     assert set(trial.times()) == {"good"}
