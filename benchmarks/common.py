@@ -22,7 +22,7 @@ from antiphon.data.corpus import FORMAT as CORPUS_FORMAT
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.store import FeatureStore, compute_features
 from antiphon.data.tokens import Characters
-from antiphon.experiment.provenance import commit, versions
+from antiphon.experiment.folder import commit, versions
 
 RESULTS = Path(__file__).parent / "results"
 TOKENS = Characters(" abcdefghijklmnopqrstuvwxyz'")

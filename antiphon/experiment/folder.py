@@ -1,9 +1,13 @@
-"""The folder of an experiment: it belongs to one experiment on one corpus."""
+"""The folder of an experiment, which belongs to one experiment on one corpus; versions and commit."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import platform
+import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from antiphon.experiment.score import write_json
 from antiphon.experiment.settings import Experiment
 
 EXPERIMENT_FORMAT = "antiphon-experiment/1"
+PACKAGES = "antiphon torch numpy safetensors sentencepiece onnxruntime rapidfuzz transformers peft"
 
 
 def check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
@@ -69,3 +74,29 @@ def claim_folder(out: Path, experiment: Experiment, data: Path, fingerprint: str
         "config": config.to_dict(experiment),
     }
     write_json(path, body)
+
+
+def versions() -> dict[str, str]:
+    """Return the version of Python and of each package that is installed."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES.split():
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def commit() -> str | None:
+    """Return the commit of this checkout, with a + if files were changed; None outside a checkout."""
+    here = Path(__file__).parents[2]
+    if not (here / ".git").exists():
+        return None
+    try:
+        head = _git(here, "rev-parse", "--short=12", "HEAD")
+        return f"{head}+" if _git(here, "status", "--porcelain", "--untracked-files=no") else head
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()

@@ -205,9 +205,7 @@ def hold_out(
     for client, indices in clients.items():
         count = max(1, round(share * len(indices)))
         if count >= len(indices):
-            raise ValueError(
-                f"client {client!r} has {len(indices)} utterances: too few to hold out {share:g}"
-            )
+            raise ValueError(f"client {client!r} has only {len(indices)} utterances to hold out {share:g} of")
         order = np.random.default_rng(derive(seed, "held out", client)).permutation(len(indices))
         train[client], test[client] = np.sort(indices[order[count:]]), np.sort(indices[order[:count]])
     return train, test

@@ -14,11 +14,10 @@ from antiphon.clients.client import ClientRuntime
 from antiphon.clients.states import ClientStates
 from antiphon.core import Pool, Stopped, Tensors
 from antiphon.engine import Engine, Listener, Silent
-from antiphon.experiment.folder import check_folder, claim_folder
+from antiphon.experiment.folder import check_folder, claim_folder, commit, versions
 from antiphon.experiment.jobs import run_jobs
 from antiphon.experiment.personal_scores import score_clients
 from antiphon.experiment.preparation import Prepared, device_name, prepare, structure_in
-from antiphon.experiment.provenance import commit, versions
 from antiphon.experiment.score import score, write_json
 from antiphon.experiment.settings import Experiment, Run
 from antiphon.experiment.starting import load_start
@@ -172,17 +171,13 @@ def run_one(
 ) -> Scores:
     """Train and score one run."""
     experiment, folder = prepared.experiment, out / name
-    run, clients, valid = (
-        experiment.runs[name],
-        sorted(prepared.clients[name]),
-        sorted(prepared.valid_clients()),
-    )
+    run, clients = experiment.runs[name], sorted(prepared.clients[name])
+    valid = sorted(prepared.valid_clients())
     begin = group.on_rank_zero(lambda: load_start(run, out, prepared.fresh[name]))
     start, recognizer = begin["params"], prepared.recognizer(name, begin["submodel"])
-    runtime = ClientRuntime(
-        prepared.store_of(name), prepared.tokens, recognizer.model, start,
-        experiment.augment, prepared.device, experiment.bfloat16,
-    )  # fmt: skip
+    store, tokens, device = prepared.store_of(name), prepared.tokens, prepared.device
+    options = (experiment.augment, device, experiment.bfloat16)
+    runtime = ClientRuntime(store, tokens, recognizer.model, start, *options)
 
     def open_folder() -> None:
         folder.mkdir(parents=True, exist_ok=True)

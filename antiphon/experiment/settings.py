@@ -176,9 +176,8 @@ class Experiment:
         small: set[str] = set()  # runs that end with a pruned model
         for name, run in self.runs.items():
             if run.makes_submodel and run.start_run in small:
-                raise ValueError(
-                    f"run {name!r} would prune the model of {run.start_run!r}, which is pruned already"
-                )
+                pruned = f"the model of {run.start_run!r}, which is pruned already"
+                raise ValueError(f"run {name!r} would prune {pruned}")
             if run.makes_submodel or run.start_run in small:
                 small.add(name)
             self._check_run(name, run, known)

@@ -50,9 +50,7 @@ class CheckedLabels:
             frontend = teacher.blueprint.frontend
             teacher = Recognizer.load(teacher_folder)
             if teacher.blueprint.frontend != frontend:
-                raise ValueError(
-                    f"the teacher in {teacher_folder} has another front end: this run has {frontend}"
-                )
+                raise ValueError(f"the teacher in {teacher_folder} has another front end than {frontend}")
         fusion = None
         if labels.lm is not None:
             lm = labels.lm

@@ -83,10 +83,8 @@ SERVER_LR = "algorithm.server.lr"
 ONLINE = Run(Central(LocalTraining(epochs=1)), "federated", Iid(1), rounds=Rounds(total=1, cohort=1))
 SOFTMAX = replace(PLAIN, weighting=SoftmaxLoss(1.0))
 BY_NORM, CLIPPED = replace(PLAIN, weighting=ByNorm()), replace(PLAIN, clipping=ClipLayersRelative())
-BMUF, FEDAVG = (
-    _federated(bmuf(ENCODER_LOCAL), Iid(PARTS)),
-    _federated(fedavg(ENCODER_LOCAL), total=FEDAVG_ROUNDS),
-)
+BMUF = _federated(bmuf(ENCODER_LOCAL), Iid(PARTS))
+FEDAVG = _federated(fedavg(ENCODER_LOCAL), total=FEDAVG_ROUNDS)
 # The same number of trials for every row.
 TRIALS = {
     "central-online": Trials("algorithm.local.lr", ONLINE, (1e-4, 3e-4, 1e-3), 1e-4),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from antiphon.report import heat_maps, plots, speaker_plots, tables
+from antiphon.report import plots, speaker_plots, tables
 from antiphon.report.drawing import look
 from antiphon.report.run_folder import RunFolder
 from antiphon.scoring.statistics import plural, worst_decile
@@ -29,11 +29,9 @@ def of_results(runs: Sequence[RunFolder], rows: Sequence[tables.Result]) -> list
     pairs = list(zip(rows, looks, strict=True))
     marks = [(row.label, row.evaluation.overall.words.rate, row.wer, style) for row, style in pairs]
     lines = [(rates, style) for row, style in pairs if (rates := tables.word_rates(row.evaluation))]
-    overlap = (
-        "Bars: 95 % intervals over speakers. Bars that overlap may still differ: see the paired columns."
-    )
+    bars = "Bars: 95 % intervals over speakers. Bars that overlap may still differ: see the paired columns."
     left = "Further left is better. Grey and dashed: the starting model."
-    return [Figure(speaker_plots.forest(marks), overlap), Figure(speaker_plots.distribution(lines), left)]
+    return [Figure(speaker_plots.forest(marks), bars), Figure(speaker_plots.distribution(lines), left)]
 
 
 def of_curves(runs: Sequence[RunFolder]) -> list[Figure]:
@@ -60,10 +58,10 @@ def of_speakers(run: RunFolder, split: str) -> list[Figure]:
     names = sorted(after, key=lambda name: (-after[name], name))
     if not names:
         return []
-    if len(names) <= speaker_plots.MAX_ROWS:
+    if len(names) <= speaker_plots.MAX_NAMES:
         svg = speaker_plots.dumbbells(before, after, names, "WER before and after, by speaker", wide=True)
         return [Figure(svg, "Worst after training first; the worst decile is tinted and in bold.", True)]
-    shown = worst_decile(after)[: speaker_plots.MAX_ROWS // 2]
+    shown = worst_decile(after)[: speaker_plots.MAX_NAMES // 2]
     title = f"The {plural(len(shown), 'worst speaker')}"
     return [
         Figure(speaker_plots.scatter(before, after), "Each dot is a speaker; below the line is better."),
@@ -77,13 +75,13 @@ def of_weights(run: RunFolder) -> list[Figure]:
     if num_clients == 0:
         return []
     caption = "1× is an equal share of the round."
-    if num_clients > heat_maps.MAX_LINES:
+    if num_clients > speaker_plots.MAX_LINES:
         caption = f"Heaviest on average first. White: not drawn, or no answer. {caption}"
-    figures = [Figure(heat_maps.weights_over_rounds(run), caption, wide=True)]
+    figures = [Figure(speaker_plots.weights_over_rounds(run), caption, wide=True)]
     if not tables.weights_by_kind(run):
         return figures
     caption = f"{len(run.corrupted)} of {run.num_clients} clients were corrupted; a star marks them below."
-    return [Figure(heat_maps.clean_and_corrupted(run), caption, wide=True), *figures]
+    return [Figure(speaker_plots.clean_and_corrupted(run), caption, wide=True), *figures]
 
 
 def of_costs(runs: Sequence[RunFolder]) -> list[Figure]:

@@ -10,7 +10,7 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from antiphon.report import figures, heat_maps, plots, tables
+from antiphon.report import figures, plots, speaker_plots, tables
 from antiphon.report.attention_summary import attention_rows
 from antiphon.report.drawing import Look, look
 from antiphon.report.figures import Figure
@@ -65,7 +65,7 @@ def _context(runs: Sequence[RunFolder]) -> dict[str, Any]:
         "speaker_rows": tables.speaker_rows(main),
         "attention_rows": attention,
         "attention": [
-            (row.label, [Figure(heat_maps.attention_maps(row.after.examples), ATTENTION, wide=True)])
+            (row.label, [Figure(speaker_plots.attention_maps(row.after.examples), ATTENTION, wide=True)])
             for row in attention
         ],
         "columns": [row.label for row in main],

@@ -217,9 +217,8 @@ def _stack_seconds(axes: Axes, run: RunFolder) -> None:
     if not run.clock:
         return
     keys = ("round", "train_seconds", "task_evaluate_seconds", "valid_seconds", "seconds")
-    rounds, train, candidates, valid, total = np.array(
-        [[entry.get(key) or 0 for key in keys] for entry in run.clock], dtype=float
-    ).T
+    table = np.array([[entry.get(key) or 0 for key in keys] for entry in run.clock], dtype=float)
+    rounds, train, candidates, valid, total = table.T
     layers = {
         "training": (train - candidates, PALETTE[0]),
         "candidates": (candidates, PALETTE[1]),  # models that a round measured before it chose one

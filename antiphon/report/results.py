@@ -97,8 +97,8 @@ def _worst(runs: Sequence[RunFolder], split: str) -> str:
 def _speaker_table(rows: Sequence[tables.Result]) -> str:
     head = ["speaker", "words", *(f"{row.label}, WER %" for row in rows)]
     cells = (
-        [speaker.name + " *" * speaker.is_worst, f"{speaker.num_words:,}", *map(percent, speaker.rates)]
-        for speaker in tables.speaker_rows(rows)
+        [row.name + " *" * row.is_worst, f"{row.num_words:,}", *map(percent, row.rates)]
+        for row in tables.speaker_rows(rows)
     )
     return _table(head, cells) + f"\n\n\\* the worst decile of {_plain(rows[-1].label if rows else '')}"
 

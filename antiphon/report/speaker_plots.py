@@ -1,4 +1,4 @@
-"""Figures by speaker: before and after training, the worst decile, and runs compared."""
+"""Figures by speaker and by client: WER before and after training, weights over rounds, attention."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from antiphon.report.attention_summary import Example, centres
 from antiphon.report.drawing import (
     FAINT,
     HALF,
@@ -19,19 +23,32 @@ from antiphon.report.drawing import (
     WHOLE,
     Look,
     as_svg,
+    draw_line,
     legend,
+    look,
     new_figure,
     percent_axis,
     plot,
+    rounds_axis,
     shorten,
 )
+from antiphon.report.run_folder import Array, RunFolder
+from antiphon.report.tables import relative_weights, weights_by_kind
 from antiphon.scoring.statistics import Interval, worst_decile
 
-MAX_ROWS = 30  # speakers shown by name
+MAX_NAMES = 30  # speakers shown by name
 BETTER, WORSE, TINT = PALETTE[0], PALETTE[1], "#fbeee6"
 START = Look(MUTED, (0, (3, 1.5)))  # the starting model
 DOT: dict[str, Any] = {"marker": "o", "linestyle": "none"}
 RING: dict[str, Any] = {**DOT, "markerfacecolor": "white", "markeredgecolor": MUTED, "markeredgewidth": 1.3}
+CELLS: dict[str, Any] = {"aspect": "auto", "interpolation": "none"}  # of a heat map
+MAX_LINES = 6  # clients drawn as lines; more become rows of a heat map
+MAX_ROWS, MAX_COLUMNS = 48, 150  # of the heat map; more clients share rows, more rounds share columns
+Groups = Sequence[npt.NDArray[np.intp]]
+
+# Purple to orange, safe for every colour vision; grey in the middle, because white means "not drawn".
+WEIGHTS = ["#3b1a6b", "#7a63ad", "#b9b2d6", "#dcdcdc", "#f5b865", "#d97a12", "#7f3b08"]
+ATTENTION = ["#ffffff", "#cfe3f1", "#56b4e9", "#0072b2", "#00263d"]
 
 
 @as_svg
@@ -60,10 +77,8 @@ def dumbbells(
     axes.set_xlim(left=0)
     percent_axis(axes.xaxis)
     axes.set_xlabel("word error rate")
-    keys = [
-        Line2D([], [], markersize=6, **style)
-        for style in (RING, DOT | {"color": BETTER}, DOT | {"color": WORSE})
-    ]
+    styles = (RING, DOT | {"color": BETTER}, DOT | {"color": WORSE})
+    keys = [Line2D([], [], markersize=6, **style) for style in styles]
     legend(axes, keys, ["before", "after, better", "after, worse"])
     return figure
 
@@ -128,4 +143,111 @@ def forest(rows: Sequence[tuple[str, float, Interval | None, Look]]) -> Figure:
     percent_axis(axes.xaxis)
     axes.margins(x=0.08)
     axes.set_xlabel("95 % interval over speakers")
+    return figure
+
+
+@as_svg
+def weights_over_rounds(run: RunFolder) -> Figure:
+    """Draw lines for a few clients, a heat map for more, with groups of clients as rows for many.
+
+    Corrupted clients have a star.
+    """
+    clients, weights = relative_weights(run)
+    names = [f"* {name}" if name in run.corrupted else name for name in clients]
+    rounds = np.array([float(entry["round"]) for entry in run.trained])
+    if len(clients) > MAX_LINES:
+        return _weight_map(names, weights, rounds)
+    drawn = np.isfinite(weights)
+    lines = {name: (rounds[d], row[d]) for name, row, d in zip(names, weights, drawn, strict=True)}
+    return _weight_lines("Weight of each client over an equal share", 3.0, lines, run.num_finished)[0]
+
+
+@as_svg
+def clean_and_corrupted(run: RunFolder) -> Figure:
+    """Draw the mean weight of clean and of corrupted clients by round."""
+    title = "Mean weight of clean and corrupted clients over an equal share"
+    figure, axes = _weight_lines(title, 2.4, weights_by_kind(run), run.num_finished)
+    axes.set_ylim(bottom=0)
+    return figure
+
+
+def _weight_lines(
+    title: str, height: float, lines: Mapping[str, tuple[Array, Array]], last: int
+) -> tuple[Figure, Axes]:
+    """Draw (rounds, weights) by name, with a line at an equal share."""
+    figure, axes = new_figure(WHOLE, height)
+    axes.set_title(title)
+    for index, (rounds, weights) in enumerate(lines.values()):
+        draw_line(axes, rounds, weights, look(index))
+    axes.axhline(1, color=FAINT, linewidth=1, zorder=0)
+    rounds_axis(axes, last)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}×"))
+    legend(axes, [Line2D([], [], color=look(index).colour) for index in range(len(lines))], list(lines))
+    return figure, axes
+
+
+def _weight_map(clients: Sequence[str], weights: Array, rounds: Array) -> Figure:
+    mean = np.array([np.nanmean(row) if np.isfinite(row).any() else -np.inf for row in weights])
+    order = np.argsort(-mean, kind="stable")
+    per_row = -(-len(order) // MAX_ROWS)
+    rows = np.array_split(order, -(-len(order) // per_row))
+    columns = np.array_split(np.arange(len(rounds)), min(MAX_COLUMNS, len(rounds)))
+    strength = np.log2(np.maximum(_block_means(weights, rows, columns), 1e-9))
+    # 98 % of the cells decide the scale, so that one odd client does not make the others pale.
+    limit = np.clip(np.nanquantile(np.abs(strength), 0.98), 0.5, 4) if np.isfinite(strength).any() else 1.0
+    figure, axes = new_figure(WHOLE, 1.3 + (0.125 if per_row == 1 else 0.085) * max(len(rows), 16))
+    extent = (rounds[0] - 0.5, rounds[-1] + 0.5, len(rows) - 0.5, -0.5)
+    colours = LinearSegmentedColormap.from_list("weights", WEIGHTS)
+    image = axes.imshow(strength, cmap=colours, vmin=-limit, vmax=limit, extent=extent, **CELLS)
+    axes.grid(visible=False)
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(9, integer=True))
+    _name_rows(axes, clients, rows)
+    ticks = np.arange(-4, 4.5, 1 if limit >= 2 else 0.5)
+    bar = figure.colorbar(image, ax=axes, pad=0.012, aspect=28, fraction=0.03, ticks=ticks)
+    bar.outline.set_visible(False)
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{2.0**value:.2g}×"))
+    bar.ax.grid(visible=False)
+    shown = "each client" if len(rows) == len(clients) else f"{len(clients):,} clients in {len(rows)} groups"
+    axes.set_title(f"Weight of {shown} over an equal share")
+    return figure
+
+
+def _block_means(weights: Array, rows: Groups, columns: Groups) -> Array:
+    """Return the mean of each block of `weights` [clients, rounds]; NaN entries are ignored."""
+    drawn = np.isfinite(weights)
+    blocks = []
+    for values in (np.where(drawn, weights, 0.0), drawn.astype(float)):
+        sums = np.stack([values[row].sum(axis=0) for row in rows])
+        blocks.append(np.add.reduceat(sums, [column[0] for column in columns], axis=1))
+    return np.divide(blocks[0], blocks[1], out=np.full(blocks[0].shape, np.nan), where=blocks[1] > 0)
+
+
+def _name_rows(axes: Axes, clients: Sequence[str], rows: Groups) -> None:
+    if len(rows) == len(clients):
+        axes.set_yticks(np.arange(len(rows)), [shorten(clients[row[0]], 18) for row in rows])
+        axes.tick_params(axis="y", labelsize=8.5 if len(rows) <= 24 else 7, labelcolor=INK)
+        return
+    axes.set_yticks([0, len(rows) / 2 - 0.5, len(rows) - 1], ["heaviest", "", "lightest"])
+    axes.set_ylabel("clients by mean weight", labelpad=-28, color=MUTED)
+
+
+@as_svg
+def attention_maps(examples: Sequence[Example]) -> Figure:
+    """Draw a panel per utterance: tokens from the top, time from the left, a line through the centres."""
+    colours = LinearSegmentedColormap.from_list("attention", ATTENTION)
+    num_rows = -(-len(examples) // 2)
+    figure = Figure(figsize=(WHOLE, 0.4 + 2.7 * num_rows), layout="constrained")
+    panels = figure.subplots(num_rows, 2, squeeze=False).flatten()
+    for axes, example in zip(panels, examples, strict=False):
+        num_tokens, num_frames = example.weights.shape
+        extent = (0.0, example.seconds, num_tokens + 0.5, 0.5)
+        axes.imshow(example.weights, cmap=colours, vmin=0, extent=extent, **CELLS)
+        seconds = (centres(example.weights) + 0.5) * example.seconds / num_frames
+        axes.plot(seconds, np.arange(1, num_tokens + 1), color=PALETTE[1], linewidth=1.0)
+        axes.grid(visible=False)
+        axes.set(title=shorten(example.speaker), xlabel="seconds", ylabel="token")
+        axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+    for axes in panels[len(examples) :]:
+        axes.set_visible(False)
     return figure

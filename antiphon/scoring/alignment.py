@@ -29,9 +29,8 @@ class AlignedUtterance:
 
     @property
     def errors(self) -> Errors:
-        return Errors.count(
-            (edit for edit, _, _ in self.rows), sum(said is not None for _, said, _ in self.rows)
-        )
+        length = sum(said is not None for _, said, _ in self.rows)
+        return Errors.count((edit for edit, _, _ in self.rows), length)
 
 
 @dataclass(frozen=True)
@@ -82,15 +81,7 @@ def format_alignments(title: str, utterances: Sequence[AlignedUtterance]) -> str
     # Errors are in capitals, as sclite has them, unless capitals are part of the spelling.
     words = (word for utterance in utterances for row in utterance.rows for word in row[1:])
     capitals = all(word is None or word == word.lower() for word in words)
-    lines = [
-        "",
-        "",
-        "\t\tDUMP OF SYSTEM ALIGNMENT STRUCTURE",
-        "",
-        f"System name:   {title}",
-        "",
-        "Speakers: ",
-    ]
+    lines = f"\n\n\t\tDUMP OF SYSTEM ALIGNMENT STRUCTURE\n\nSystem name:   {title}\n\nSpeakers: ".split("\n")
     lines += [f"{number:5}:  {speaker}" for number, speaker in enumerate(speakers)] + [""]
     for number, (speaker, group) in enumerate(speakers.items()):
         lines.append(f"Speaker sentences{number:4}:  {speaker}   #utts: {len(group)}")

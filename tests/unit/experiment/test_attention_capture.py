@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from world import FRONTEND, MODELS, World
 
-from antiphon.experiment.attention_capture import attend, attention_of, spread
-from antiphon.experiment.score import score
+from antiphon.experiment.score import attend, attention_of, score, spread
 from antiphon.models.las import Las
 from antiphon.recognizer import Blueprint, Recognizer
 
