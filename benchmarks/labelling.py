@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from antiphon.core import Task
 from antiphon.experiment.preparation import Prepared, prepare
 from antiphon.experiment.settings import Experiment, Run
 from antiphon.experiment.starting import load_start
-from antiphon.experiment.teaching import ResolvedLabels
+from antiphon.experiment.teaching import resolve_labels
 from antiphon.pools.local import LocalPool
 from antiphon.pools.process_group import SingleProcess
 from antiphon.report.run_folder import read_json
@@ -152,7 +153,7 @@ def taught(prepared: Prepared, name: str, out: Path) -> SelfTrained:
     """The algorithm of a run, with a language model that can be opened."""
     (out / name).mkdir(exist_ok=True)  # n-grams of the server's texts are written there
     algorithm = prepared.experiment.runs[name].algorithm
-    resolve = ResolvedLabels(out, out / name, SingleProcess(), prepared.server_texts)
+    resolve = partial(resolve_labels, out, out / name, SingleProcess(), prepared.server_texts)
     valid = tuple(sorted(prepared.valid_clients()))
     found = prepare_algorithm(algorithm, RunContext(valid=valid, resolve_labels=resolve))
     if not isinstance(found, SelfTrained):

@@ -89,19 +89,16 @@ class Job:
                 self.shown = entry["round"]
         if code is not None:
             self.output.close()
-            if code == 0 and not self._output.stat().st_size:
-                self._output.unlink()
+            path = self.folder / OUTPUT
+            if code == 0 and not path.stat().st_size:
+                path.unlink()
         return code
 
     def reason(self, code: int) -> str:
         """Return why it failed: its last error message, or the last line it printed."""
-        lines = self._output.read_text(errors="replace").splitlines()
+        lines = (self.folder / OUTPUT).read_text(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith(("error:", "Stopped:"))] or lines
         return errors[-1] if errors else f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-
-    @property
-    def _output(self) -> Path:
-        return self.folder / OUTPUT
 
     def _news(self) -> list[dict[str, Any]]:
         """Return journal entries since the last look; all of them if the journal has been cut back."""

@@ -6,8 +6,9 @@ Two evaluations are written to evaluation/held-out/: `global` with the server's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,20 +63,17 @@ def score_clients(
         worker = SpeechWorker(runtime, prepared.clients[name], states, held_out)
         notes = {"split": SPLIT, "which": which, "round": outcome.best_round}
         recognizer = Recognizer(prepared.recognizer(name).blueprint, prepared.tokens, runtime.model)
-        hypotheses = _hypotheses(worker, sent.tasks[0])
+        hypotheses = partial(_recognise_clients, worker, sent.tasks[0])
         target = folder / "evaluation" / SPLIT / which
         score(recognizer, prepared.store, indices, target, notes, hypotheses=hypotheses)
 
 
-def _hypotheses(worker: SpeechWorker, task: Task) -> Callable[[], dict[int, str]]:
-    def recognise_all() -> dict[int, str]:
-        """Recognise the utterances of every client with the model that the task gives it."""
-        texts: dict[int, str] = {}
-        for client, indices in sorted(worker.held_out.items()):
-            entered = worker.enter(task, client)
-            runtime = entered.client.runtime
-            runtime.load(entered.task.tensors)
-            texts |= recognise(runtime.model, runtime.tokens, runtime.store, indices, feed=runtime.feed)
-        return texts
-
-    return recognise_all
+def _recognise_clients(worker: SpeechWorker, task: Task) -> dict[int, str]:
+    """Recognise the utterances of every client with the model that the task gives it."""
+    texts: dict[int, str] = {}
+    for client, indices in sorted(worker.held_out.items()):
+        entered = worker.enter(task, client)
+        runtime = entered.client.runtime
+        runtime.load(entered.task.tensors)
+        texts |= recognise(runtime.model, runtime.tokens, runtime.store, indices, feed=runtime.feed)
+    return texts

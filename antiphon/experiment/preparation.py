@@ -25,7 +25,7 @@ from antiphon.data.tokens import Tokens
 from antiphon.engine import initial_state
 from antiphon.experiment.settings import Experiment
 from antiphon.experiment.starting import check_start
-from antiphon.experiment.teaching import CheckedLabels, unlabelled_clients
+from antiphon.experiment.teaching import check_labels, unlabelled_clients
 from antiphon.models.model import Model
 from antiphon.models.reduced import structure_of
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
@@ -109,14 +109,10 @@ def valid_clients(experiment: Experiment, store: FeatureStore) -> dict[str, np.n
     return {f"valid/{s}": store.where(split, [s]) for s in store.speakers(split)}
 
 
-def structure_in(recognizer: Recognizer) -> Callable[[], Sequence[Layer]]:
-    """Return a function that finds the prunable layers of a model, or raises an error that says why not."""
-
-    def structure() -> Sequence[Layer]:
-        recognizer.blueprint.whole_model()
-        return structure_of(recognizer.model)
-
-    return structure
+def structure_in(recognizer: Recognizer) -> Sequence[Layer]:
+    """Return the prunable layers of a model, or raise an error that says why it cannot be pruned."""
+    recognizer.blueprint.whole_model()
+    return structure_of(recognizer.model)
 
 
 def choose_device(name: str) -> torch.device:
@@ -186,8 +182,8 @@ def prepare(
                 tuple(valid),
                 experiment.seed,
                 run.rounds.total,
-                structure=structure_in(start),
-                resolve_labels=CheckedLabels(run, teacher, store, clients[name], server_texts),
+                structure=partial(structure_in, start),
+                resolve_labels=partial(check_labels, run, teacher, store, clients[name], server_texts),
             )
             initial_state(prepare_algorithm(run.algorithm, context), fresh[name])
         except ValueError as error:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,7 +22,7 @@ from antiphon.experiment.preparation import Prepared, device_name, prepare, stru
 from antiphon.experiment.score import score, write_json
 from antiphon.experiment.settings import Experiment, Run
 from antiphon.experiment.starting import load_start
-from antiphon.experiment.teaching import ResolvedLabels
+from antiphon.experiment.teaching import resolve_labels
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.recognizer import Recognizer
 from antiphon.report import write_report
@@ -191,7 +192,11 @@ def run_one(
         """Measure the model on validation speakers, or clients' own models on what they held out."""
         return measure(pool, params, clients if run.held_out else valid, bool(run.held_out))
 
-    resolve_labels = ResolvedLabels(out, folder, group, prepared.server_texts)
+    context = RunContext(
+        valid=tuple(valid),
+        structure=partial(structure_in, recognizer),
+        resolve_labels=partial(resolve_labels, out, folder, group, prepared.server_texts),
+    )
     engine = Engine(
         run.algorithm,
         prepared.pool(name, runtime, group, states),
@@ -203,9 +208,7 @@ def run_one(
         listener=listener,
         group=group,
         expect=lambda cohort: prepared.expect(name, cohort),
-        context=RunContext(
-            valid=tuple(valid), structure=structure_in(recognizer), resolve_labels=resolve_labels
-        ),
+        context=context,
         states=states,
         faults=prepared.faults(name),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,61 +28,60 @@ def unlabelled_clients(run: Run, clients: Sequence[str], seed: int) -> list[str]
     return sorted(names[index] for index in order[round(run.labelled * len(names)) :])
 
 
-@dataclass(frozen=True)
-class CheckedLabels:
-    """Checks labels before any run begins: refuses a teacher that does not work, or has nothing to label.
+def check_labels(
+    run: Run,
+    teacher: Recognizer,
+    store: FeatureStore,
+    clients: Mapping[str, np.ndarray],
+    server_texts: Callable[[], Sequence[str]],
+    labels: Labelling,
+    teacher_run: str,
+    teacher_folder: str,
+) -> tuple[Labelling, str]:
+    """Refuse a teacher that does not work or has nothing to label, before any run begins.
 
     `teacher` has the model that labels; if that is in a folder, it has the run's own.
     """
-
-    run: Run
-    teacher: Recognizer
-    store: FeatureStore
-    clients: Mapping[str, np.ndarray]
-    server_texts: Callable[[], Sequence[str]]
-
-    def __call__(self, labels: Labelling, teacher_run: str, teacher_folder: str) -> tuple[Labelling, str]:
-        indices = [index for utterances in self.clients.values() for index in utterances.tolist()]
-        if self.run.labelled == 1 and all(self.store.text(index) for index in indices):
-            raise ValueError("every utterance has a text, so there is nothing to label: set labelled below 1")
-        teacher = self.teacher
-        if teacher_folder:
-            frontend = teacher.blueprint.frontend
-            teacher = Recognizer.load(teacher_folder)
-            if teacher.blueprint.frontend != frontend:
-                raise ValueError(f"the teacher in {teacher_folder} has another front end than {frontend}")
-        fusion = None
-        if labels.lm is not None:
-            lm = labels.lm
-            ngrams = load_ngram(lm.path) if lm.path else estimate(self.server_texts(), lm.order)
-            fusion = Fusion(ngrams, lm.weight, lm.word_bonus)
-        beam_for(teacher.model, labels.width, fusion)
-        if labels.second_pass is not None:
-            load_sentence_model(labels.second_pass.path)
-        return labels, teacher_folder
+    indices = [index for utterances in clients.values() for index in utterances.tolist()]
+    if run.labelled == 1 and all(store.text(index) for index in indices):
+        raise ValueError("every utterance has a text, so there is nothing to label: set labelled below 1")
+    if teacher_folder:
+        frontend = teacher.blueprint.frontend
+        teacher = Recognizer.load(teacher_folder)
+        if teacher.blueprint.frontend != frontend:
+            raise ValueError(
+                f"the teacher in {teacher_folder} has another front end: this run has {frontend}"
+            )
+    fusion = None
+    if (lm := labels.lm) is not None:
+        ngrams = load_ngram(lm.path) if lm.path else estimate(server_texts(), lm.order)
+        fusion = Fusion(ngrams, lm.weight, lm.word_bonus)
+    beam_for(teacher.model, labels.width, fusion)
+    if labels.second_pass is not None:
+        load_sentence_model(labels.second_pass.path)
+    return labels, teacher_folder
 
 
-@dataclass(frozen=True)
-class ResolvedLabels:
-    """Resolves labels when a run begins: every process can open the paths of teacher and language model.
+def resolve_labels(
+    out: Path,
+    folder: Path,
+    group: ProcessGroup,
+    server_texts: Callable[[], Sequence[str]],
+    labels: Labelling,
+    teacher_run: str,
+    teacher_folder: str,
+) -> tuple[Labelling, str]:
+    """Return paths of teacher and language model that every process can open, when a run begins.
 
     A language model of the server's texts is written to the run's folder.
     """
-
-    out: Path
-    folder: Path
-    group: ProcessGroup
-    server_texts: Callable[[], Sequence[str]]
-
-    def __call__(self, labels: Labelling, teacher_run: str, teacher_folder: str) -> tuple[Labelling, str]:
-        if teacher_run:
-            folder = self.out / teacher_run
-            if not self.group.on_rank_zero((folder / "model" / "model.safetensors").exists):
-                raise ValueError(f"a run is taught by {teacher_run!r}, which has not finished in {self.out}")
-            teacher_folder = str(folder)
-        lm = labels.lm
-        if lm is not None and not lm.path:
-            path = self.folder / "lm.arpa"
-            self.group.on_rank_zero(lambda: save_ngram(estimate(self.server_texts(), lm.order), path))
-            labels = replace(labels, lm=replace(lm, path=str(path)))
-        return labels, teacher_folder
+    if teacher_run:
+        teacher_folder = str(out / teacher_run)
+        if not group.on_rank_zero((out / teacher_run / "model" / "model.safetensors").exists):
+            raise ValueError(f"a run is taught by {teacher_run!r}, which has not finished in {out}")
+    lm = labels.lm
+    if lm is not None and not lm.path:
+        path = folder / "lm.arpa"
+        group.on_rank_zero(lambda: save_ngram(estimate(server_texts(), lm.order), path))
+        labels = replace(labels, lm=replace(lm, path=str(path)))
+    return labels, teacher_folder

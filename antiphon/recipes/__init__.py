@@ -16,9 +16,7 @@ from antiphon import config
 from antiphon.experiment.settings import Experiment
 from antiphon.recipes import single_algorithm, speech
 from antiphon.recipes.demo import demo
-from antiphon.recipes.librispeech_gap import librispeech
-from antiphon.recipes.pruning import pruning_librispeech
-from antiphon.recipes.self_training import self_training
+from antiphon.recipes.librispeech_tables import librispeech, pruning_librispeech, self_training
 from antiphon.recipes.session_adaptation import session_adaptation
 from antiphon.recipes.table1 import table1, table1_trials
 

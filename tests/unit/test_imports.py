@@ -44,10 +44,7 @@ LEVELS = {
 NOT_ROOMS = {"__main__"}  # calls the command line
 MAX_ROOT_FILES = 8
 # One subject in two layers may have one name.
-SHARED_NAMES = {
-    "pruning": {"algorithms", "recipes"},
-    "self_training": {"algorithms", "recipes"},
-}
+SHARED_NAMES: dict[str, set[str]] = {}
 
 # What must be importable without its extra: these are imported where they are used.
 EXTRAS = {
