@@ -1,4 +1,4 @@
-"""Tables on LibriSpeech: a small Conformer with CTC on the frozen encoder of Moonshine tiny (an ONNX file)."""
+"""Tables on LibriSpeech: a small Conformer with CTC on the frozen encoder of Moonshine tiny (ONNX)."""
 
 from __future__ import annotations
 
