@@ -52,10 +52,10 @@ def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def unpack(tree: Any, tensors: Mapping[str, Tensor], like: Any = None) -> Any:
-    """Return what `pack` packed.
+    """Return the value that `pack` was given.
 
-    A dataclass is built as an object of the class it had, which must be loaded already. Where that is not
-    found, because it has moved or was not written down, `like` gives the class.
+    A dataclass gets the class it had, which must be imported already. If that is not found, because it has
+    moved or an old checkpoint does not name it, `like` gives the class.
     """
     if isinstance(tree, dict) and (cls := _class_of(tree, like)) is not None:
         parts = _with_present_names({k: v for k, v in tree.items() if k != CLASS}, cls, like)
@@ -75,11 +75,11 @@ def _class_of(tree: Mapping[str, Any], like: Any) -> Any:
     if fresh is not None and hasattr(fresh, "renamed"):  # a state may be of a newer class than was written
         return fresh
     module, _, name = str(tree.get(CLASS, "")).partition(":")
-    found: Any = sys.modules.get(module)
+    cls: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, type) and is_dataclass(found):
-        return found
+        cls = getattr(cls, part, None)
+    if isinstance(cls, type) and is_dataclass(cls):
+        return cls
     if fresh is None and CLASS in tree:
         raise ValueError(f"a state holds a {tree[CLASS]}, which no module that is loaded defines")
     return fresh
