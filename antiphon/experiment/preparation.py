@@ -127,7 +127,8 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
-        raise ValueError(f"device {name!r} was not found: {error}") from error
+        hint = "use --device cpu, or install a CUDA build of torch"
+        raise ValueError(f"device {name!r} was not found ({error}): {hint}") from error
     return device
 
 

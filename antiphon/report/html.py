@@ -46,6 +46,12 @@ def _context(runs: Sequence[RunFolder]) -> dict[str, Any]:
     main = results[splits[0]] if splits else []
     trained = [run for run in runs if run.trained]
     attention = attention_rows(runs, splits[0]) if splits else []
+    updates, coverage = [], None
+    if trained:
+        norms = Figure(plots.update_norms(runs), "How far clients moved from the model they received.")
+        equal = "100 %: all clients of a round have the same weight."
+        updates = [Figure(plots.effective_clients(runs), equal), norms]
+        coverage = Figure(plots.coverage(runs), "Expected after T rounds: 1 − (1 − N/K)^T.")
     return {
         "runs": runs,
         "several": len(runs) > 1,
@@ -70,15 +76,8 @@ def _context(runs: Sequence[RunFolder]) -> dict[str, Any]:
         ],
         "columns": [row.label for row in main],
         "weights": [(run.label, figures.of_weights(run)) for run in trained if run.num_clients > 1],
-        "updates": [
-            Figure(plots.effective_clients(runs), "100 %: all clients of a round have the same weight."),
-            Figure(plots.update_norms(runs), "How far clients moved from the model they received."),
-        ]
-        if trained
-        else [],
-        "coverage": Figure(plots.coverage(runs), "Expected after T rounds: 1 − (1 − N/K)^T.")
-        if trained
-        else None,
+        "updates": updates,
+        "coverage": coverage,
         "coverage_rows": [(run, *_coverage(run)) for run in trained if run.num_clients],
         "failures": tables.failures(runs),
         "max_failures": MAX_FAILURES,
