@@ -17,9 +17,8 @@ from antiphon.core import Pool, Stopped, Tensors
 from antiphon.engine import Engine, Listener, Silent
 from antiphon.experiment.folder import check_folder, claim_folder, commit, versions
 from antiphon.experiment.jobs import run_jobs
-from antiphon.experiment.personal_scores import score_clients
 from antiphon.experiment.preparation import Prepared, device_name, prepare, structure_in
-from antiphon.experiment.score import score, write_json
+from antiphon.experiment.score import score, score_clients, write_json
 from antiphon.experiment.settings import Experiment, Run
 from antiphon.experiment.starting import load_start
 from antiphon.experiment.teaching import resolve_labels

@@ -1,12 +1,18 @@
-"""Scores of a model on a split: errors by speaker and session, and transcripts."""
+"""Scores of models: errors by speaker and session, transcripts, and attention.
+
+Clients that have their own models are scored on the utterances that each held out. Two evaluations are
+written to evaluation/held-out/: `global` with the server's model for every client, and `best` with the model
+of each client: its personal layers, or its own copy.
+"""
 
 from __future__ import annotations
 
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -15,9 +21,15 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from antiphon.clients.client import ClientRuntime
+from antiphon.clients.states import ClientStates
+from antiphon.clients.worker import SpeechWorker
+from antiphon.core import Collected, Task, Update, Weigh
 from antiphon.data.batches import unlabelled_batches
 from antiphon.data.store import FeatureStore
 from antiphon.decoding.search import BATCH_SECONDS, recognise
+from antiphon.engine import Outcome
+from antiphon.experiment.preparation import Prepared
 from antiphon.models.las import Las
 from antiphon.recognizer import Recognizer
 from antiphon.records.files import replace_file
@@ -25,8 +37,11 @@ from antiphon.report.attention_summary import FILE, FORMAT, monotonicity, span
 from antiphon.scoring.error_rate import Tally
 from antiphon.scoring.normalisation import Normalisation
 from antiphon.scoring.trn import write_trn
+from antiphon.server.run_context import personal_pool
+from antiphon.tasks.submodel import SubmodelPool
 
 MEASURED, DRAWN = 64, 4  # utterances whose attention is measured and drawn
+HELD_OUT = "held-out"  # the split of clients' own utterances
 DECIMALS = 3  # of a weight in the file
 
 
@@ -82,6 +97,56 @@ def score(
 
 def write_json(path: Path, body: dict[str, Any]) -> None:
     replace_file(path, lambda unfinished: unfinished.write_text(json.dumps(body, indent=1) + "\n"))
+
+
+@dataclass
+class SentTasks:
+    """A pool that sends nothing: it records the tasks that it is given."""
+
+    tasks: list[Task] = field(default_factory=list)
+
+    def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
+        self.tasks.append(task)
+        return Update.nothing()
+
+    def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
+        raise NotImplementedError("evaluation collects nothing")
+
+
+def score_clients(
+    prepared: Prepared,
+    name: str,
+    algorithm: Any,
+    runtime: ClientRuntime,
+    outcome: Outcome,
+    states: ClientStates,
+    folder: Path,
+) -> None:
+    """Write the scores of a run's clients, with the server's model and with their own."""
+    held_out = prepared.held_out[name]
+    indices = np.concatenate([held_out[client] for client in sorted(held_out)])
+    for which, is_personal in (("global", False), ("best", True)):
+        sent = SentTasks()
+        pool = SubmodelPool(sent, outcome.submodel)
+        task = Task("evaluate", outcome.best, {"round": outcome.best_round})
+        (personal_pool(algorithm, pool) if is_personal else pool).reduce(task, [], lambda report: 0.0)
+        worker = SpeechWorker(runtime, prepared.clients[name], states, held_out)
+        notes = {"split": HELD_OUT, "which": which, "round": outcome.best_round}
+        recognizer = Recognizer(prepared.recognizer(name).blueprint, prepared.tokens, runtime.model)
+        hypotheses = partial(_recognise_clients, worker, sent.tasks[0])
+        target = folder / "evaluation" / HELD_OUT / which
+        score(recognizer, prepared.store, indices, target, notes, hypotheses=hypotheses)
+
+
+def _recognise_clients(worker: SpeechWorker, task: Task) -> dict[int, str]:
+    """Recognise the utterances of every client with the model that the task gives it."""
+    texts: dict[int, str] = {}
+    for client, indices in sorted(worker.held_out.items()):
+        entered = worker.enter(task, client)
+        runtime = entered.client.runtime
+        runtime.load(entered.task.tensors)
+        texts |= recognise(runtime.model, runtime.tokens, runtime.store, indices, feed=runtime.feed)
+    return texts
 
 
 def attention_of(model: Las, store: FeatureStore, indices: np.ndarray) -> dict[str, Any] | None:
