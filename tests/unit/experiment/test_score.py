@@ -26,7 +26,7 @@ STORE = SimpleNamespace(
 @pytest.fixture
 def scored(monkeypatch, tmp_path):
     """Scores of a recogniser that hears `HEARD`."""
-    monkeypatch.setattr(scoring, "recognise", lambda *arguments: dict(enumerate(HEARD)))
+    monkeypatch.setattr(scoring, "recognise", lambda *arguments, **options: dict(enumerate(HEARD)))
     recognizer = SimpleNamespace(model=torch.nn.Linear(1, 1), tokens=None)
 
     def run(*options):
