@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import threading
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from world import (
+    ALGORITHMS,
     BASES,
     COMBINATIONS,
     CONTEXT,
@@ -30,7 +32,8 @@ from world import (
 )
 
 from antiphon.clients.states import ClientStates
-from antiphon.core import Task, Update, Worker, lives_with_server, size_in_bytes
+from antiphon.core import ALGORITHMS as REGISTRY
+from antiphon.core import Algorithm, Task, Update, Worker, lives_with_server, size_in_bytes
 from antiphon.pools.recording import Faults, RecordingPool, no_faults
 from antiphon.server.run_context import parts_of, prepare
 
@@ -81,6 +84,23 @@ def begun(request: pytest.FixtureRequest, world: World, tmp_path_factory: pytest
     case, folder = COMBINATIONS[names], tmp_path_factory.mktemp("clients")
     fresh = Begun(world, case, pool, folder)
     return Begun(world, case, pool, folder, fresh.round(state=start(case, world.params()))[0])
+
+
+# --- Nobody is left out ---------------------------------------------------------------------------
+
+# Counts of words in place of a model: `tests/unit/personalisation` runs it through the engine.
+OTHER_CLIENTS = {"fmp"}
+
+
+def test_every_algorithm_of_the_package_is_checked_here() -> None:
+    """A new one is a line in `world.ALGORITHMS` or `world.BASES`, a new wrapper one in `world.WRAPPERS`."""
+    cases = [*ALGORITHMS.values(), *COMBINATIONS.values()]
+    checked = {type(part) for case in cases for part in parts_of(case.algorithm)}
+    own = {cls for cls in (REGISTRY[name] for name in REGISTRY) if cls.__module__.startswith("antiphon.")}
+    missing = {REGISTRY.name_of(cls) for cls in own - checked}
+    assert missing == OTHER_CLIENTS
+    wrappers = {REGISTRY.name_of(cls) for cls in own if typing.get_type_hints(cls).get("inner") is Algorithm}
+    assert wrappers <= WRAPPERS.keys()
 
 
 # --- Purity ---------------------------------------------------------------------------------------
