@@ -316,7 +316,8 @@ class Algorithm(Protocol[State]):
     - `prepare(context: RunContext) -> Algorithm`: what it must know before a run begins;
     - `check_run(run)`: refuses settings of a run that do not fit it, when an experiment is read;
     - `personal(pool) -> Pool`: a pool through which each client evaluates a model of its own;
-    - `effect` and `refuses`: which wrappers it cannot enclose (see `prepare`).
+    - `effect` and `refuses`: which wrappers it cannot enclose (see `check_order`);
+    - `trains_on_server`, `labels_speech`, `is_for_whole_models`: see `Central`, `SelfTrained`, `DgaRl`.
     """
 
     def init(self, params: Tensors) -> State: ...

@@ -43,7 +43,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -105,6 +105,7 @@ class DgaRl:
     exaggeration: float = 10.0  # 1 / (1 − β1) of the server's Adam; 1: the candidates themselves
     num_validation: int = 0  # clients that both models are measured on; 0: all the run validates on
     validation: tuple[str, ...] = ()  # their names; empty: drawn when the run begins
+    is_for_whole_models: ClassVar[bool] = True  # `antiphon prune` goes on with the inner algorithm
 
     def __post_init__(self) -> None:
         if self.exploration < 0 or not 0 <= self.exploration_decay <= 1:

@@ -32,6 +32,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import ClassVar
 
 import torch
 
@@ -47,6 +48,7 @@ class GeometricMedian:
     inner: FedAvg = hierarchical()
     iterations: int = 8
     smoothing: float = 1e-6
+    is_for_whole_models: ClassVar[bool] = True  # `antiphon prune` goes on with the inner algorithm
 
     def __post_init__(self) -> None:
         if self.iterations < 1:

@@ -32,17 +32,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
-from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.fedavg import FedAvg
-from antiphon.algorithms.geometric_median import GeometricMedian
 from antiphon.algorithms.pruning_scores import Allocation, ByWeight, Score, Unified, choose, num_kept
 from antiphon.algorithms.pruning_slices import Pattern, Slices, WholeColumn, cut, left, moving
-from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, Tensors, Update, WrapperState
 from antiphon.server.run_context import RunContext
 from antiphon.tasks.prunable_layers import EmbeddingLayer, LinearLayer, RecurrentLayer, check_structure
@@ -52,14 +49,17 @@ from antiphon.tasks.submodel import Submodel, SubmodelPool, expand, expand_parts
 def prunable_algorithm(algorithm: Any) -> Algorithm | None:
     """How clients train when the model of a finished run is pruned: as in that run; None: not federated.
 
-    Rules that compare or combine whole updates (DGA-RL, the geometric median) are left out.
+    Parts with `is_for_whole_models` are left out, such as rules that compare or combine whole updates.
     """
-    if isinstance(algorithm, Rehearsed):
-        inner = prunable_algorithm(algorithm.inner)
-        return inner and replace(algorithm, inner=inner)
-    if isinstance(algorithm, DgaRl | GeometricMedian):
-        return algorithm.inner
-    return algorithm if isinstance(algorithm, FedAvg) else None
+    if getattr(algorithm, "trains_on_server", False):
+        return None
+    if not hasattr(algorithm, "inner"):
+        trained: Algorithm = algorithm
+        return trained
+    inner = prunable_algorithm(algorithm.inner)
+    if inner is None or getattr(algorithm, "is_for_whole_models", False):
+        return inner
+    return cast("Algorithm", replace(algorithm, inner=inner))
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,7 @@ class FederatedPruning:
     exclude: tuple[str, ...] = ("*.convolution.*",)  # … and of those among them that may not
     structure: tuple[LinearLayer | RecurrentLayer | EmbeddingLayer, ...] = ()  # known when the run begins
     effect: ClassVar[str] = "reshapes"
+    is_for_whole_models: ClassVar[bool] = True
     refuses: ClassVar = {"reshapes": "a model is pruned once"}
     renamed: ClassVar = {"every": "mask_every", "spared": "exclude"}
 

@@ -119,6 +119,7 @@ class SelfTrained:
     refuses: ClassVar = {
         "reshapes": "the teacher would not fit the smaller model; write federated_pruning around self_trained"
     }
+    is_for_whole_models: ClassVar[bool] = True  # `antiphon prune` goes on with the inner algorithm
 
     @property
     def teacher_run(self) -> str:

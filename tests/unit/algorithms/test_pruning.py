@@ -9,13 +9,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from cautious import Cautious, Twice
 from world import LOCAL, MODELS, Case, World, assert_same, run_rounds, start
 
-from antiphon.algorithms.fedavg import FedAvg, hierarchical
-from antiphon.algorithms.pruning import ConstantSparsity, FederatedPruning, PrunedState, StepSparsity
+from antiphon.algorithms.central import Central
+from antiphon.algorithms.dga_rl import DgaRl
+from antiphon.algorithms.fedavg import FedAvg, dga, hierarchical
+from antiphon.algorithms.geometric_median import GeometricMedian
+from antiphon.algorithms.pruning import (
+    ConstantSparsity,
+    FederatedPruning,
+    PrunedState,
+    StepSparsity,
+    prunable_algorithm,
+)
 from antiphon.algorithms.pruning_scores import Adaptive, ByMomentum, ByProduct
 from antiphon.algorithms.pruning_slices import HalfColumn, HalfRow
 from antiphon.algorithms.rehearsal import Rehearsed
+from antiphon.algorithms.scaffold import Scaffold
+from antiphon.algorithms.self_training import SelfTrained
 from antiphon.core import Collected, Report, ServerState, Task, Tensors, Update, Weigh
 from antiphon.models.reduced import structure_of
 from antiphon.pools.local import LocalPool
@@ -306,3 +318,24 @@ def test_layers_that_are_excluded_stay_whole() -> None:
         "encoder.layers.0.first",
         "encoder.layers.0.second",
     }
+
+
+# --- What clients do when a finished run is pruned ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (FedAvg(LOCAL), FedAvg(LOCAL)),
+        (Scaffold(LOCAL), Scaffold(LOCAL)),
+        (Cautious(), Cautious()),
+        (Twice(Rehearsed(DgaRl(dga(LOCAL)))), Twice(Rehearsed(dga(LOCAL)))),
+        (GeometricMedian(hierarchical(LOCAL)), hierarchical(LOCAL)),
+        (SelfTrained(Rehearsed(Cautious())), Rehearsed(Cautious())),
+        (Central(), None),
+    ],
+    ids=lambda algorithm: type(algorithm).__name__,
+)
+def test_clients_train_as_in_the_run_that_is_pruned(before: object, after: object) -> None:
+    """Also if its algorithm is somebody else's; without rules that compare or combine whole updates."""
+    assert prunable_algorithm(before) == after
