@@ -62,7 +62,13 @@ class Beam(Protocol):
 def beam_for(
     model: Model, width: int, fusion: Fusion | None = None, penalties: Penalties = Penalties()
 ) -> Beam:
-    """The search that fits a model; `fusion` adds a language model."""
+    """The search that fits a model; `fusion` adds a language model.
+
+    A model of another package may bring its own search with a method `beam(width, fusion, penalties)`.
+    """
+    if (make := getattr(model, "beam", None)) is not None:
+        own: Beam = make(width, fusion, penalties)
+        return own
     if isinstance(model, Las):
         return AttentionBeam(width, penalties, fusion)
     if penalties != Penalties():
@@ -81,7 +87,9 @@ def beam_for(
                 "`antiphon rescore` instead of giving a language model to the search"
             )
         return AttentionBeam(width)
-    raise ValueError(f"there is no beam search for a {type(model).__name__}")
+    raise ValueError(
+        f"there is no beam search for a {type(model).__name__}: give it a method beam(width, fusion, penalties)"
+    )
 
 
 def search(

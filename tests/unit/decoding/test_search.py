@@ -51,5 +51,17 @@ def test_penalties_are_for_attention_models(world: World) -> None:
 
 
 def test_a_model_without_a_beam_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="no beam search for a Linear"):
+    with pytest.raises(ValueError, match=r"no beam search for a Linear: give it a method beam\(width"):
         beam_for(torch.nn.Linear(1, 1), 4)  # type: ignore[arg-type]
+
+
+class Stranger:
+    """A model of another package, with a search of its own."""
+
+    def beam(self, *settings: object) -> tuple[object, ...]:
+        return settings
+
+
+def test_a_model_of_another_package_brings_its_own_search() -> None:
+    penalties = Penalties(bonus=0.5)
+    assert beam_for(Stranger(), 3, None, penalties) == (3, None, penalties)  # type: ignore[arg-type,comparison-overlap]
