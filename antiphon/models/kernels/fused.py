@@ -132,9 +132,9 @@ def _drop(  # type: ignore[no-untyped-def]
     channel = tl.arange(0, width)
     bits = _mixed((channel + 1) * golden, first, second)
     keeps = (key ^ bits) * (key | 1) >= threshold
-    place = row.to(tl.int64) * dim + channel
-    value = tl.load(values + place, mask=(channel < dim) & keeps, other=0.0)
-    tl.store(out + place, value * scale, mask=channel < dim)
+    offset = row.to(tl.int64) * dim + channel
+    value = tl.load(values + offset, mask=(channel < dim) & keeps, other=0.0)
+    tl.store(out + offset, value * scale, mask=channel < dim)
 
 
 def drop(values: Tensor, keys: Tensor, site: int, rate: float, constants: tuple[int, int, int]) -> Tensor:
