@@ -88,7 +88,8 @@ def beam_for(
             )
         return AttentionBeam(width)
     raise ValueError(
-        f"there is no beam search for a {type(model).__name__}: give it a method beam(width, fusion, penalties)"
+        f"there is no beam search for a {type(model).__name__}: "
+        "give it a method beam(width, fusion, penalties)"
     )
 
 
