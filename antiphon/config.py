@@ -4,9 +4,9 @@ A field may be an int, float, bool, str, None, a tuple, a dict with str keys, a 
 dataclasses, or any dataclass of an open kind (`antiphon.registry`). A choice is written with its name: a
 field `server: ServerOptimizer` holds {"adam": {"lr": 0.01, ...}}.
 
-A class whose fields had other names lists them in `renamed: ClassVar = {"old": "new"}`; where the values were
-different too, `converted: ClassVar = {"old": function}` turns an old value into the fields of today. Both are
-for reading; only today's fields are written.
+A class whose fields had other names lists them in `renamed: ClassVar = {"old": "new"}`. If the values were
+different too, `converted: ClassVar = {"old": function}` turns an old value into present fields. Only present
+fields are written.
 
 >>> from antiphon.server.schedules import Cosine
 >>> to_dict(override(Cosine(rounds=10), ["final=0.1"]))
@@ -29,27 +29,27 @@ from antiphon.registry import REGISTRIES, Choices, choice_name, kind_of, members
 Config = TypeVar("Config")
 Kind = Any  # a type as it stands in an annotation: `int`, `tuple[str, ...]`, `Sgd | Adam`
 
-# YAML 1.1 takes 1e-3 for a string, for want of a dot.
+# YAML 1.1 reads 1e-3 as a string, because it has no dot.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A configuration as nested dicts, lists and scalars; `from_dict` is its inverse."""
+    """Return a configuration as nested dicts, lists and scalars; `from_dict` is the inverse."""
     written = _write(type(config), config, "")
     assert isinstance(written, dict)
     return written
 
 
 def from_dict(cls: type[Config], data: Mapping[str, Any]) -> Config:
-    """A configuration of class `cls`; fields left out take their defaults."""
+    """Return a configuration of class `cls`; missing fields take their defaults."""
     config: Config = _read(cls, data, "")
     return config
 
 
 def override(config: Config, assignments: Iterable[str]) -> Config:
-    """The configuration with fields set by `path=value`: server=yogi, server.lr=0.1, names=a,b (or YAML).
+    """Return the configuration with fields set by `path=value`: server=yogi, server.lr=0.1, names=a,b.
 
-    All are applied, in order, before anything is checked: a choice may be completed by the next one.
+    All are applied in order before anything is checked, so a later one may complete an earlier choice.
     """
     tree = to_dict(config)
     for assignment in assignments:
@@ -61,7 +61,7 @@ def override(config: Config, assignments: Iterable[str]) -> Config:
 
 
 def overlay(config: Config, data: Mapping[str, Any]) -> Config:
-    """The configuration with what `data` (as from YAML) says differently; a dict may gain new entries."""
+    """Return the configuration with fields replaced by `data` (as from YAML); dicts may get new entries."""
     return from_dict(type(config), _overlay(type(config), to_dict(config), data))
 
 
@@ -102,12 +102,12 @@ def _write(kind: Kind, value: Any, path: str) -> Any:
 
 
 def _container(kind: Kind, origin: type) -> tuple[Kind, ...]:
-    """The arguments of the tuple[...] or dict[...] among the members; empty when there is none."""
+    """Return the arguments of the tuple[...] or dict[...] among the members; empty if there is none."""
     return next((typing.get_args(m) for m in members_of(kind) if typing.get_origin(m) is origin), ())
 
 
 def _items(kind: Kind, length: int) -> Sequence[Kind]:
-    """The kinds of a tuple's items: tuple[int, ...] takes any length, tuple[int, int] two."""
+    """Return the kinds of a tuple's items: tuple[int, ...] has any length, tuple[int, int] two."""
     args = _container(kind, tuple)
     return [args[0]] * length if args[1:] == (Ellipsis,) else args
 
@@ -132,7 +132,7 @@ def _read(kind: Kind, value: Any, path: str) -> Any:
             return tuple(_read(inner, item, f"{path}[{i}]") for i, (inner, item) in enumerate(pairs))
     if type(value) in members:
         return value
-    # An int will do for a float, never the other way round; bool is no number here.
+    # An int is accepted for a float, but not a float for an int; bool is not a number here.
     if float in members and (type(value) is int or (type(value) is str and _NUMBER.fullmatch(value))):
         return float(value)
     raise ValueError(f"{_at(path)}: expected {_describe(kind)}, not {value!r} ({type(value).__name__})")
@@ -141,7 +141,7 @@ def _read(kind: Kind, value: Any, path: str) -> Any:
 def _chosen(choices: Choices, value: str | Mapping[str, Any], path: str) -> tuple[type, Any]:
     """Return the class that a value chooses, and its fields: "adam" or {"adam": {"lr": 0.1}}.
 
-    Fields without a name are those of the first choice, which was the only one when they were written.
+    Fields without a name belong to the first choice, which was the only one when they were written.
     """
     first = _first(choices)
     if isinstance(value, Mapping) and value and _renamed(first, value, path).keys() <= _fields(first).keys():
@@ -193,7 +193,7 @@ def _renamed(cls: type, data: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _present(cls: type, key: str, value: Any) -> dict[str, Any]:
-    """Return what a field of today or of old says, as fields of today."""
+    """Return a present or old field as present fields."""
     if convert := getattr(cls, "converted", {}).get(key):
         return dict(convert(value))
     return {getattr(cls, "renamed", {}).get(key, key): value}
@@ -210,7 +210,7 @@ def run_or_folder(value: Any, run: str, folder: str) -> dict[str, Any]:
 
 
 def _defaults(cls: type, path: str) -> dict[str, Any]:
-    """The fields of a dataclass that need not be given, as `to_dict` writes them."""
+    """Return the fields of a dataclass that have defaults, as `to_dict` writes them."""
     kinds, written = _fields(cls), {}
     for field in dataclasses.fields(cls):
         if field.init and not _is_required(field):
@@ -225,12 +225,12 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 
 def _assign(kind: Kind, tree: Any, keys: Sequence[str], text: str, path: str) -> Any:
-    """The tree (as `to_dict` wrote it) with the value at `keys` replaced."""
+    """Return the tree (as `to_dict` wrote it) with the value at `keys` replaced."""
     choices = Choices(kind)
     if not keys:
         value = _parse(kind, text, path)
         if choices.are_named and isinstance(value, str) and value in choices:
-            # Whole: the next assignment may change one of its fields.
+            # With all fields: the next assignment may change one of them.
             return {value: _defaults(_chosen(choices, value, path)[0], path)}
         return value
     if tree is None and choices:
@@ -240,7 +240,7 @@ def _assign(kind: Kind, tree: Any, keys: Sequence[str], text: str, path: str) ->
     if choices.are_named:
         cls, fields = _chosen(choices, tree, path)
         name = choices.name_of(cls)
-        rest = keys[1:] if keys[0] == name else keys  # server.adam.lr is as good as server.lr
+        rest = keys[1:] if keys[0] == name else keys  # server.adam.lr means the same as server.lr
         return {name: _assign(cls, fields, rest, text, path)}
     if choices:
         kinds = _fields(_first(choices))
@@ -254,22 +254,16 @@ def _assign(kind: Kind, tree: Any, keys: Sequence[str], text: str, path: str) ->
     key = getattr(_first(choices), "renamed", {}).get(key, key) if choices else key
     if key == "*" and not choices:  # every entry of a dict: runs.*.rounds.total=5
         return {k: _assign(kinds[k], tree[k], rest, text, _join(path, k)) for k in tree}
-    if key not in kinds:  # names of a dict may have points in them: runs.softmax-0.3.rounds.total=5
-        key, rest = next(
-            (
-                (found, keys[end:])
-                for end in range(2, len(keys) + 1)
-                if (found := ".".join(keys[:end])) in kinds
-            ),
-            (key, rest),
-        )
+    for end in range(2, len(keys) + 1):  # names in a dict may contain points: runs.softmax-0.3.rounds.total=5
+        if key not in kinds and ".".join(keys[:end]) in kinds:
+            key, rest = ".".join(keys[:end]), keys[end:]
     if key not in kinds:
         raise unknown(key, kinds, path, "key")
     return {**tree, key: _assign(kinds[key], tree.get(key), rest, text, _join(path, key))}
 
 
 def _overlay(kind: Kind, tree: Any, data: Any) -> Any:
-    """What `data` says, completed by the tree; another choice than the tree's begins from its defaults."""
+    """Return `data` completed by the tree; a choice that differs from the tree's begins with its defaults."""
     if not isinstance(tree, Mapping) or not isinstance(data, Mapping):
         return data
     choices = Choices(kind)
@@ -279,7 +273,7 @@ def _overlay(kind: Kind, tree: Any, data: Any) -> Any:
             return {name: _overlay(choices[name], tree[name], data[name])}
         if not data or any(key in choices for key in data):
             return data
-        return {name: _overlay(choices[name], tree[name], data)}  # as server.lr is as good as server.adam.lr
+        return {name: _overlay(choices[name], tree[name], data)}  # server.lr means the same as server.adam.lr
     kinds = _fields(_first(choices)) if choices else {}
     data = _renamed(_first(choices), data, "") if choices else data
     inner = next(iter(_container(kind, dict)[1:]), Any)
@@ -287,7 +281,7 @@ def _overlay(kind: Kind, tree: Any, data: Any) -> Any:
 
 
 def _parse(kind: Kind, text: str, path: str) -> Any:
-    """A command-line value: YAML, where the field's type settles what YAML alone would get wrong."""
+    """Parse a command-line value as YAML; the field's type decides where YAML would be wrong."""
     members = members_of(kind)
     try:
         value = yaml.safe_load(text)
@@ -296,7 +290,7 @@ def _parse(kind: Kind, text: str, path: str) -> Any:
     if (args := _container(kind, tuple)) and not isinstance(value, list) and types.NoneType not in members:
         return [_parse(args[0], item.strip(), path) for item in text.split(",")] if text else []
     if isinstance(value, bool) and text.lower() not in ("true", "false"):
-        value = text  # YAML 1.1 takes yes, no, on and off for booleans
+        value = text  # YAML 1.1 reads yes, no, on and off as booleans
     is_entries = isinstance(value, dict) and _container(kind, dict)
     if str in members and not isinstance(value, str) and type(value) not in members and not is_entries:
         value = text  # a name may look like a number
@@ -306,15 +300,12 @@ def _parse(kind: Kind, text: str, path: str) -> Any:
 def _describe(kind: Kind) -> str:
     names = {types.NoneType: "null", str: "text", bool: "true or false"}
     choices = Choices(kind)
-    described = (
-        [f"one of {', '.join(choices)}"] if choices.are_named else [f"the fields of {c}" for c in choices]
-    )
-    closed = choices.closed.values()
-    others = [m for m in members_of(kind) if m not in closed and kind_of(m) not in REGISTRIES]
-    described += [
-        names.get(m, m.__name__ if isinstance(m, type) and not typing.get_args(m) else str(m)) for m in others
-    ]
-    return " or ".join(described)
+    parts = [f"one of {', '.join(choices)}"] if choices.are_named else [f"the fields of {c}" for c in choices]
+    for member in members_of(kind):
+        if member not in choices.closed.values() and kind_of(member) not in REGISTRIES:
+            is_plain = isinstance(member, type) and not typing.get_args(member)
+            parts.append(names.get(member, member.__name__ if is_plain else str(member)))
+    return " or ".join(parts)
 
 
 def unknown(name: Any, valid: Iterable[str], path: str, what: str) -> ValueError:

@@ -1,7 +1,7 @@
-"""The vocabulary: everything else in the package is written in these names.
+"""The vocabulary of the package: task, update, pool, worker, state, algorithm.
 
-An algorithm makes a `Task`, a pool carries it to clients, their `Update`s are added up as they
-arrive, and the algorithm turns the sum into the next state. A complete toy algorithm:
+An algorithm makes a `Task`, a pool carries it to clients, their `Update`s are added up as they arrive, and
+the algorithm turns the sum into the next state. A complete toy algorithm:
 
 >>> class Average:
 ...     def init(self, params):
@@ -18,6 +18,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
@@ -31,15 +32,15 @@ Metrics = Mapping[str, float]
 
 
 class Stopped(Exception):
-    """The run stops here, cleanly; the message says why."""
+    """Ends a run cleanly. The message says why."""
 
 
 class Unusable(ValueError):
-    """A client has nothing to work on: a run goes on without it, and the journal says why."""
+    """The client has nothing to work on. The run continues without it; the journal gives the reason."""
 
 
 def lives_with_server(client: str) -> bool:
-    """Whether a client is the server's own data: nothing travels to it, and it never drops out."""
+    """Return whether a client is the server's own data: nothing travels to it, and it never drops out."""
     return client.startswith(("server/", "valid/"))
 
 
@@ -49,11 +50,10 @@ def size_in_bytes(tensors: Tensors) -> int:
 
 @dataclass(frozen=True)
 class Task:
-    """What the server sends to a client. Data only: no code crosses the wire.
+    """What the server sends to a client. Data only: no code is sent.
 
-    A client trains what travelled: the parameters named in `tensors`. Three keys of `config` are reserved:
-    "round" and "call" number the tasks of a run (the engine writes them), "views" names views
-    (`antiphon.tasks.views`).
+    A client trains the parameters named in `tensors`. Three keys of `config` are reserved: "round" and "call"
+    number the tasks of a run (the engine writes them), "views" names views (`antiphon.tasks.views`).
     """
 
     kind: str  # the name of a client's work
@@ -62,21 +62,21 @@ class Task:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that travel: tensors, and the configuration as JSON."""
+        """The bytes that travel: tensors, and the configuration as JSON."""
         return size_in_bytes(self.tensors) + len(json.dumps(dict(self.config)).encode())
 
     @property
     def moment(self) -> tuple[int, int]:
-        """When the task was sent: round and call within the round. Orders all tasks of a run."""
+        """The round and the number of the call within it. Orders all tasks of a run."""
         return int(self.config.get("round") or 0), int(self.config.get("call") or 0)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a client reports about its work: numbers only, nothing that was said.
+    """What a client reports about its work: numbers only, never what was said.
 
-    `bytes_up` is the size of its answer as it arrived, and `state_bytes` of the state it keeps for later
-    rounds (0: none); pools and workers write them.
+    Pools and workers add `bytes_up`, the size of the answer that arrived, and `state_bytes`, the size of the
+    state that the client keeps for later rounds (0: none).
     """
 
     client: str
@@ -87,7 +87,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Failure:
-    """A client left out of a round, and why."""
+    """A client that is left out of a round, and the reason."""
 
     client: str
     reason: str
@@ -95,10 +95,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Update:
-    """A weighted mean that knows its own log-weight; `+` is associative.
+    """A weighted mean with its log-weight; `+` is associative.
 
-    The weight of client k in the sum is exp(l_k) / Σ_j exp(l_j), for log-weights of any size, so
-    `+` *is* streamed softmax weighting. `Update.nothing` is its identity: it may carry failures.
+    The weight of client k in the sum is exp(l_k) / Σ_j exp(l_j), for log-weights of any size, so `+` computes
+    softmax weights as updates arrive. `Update.nothing` is its identity; it may carry failures.
 
     >>> a = Update({"w": torch.tensor([1.0])}, log_weight=0.0)
     >>> b = Update({"w": torch.tensor([4.0])}, log_weight=math.log(2.0))
@@ -113,7 +113,7 @@ class Update:
 
     @classmethod
     def nothing(cls, *failures: Failure) -> Update:
-        """The identity of `+`: no tensors, no weight, perhaps some failures."""
+        """Return the identity of `+`: no tensors, no weight, perhaps some failures."""
         return cls({}, -math.inf, (), failures)
 
     @property
@@ -124,10 +124,10 @@ class Update:
         return RunningMean().add(self).add(other).total()
 
     def with_log_weight(self, log_weight: float) -> Update:
-        return Update(self.mean, log_weight, self.reports, self.failures)
+        return replace(self, log_weight=log_weight)
 
     def weighted_by(self, weigh: Weigh) -> Update:
-        """Return one client's update with its log-weight; a failure if that is not finite."""
+        """Return one client's update with its log-weight; a failure if the log-weight is not finite."""
         if self.is_empty:
             return self
         (report,) = self.reports
@@ -140,8 +140,7 @@ class Update:
 class RunningMean:
     """Adds updates in place: two sets of tensors in memory, whatever the number of clients.
 
-    The first update's tensors are copied before anything is added to them, so no update that was
-    handed in ever changes.
+    It copies the tensors of the first update before it adds others to them, so no update ever changes.
     """
 
     def __init__(self) -> None:
@@ -173,23 +172,23 @@ class RunningMean:
         if not self._owned:
             self.mean = {name: tensor.clone() for name, tensor in self.mean.items()}
             self._owned = True
-        mine, theirs = list(self.mean.values()), [update.mean[name] for name in self.mean]
-        for name, old, new in zip(self.mean, mine, theirs, strict=True):
+        means, others = list(self.mean.values()), [update.mean[name] for name in self.mean]
+        for name, old, new in zip(self.mean, means, others, strict=True):
             if old.shape != new.shape:
                 shapes = f"{tuple(new.shape)} and {tuple(old.shape)}"
                 raise ValueError(f"updates hold {name!r} in different shapes: {shapes}")
-        # The newcomer's share exp(l) / (exp(l) + exp(L)) as a sigmoid: no overflow at any loss.
+        # The new update's share exp(l) / (exp(l) + exp(L)) as a sigmoid: no overflow at any loss.
         share = 1 / (1 + math.exp(min(self.log_weight - update.log_weight, 700.0)))
         with torch.no_grad():
-            torch._foreach_lerp_(mine, theirs, share)
+            torch._foreach_lerp_(means, others, share)
 
     def total(self) -> Update:
-        self._owned = False  # what is handed out must not change if more is added
+        self._owned = False  # the returned tensors must not change if more updates are added
         return Update(self.mean, self.log_weight, tuple(self.reports), tuple(self.failures))
 
 
 def add_up(updates: Iterable[Update]) -> Update:
-    """The sum of many updates, in the order given."""
+    """Return the sum of updates, added in this order."""
     total = RunningMean()
     for update in updates:
         total.add(update)
@@ -200,7 +199,7 @@ Weigh = Callable[[Report], float]  # Report -> log-weight
 
 
 class Collected(Protocol):
-    """Updates that stay where they were trained until weights for them are known."""
+    """Updates that stay where they were trained until their weights are known."""
 
     @property
     def reports(self) -> Sequence[Report]: ...
@@ -208,7 +207,7 @@ class Collected(Protocol):
     def failures(self) -> Sequence[Failure]: ...
     def combine(self, log_weights: Sequence[float]) -> Update: ...
     def distances(self, point: Tensors) -> Sequence[float]:
-        """The l2 distance of each update to a point, in the order of `reports`."""
+        """Return the l2 distance of each update to a point, in the order of `reports`."""
 
 
 class Pool(Protocol):
@@ -219,14 +218,14 @@ class Pool(Protocol):
 
 
 class Worker(Protocol):
-    """Does a task for clients: one update each, in the order given, empty for one that failed."""
+    """Does a task for clients: yields one update for each, in order, empty for a client that failed."""
 
     def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]: ...
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """What a run is between two rounds: algorithms extend it with fields of their own.
+    """The state of a run between two rounds. Algorithms add fields of their own.
 
     Fields hold numbers, strings, None, tensors, and dicts or tuples of these; nothing else can be saved.
     """
@@ -235,7 +234,7 @@ class ServerState:
     params: Tensors
     opt: Any = None
     seed: int = 0
-    renamed: ClassVar[Mapping[str, str]] = {}  # fields by the names they had in older checkpoints
+    renamed: ClassVar[Mapping[str, str]] = {}  # names of fields in older checkpoints -> present names
 
     def with_params(self, params: Tensors) -> Any:
         """Return the state with other parameters."""
@@ -247,55 +246,35 @@ class ServerState:
 
     @property
     def model(self) -> Tensors:
-        """The parameters of the model as a client would get it now."""
+        """The parameters of the model that clients would get now."""
         return self.params
 
     @property
     def submodel(self) -> str:
-        """Which units of the starting model that model still has (`Submodel.write`); "": all of them."""
+        """The units of the starting model that `model` still has (`Submodel.write`); "": all of them."""
         return ""
 
     @property
     def is_result(self) -> bool:
-        """Whether the run may end with this model."""
+        """Whether this model can be the result of the run."""
         return True
 
 
 @dataclass(frozen=True)
 class WrapperState:
-    """The state of an algorithm that wraps another: the inner state whole, and fields of its own.
+    """The state of an algorithm that wraps another: the whole inner state, and fields of its own.
 
-    It has no parameters of its own: it reads those of the inner state and writes through to them.
+    It has no parameters of its own: it reads and writes those of the inner state.
     """
 
     inner: Any
     renamed: ClassVar[Mapping[str, str]] = {}
-
-    @property
-    def round(self) -> int:
-        return int(self.inner.round)
-
-    @property
-    def seed(self) -> int:
-        return int(self.inner.seed)
-
-    @property
-    def params(self) -> Tensors:
-        params: Tensors = self.inner.params
-        return params
-
-    @property
-    def model(self) -> Tensors:
-        model: Tensors = self.inner.model
-        return model
-
-    @property
-    def submodel(self) -> str:
-        return str(self.inner.submodel)
-
-    @property
-    def is_result(self) -> bool:
-        return bool(self.inner.is_result)
+    round: ClassVar[Any] = property(attrgetter("inner.round"))
+    seed: ClassVar[Any] = property(attrgetter("inner.seed"))
+    params: ClassVar[Any] = property(attrgetter("inner.params"))
+    model: ClassVar[Any] = property(attrgetter("inner.model"))
+    submodel: ClassVar[Any] = property(attrgetter("inner.submodel"))
+    is_result: ClassVar[Any] = property(attrgetter("inner.is_result"))
 
     def with_params(self, params: Tensors) -> Any:
         return replace(self, inner=self.inner.with_params(params))
@@ -308,15 +287,14 @@ State = TypeVar("State", bound=ServerState | WrapperState)
 
 
 class Algorithm(Protocol[State]):
-    """State in, state out: a round changes nothing it was given, so resuming is free.
+    """A pure function from state to state: a round changes none of its arguments, so a run can be resumed.
 
-    An algorithm is a frozen dataclass of settings. A wrapper has a field `inner: Algorithm`. It may also
-    have:
+    An algorithm is a frozen dataclass of settings. A wrapper has a field `inner: Algorithm`. Optional:
 
-    - `prepare(context: RunContext) -> Algorithm`: what it must know before a run begins;
-    - `check_run(run)`: refuses settings of a run that do not fit it, when an experiment is read;
-    - `personal(pool) -> Pool`: a pool through which each client evaluates a model of its own;
-    - `effect` and `refuses`: which wrappers it cannot enclose (see `check_order`);
+    - `prepare(context: RunContext) -> Algorithm` takes what is known before a run begins;
+    - `check_run(run)` refuses settings of a run that do not fit, when an experiment is read;
+    - `personal(pool) -> Pool` returns a pool through which each client evaluates its own model;
+    - `effect` and `refuses` say which wrappers it cannot enclose (see `check_order`);
     - `trains_on_server`, `labels_speech`, `is_for_whole_models`: see `Central`, `SelfTrained`, `DgaRl`.
     """
 

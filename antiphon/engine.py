@@ -1,4 +1,4 @@
-"""The engine: draw a cohort, run a round, journal it, save it; go on exactly where it stopped."""
+"""The engine: draw a cohort, run a round, write the journal and a checkpoint; resume exactly."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from antiphon.core import Algorithm, Pool, ServerState, Stopped, Tensors, WrapperState
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
-from antiphon.pools.recording import Faults, RecordingPool, no_faults
+from antiphon.pools.recording import Faults, RecordingPool, no_faults, stop_if
 from antiphon.records.checkpoint import pack
 from antiphon.records.writer import ClientStateFiles, Record, expected_states
 from antiphon.seeding import derive
@@ -28,20 +28,20 @@ from antiphon.tasks.submodel import SubmodelPool
 
 Validate = Callable[[Pool, Tensors], Mapping[str, float]]
 Draw = Callable[[Sequence[str], int, int, int], list[str]]  # clients, size, seed, round -> cohort
-Expect = Callable[[Sequence[str]], None]  # told, as a round begins, who will be in the next
+Expect = Callable[[Sequence[str]], None]  # called as a round begins, with the cohort of the next one
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """How long a run is, and what is kept of it."""
+    """The length of a run, and how often it is validated and saved."""
 
     total: int = 20
     cohort: int = 10  # clients drawn in a round
-    min_clients: int = 1  # fewer answers than this in a round, and the run stops
+    min_clients: int = 1  # the run stops when fewer clients answer in a round
     valid_every: int = 1  # rounds between validations; 0: never
     save_every: int = 1
-    keep_last: int = 2
-    renew_lost_states: bool = False  # a client whose state is missing or damaged starts anew, not refused
+    keep_last: int = 2  # checkpoints that are kept
+    renew_lost_states: bool = False  # a client whose state is lost starts anew; False: its tasks fail
 
     def __post_init__(self) -> None:
         if self.total < 1 or self.cohort < 1 or self.min_clients < 0:
@@ -52,22 +52,16 @@ class Rounds:
             raise ValueError("rounds: save_every and keep_last must be at least 1, valid_every at least 0")
 
     def check(self, num_clients: int) -> None:
-        """Refuses a run that could never finish a round with this many clients."""
+        """Refuse a run that could never finish a round with this many clients."""
         if num_clients == 0:
             raise ValueError("there is no client to train on")
         if self.min_clients > num_clients:
             raise ValueError(f"rounds.min_clients is {self.min_clients} but there are {num_clients} clients")
 
 
-class Listener(Protocol):
-    """Told what happens while it happens: a progress bar, a log."""
+class Listener:
+    """Receives the events of a run, for a progress bar or a log. This one ignores them."""
 
-    def resumed(self, round: int) -> None: ...
-    def replied(self, client: str) -> None: ...
-    def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None: ...
-
-
-class Silent:
     def resumed(self, round: int) -> None: ...
     def replied(self, client: str) -> None: ...
     def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None: ...
@@ -75,9 +69,9 @@ class Silent:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that ended: the last state, the best model by validation WER, and the round it is from.
+    """A finished run: the last state, the best model by validation WER, its round and its submodel.
 
-    `submodel` says which units it has of the model that the run began with: see `ServerState.submodel`.
+    `ServerState.submodel` explains the last one.
     """
 
     state: Any
@@ -87,7 +81,7 @@ class Outcome:
 
 
 def sample_cohort(clients: Sequence[str], size: int, seed: int, round: int) -> list[str]:
-    """The clients of a round: distinct, decided by seed and round alone. `clients` in sorted order.
+    """Draw the clients of a round: distinct, decided by seed and round alone. `clients` must be sorted.
 
     >>> sample_cohort(["a", "b", "c", "d"], 2, seed=0, round=7) == sample_cohort("abcd", 2, seed=0, round=7)
     True
@@ -110,7 +104,7 @@ def initial_state(algorithm: Algorithm, params: Tensors) -> Any:
 
 
 class Engine:
-    """One run in one folder, which only the first process of a group touches."""
+    """One run in one folder. Only the first process of a group reads and writes the folder."""
 
     def __init__(
         self,
@@ -142,15 +136,15 @@ class Engine:
         self.algorithm = prepare(algorithm, known)
         self.states, self.faults = states, faults
         self.validate = validate if rounds.valid_every else None
-        self.listener: Listener = listener or Silent()
+        self.listener: Listener = listener or Listener()
         self.group: ProcessGroup = group or SingleProcess()
         self.expect, self.draw = expect, draw
         self.record = Record(folder, rounds.keep_last, states)
 
     def run(self, params: Tensors, resume: bool = False, skip_corrupt: bool = False) -> Outcome:
-        """Trains from `params`, or goes on from the newest checkpoint.
+        """Train from `params`, or continue from the newest checkpoint.
 
-        Raises `Stopped` when interrupted or when too few clients answer; what was done is saved.
+        Raises `Stopped` when interrupted or when too few clients answer; finished rounds are saved.
         """
         group, record = self.group, self.record
         fresh = initial_state(self.algorithm, params).with_seed(self.seed)
@@ -161,7 +155,7 @@ class Engine:
                     self._start(state, interrupted)
                 while state.round < self.rounds.total:
                     state = self._round(state, interrupted)
-                group.all_gather(lambda: stop_if(interrupted))  # while the last round was being saved
+                group.all_gather(lambda: stop_if(interrupted))  # a signal may have come during the last save
             except Stopped:
                 group.on_rank_zero(lambda: record.catch_up(state))
                 raise
@@ -178,13 +172,13 @@ class Engine:
         return self.group.on_rank_zero(lambda: record.begin(fresh), like=fresh), False
 
     def _find_states(self) -> None:
-        """Every process learns from the journal which clients have kept something."""
+        """Tell every process which clients have stored a state, as the journal says."""
         if self.states is not None:
             expected = self.group.on_rank_zero(lambda: expected_states(self.record.entries()))
             self.states.expected = {client: (round, call) for client, (round, call) in expected.items()}
 
     def _start(self, state: Any, interrupted: threading.Event) -> None:
-        """The starting model is validated and saved like a round's."""
+        """Validate and save the starting model like that of a round."""
         if self.validate:
             self._record({"round": 0}, state, time.perf_counter(), interrupted)
         else:
@@ -201,7 +195,7 @@ class Engine:
         except Stopped:
             raise
         except Exception:
-            pool.check_enough()  # what the algorithm made of too few answers explains nothing
+            pool.check_enough()  # too few answers may be the cause: that error is clearer
             raise
         pool.check_enough()
         self._check(state, after, metrics)
@@ -236,12 +230,12 @@ class Engine:
         return RecordingPool(self.pool, cohort, min_clients, replied, interrupted, self.group, round, faults)
 
     def _sync_states(self, pool: RecordingPool) -> None:
-        """Put what clients kept in this round on the disk, before the checkpoint that relies on it."""
-        kept = [row for row in pool.rows if row.report is not None and row.report.state_bytes]
-        if self.states is None or not kept:
+        """Write the client states of this round to disk, before the checkpoint that relies on them."""
+        rows = [row for row in pool.rows if row.report is not None and row.report.state_bytes]
+        if self.states is None or not rows:
             return
         self.group.all_gather(self.states.sync)
-        for row in kept:
+        for row in rows:
             self.states.wrote(row.client, (pool.round, row.call))
 
     def _record(
@@ -252,13 +246,13 @@ class Engine:
         interrupted: threading.Event,
         task_seconds: Mapping[str, float] = {},
     ) -> None:
-        """Validates if it is time, then writes journal, clock and checkpoint."""
+        """Validate if it is due, then write journal, clock and checkpoint."""
         trained = time.perf_counter()
         last = state.round == self.rounds.total
         if self.validate and (state.round % self.rounds.valid_every == 0 or last):
             pool = self._recording((), 1, interrupted, state.round, no_faults)
-            through = personal_pool(self.algorithm, SubmodelPool(pool, state.submodel))
-            entry["valid"] = dict(self.validate(through, state.model))
+            smaller = SubmodelPool(pool, state.submodel) if state.submodel else pool
+            entry["valid"] = dict(self.validate(personal_pool(self.algorithm, smaller), state.model))
             if pool.failures:
                 entry["failures"] = {**entry.get("failures", {}), **pool.failures}
         done = time.perf_counter()
@@ -271,20 +265,15 @@ class Engine:
             "rss_mib": peak_memory_mib(),
             "gpu_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0,
         }
-        # The best so far is always saved, and so is the end.
+        # The record also saves every new best model.
         is_due = last or state.round % self.rounds.save_every == 0
         self.group.on_rank_zero_async(lambda: self.record.add(entry, clock, state, is_due))
         self.listener.finished(entry, clock)
 
 
-def stop_if(interrupted: threading.Event) -> None:
-    if interrupted.is_set():
-        raise Stopped("interrupted")
-
-
 @contextmanager
 def interruptible(loud: bool = True) -> Iterator[threading.Event]:
-    """Ctrl-C (or SIGTERM) asks for a stop after the client in hand; a second one stops at once."""
+    """Turn Ctrl-C or SIGTERM into an event, so that the run stops cleanly; the second one stops at once."""
     asked = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -292,7 +281,7 @@ def interruptible(loud: bool = True) -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         asked.set()
         if loud:
-            print("\nfinishing the client in hand, then saving; press again to stop at once", file=sys.stderr)
+            print("\nfinishing the current client, then saving; press again to stop at once", file=sys.stderr)
 
     if threading.current_thread() is not threading.main_thread():
         yield asked

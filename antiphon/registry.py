@@ -20,7 +20,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 
 def choice_name(cls: type) -> str:
-    """Return the name of a class in configurations: snake case, without a closing "Config".
+    """Return the name of a class in configurations: snake case, without "Config" at the end.
 
-    A class that had another name when files were written keeps that one in `choice`.
+    A class that has another name in old files sets it as `choice`.
 
     >>> class UnigramConfig: ...
     >>> choice_name(UnigramConfig)
@@ -42,36 +42,24 @@ def choice_name(cls: type) -> str:
     return fixed or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__.removesuffix("Config")).lower()
 
 
+@dataclass(eq=False, repr=False)
 class Registry(Mapping[str, Any]):
-    """The choices of one kind, by name; a mapping that also finds entry points and `package.module:Class`.
+    """The choices of one kind, by name; a mapping that also finds entry points and `package.module:Class`."""
 
-    Args:
-        group: the group of entry points, and what errors call the kind.
-        needs: attributes that a choice must have to be of this kind.
-        homes: modules and packages of antiphon that register choices. They are imported when a name is first
-            looked up, so that a new file in such a package needs no other edit.
-        default: the registered name that stands first in lists, and that old configurations left out.
-        is_config: choices are dataclasses, so that their fields can be written to a configuration.
-        takes_paths: `package.module:Class` is a name too. Never true for names that come over a network.
-    """
-
-    def __init__(
-        self,
-        group: str,
-        needs: Sequence[str] = (),
-        homes: Sequence[str] = (),
-        default: str = "",
-        is_config: bool = True,
-        takes_paths: bool = True,
-    ) -> None:
-        self.group, self.needs, self.homes = group, tuple(needs), tuple(homes)
-        self.default, self.is_config, self.takes_paths = default, is_config, takes_paths
-        self.kind: Any = None  # what annotations say, once it is open
-        self._registered: dict[str, Any] = {}
-        self._is_loaded = False
+    group: str  # of entry points; errors call the kind by this name
+    needs: Sequence[str] = ()  # attributes that a choice must have
+    # Modules and packages of antiphon that register choices. The first lookup imports them, so a new file in
+    # such a package needs no other edit.
+    homes: Sequence[str] = ()
+    default: str = ""  # the name that is first in lists, and that old configurations left out
+    is_config: bool = True  # choices are dataclasses, whose fields can be written to a configuration
+    takes_paths: bool = True  # `package.module:Class` is a name too; false for names from a network
+    kind: Any = field(default=None, init=False)  # the annotation of fields that take the choices
+    _registered: dict[str, Any] = field(default_factory=dict, init=False)
+    _is_loaded: bool = field(default=False, init=False)
 
     def register(self, choice: T, name: str = "") -> T:
-        """Add a choice; without a name, that of its class. Works as a decorator."""
+        """Add a choice, by default under the name of its class. Works as a decorator."""
         name = name or choice_name(choice if isinstance(choice, type) else type(choice))
         before = self._registered.setdefault(name, choice)
         if _origin(before) != _origin(choice):
@@ -86,7 +74,7 @@ class Registry(Mapping[str, Any]):
         return lambda choice: self.register(choice, name)
 
     def __getitem__(self, name: str) -> Any:
-        """Return the choice; ValueError if it is unknown, cannot be imported, or is of another kind."""
+        """Return a choice; ValueError if it is unknown, cannot be imported, or is of another kind."""
         self._load_homes()
         if name in self._registered:
             return self._fitting(name, self._registered[name])
@@ -164,13 +152,13 @@ class Registry(Mapping[str, Any]):
         self._is_loaded = True
         for home in self.homes:
             module = importlib.import_module(home)
-            for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
-                importlib.import_module(f"{home}.{found.name}")
+            for submodule in pkgutil.iter_modules(getattr(module, "__path__", ())):
+                importlib.import_module(f"{home}.{submodule.name}")
 
 
 @lru_cache
 def _entry_points(group: str, search_path: tuple[str, ...]) -> Mapping[str, EntryPoint]:
-    """Return a group's entry points; they are looked up again when `sys.path` has changed."""
+    """Return a group's entry points; cached until `sys.path` changes."""
     return {point.name: point for point in entry_points(group=group)}
 
 
@@ -218,7 +206,7 @@ def unknown_name(name: Any, valid: Iterable[str], what: str, where: str = "") ->
 
 
 def members_of(kind: Any) -> tuple[Any, ...]:
-    """The types a value of this kind may have: those of a union, or the one itself."""
+    """Return the types that a value of this kind may have: those of a union, or the kind itself."""
     return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
 
 
@@ -259,6 +247,6 @@ class Choices(Mapping[str, type]):
 
 
 def kind_of(member: Any) -> Any:
-    """`Algorithm[Any]` as `Algorithm`; None for what cannot be a key."""
+    """Return `Algorithm` for `Algorithm[Any]`; None if it cannot be a key."""
     kind = typing.get_origin(member) or member
     return kind if isinstance(kind, typing.Hashable) else None

@@ -1,4 +1,4 @@
-"""One seed decides everything: every random draw comes from a seed derived here by name."""
+"""Seeds: every random draw of a run has its own seed, derived from the run's seed and a name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 
 
 def derive(seed: int, *names: str | int) -> int:
-    """A 63-bit seed for the draw called `names`: the same on every machine, independent of history.
+    """Return a 63-bit seed for the draw called `names`: the same on every machine, at any time.
 
     >>> derive(0, "cohort", 3) == derive(0, "cohort", 3) != derive(0, "cohort", 4)
     True

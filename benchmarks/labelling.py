@@ -27,7 +27,7 @@ from common import argument_parser, print_table, write_result
 from antiphon import config
 from antiphon.algorithms.self_training import SelfTrained
 from antiphon.clients.client import ClientRuntime
-from antiphon.clients.pseudo_label import Labeller, heard, open_teacher
+from antiphon.clients.labeller import Labeller, open_teacher, recognise
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task
 from antiphon.experiment.preparation import Prepared, prepare
@@ -125,7 +125,7 @@ class Study:
         teacher = open_teacher(TeacherInstruction(labelling), runtime)
         runtime.load({})  # the seed, whatever was trained here before
         began = time.perf_counter()
-        lists = list(heard(teacher, runtime, indices, labelling))
+        lists = list(recognise(teacher, runtime, indices, labelling))
         took = time.perf_counter() - began
         errors = [word_errors(truth.text(index), own[0].text if own else "") for index, own in lists]
         labeller = Labeller(runtime)
@@ -177,7 +177,7 @@ def main() -> None:
     training = study.training_seconds()
     results: dict[str, Any] = {}
     for name, labelling in study.ways().items():
-        heard = {group: study.hear(own[::every], labelling) for group, own in groups.items()}
+        heard = {group: study.recognise(own[::every], labelling) for group, own in groups.items()}
         took = heard["clients"].took
         results[name] = {
             "labels": config.to_dict(labelling),

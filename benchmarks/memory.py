@@ -42,7 +42,7 @@ from antiphon.clients.worker import SpeechWorker
 from antiphon.data.batches import Batch, collate
 from antiphon.data.partition import BySpeaker
 from antiphon.data.store import FeatureStore
-from antiphon.engine import Engine, Rounds, Silent
+from antiphon.engine import Engine, Listener, Rounds
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.pools.local import LocalPool
@@ -53,7 +53,7 @@ TINY = (0.3, 0.5)  # seconds an utterance
 TINIEST = (0.1, 0.2)  # where there are 100,000 of them
 
 
-class Laps(Silent):
+class Laps(Listener):
     """Remembers when each round ended."""
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ from antiphon.clients.client import ClientRuntime
 from antiphon.clients.worker import SpeechWorker
 from antiphon.data.partition import BySpeaker
 from antiphon.data.store import FeatureStore
-from antiphon.engine import Engine, Rounds, Silent
+from antiphon.engine import Engine, Listener, Rounds
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
@@ -75,7 +75,7 @@ CASES = {
 # --- One run, in a process or two of its own ------------------------------------------------------
 
 
-class Stopwatch(Silent):
+class Stopwatch(Listener):
     """Starts when the first round has ended."""
 
     def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from world import CONTEXT, SEED, VALID, Case, World, stacked
 from antiphon.clients.faults import SimulatedFaults, Unreliability
 from antiphon.clients.states import ClientStates
 from antiphon.core import Pool, Tensors, Worker
-from antiphon.engine import Engine, Rounds, Silent
+from antiphon.engine import Engine, Listener, Rounds
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.records.checkpoint import folder_of, pack, saved_rounds
 from antiphon.tasks.evaluation import measure
@@ -28,7 +28,7 @@ class Killed(ValueError):
     """A run that ends here as if it had been killed: nothing more is written."""
 
 
-class Kill(Silent):
+class Kill(Listener):
     """Ends a run in a round: at a client's reply, before the round's checkpoint, or after it."""
 
     def __init__(self, round: int, where: str, reply: int = 2) -> None:

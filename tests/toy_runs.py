@@ -13,7 +13,7 @@ import torch
 from antiphon.algorithms.fedavg import hierarchical
 from antiphon.clients.worker import refuse_nonfinite
 from antiphon.core import Report, Task, Update
-from antiphon.engine import Engine, Outcome, Rounds, Silent
+from antiphon.engine import Engine, Listener, Outcome, Rounds
 from antiphon.pools.local import LocalPool
 from antiphon.records.checkpoint import saved_rounds
 from antiphon.records.journal import read
@@ -54,7 +54,7 @@ class Trial:
         listener = options.pop("listener", None)
         return self.engine(worker or Toy(), listener).run(params, resume, **options)
 
-    def engine(self, worker: Toy, listener: Silent | None = None) -> Engine:
+    def engine(self, worker: Toy, listener: Listener | None = None) -> Engine:
         def validate(pool: object, params: Mapping[str, torch.Tensor]) -> dict[str, float]:
             return {"wer": self.wers[engine.rounds_done], "cer": float(params["w"].sum())}
 
@@ -94,7 +94,7 @@ class Counting(Engine):
         super()._record(entry, state, *more)
 
 
-class Interrupt(Silent):
+class Interrupt(Listener):
     """Ctrl-C after a number of replies."""
 
     def __init__(self, after: int) -> None:

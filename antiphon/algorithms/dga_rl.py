@@ -3,14 +3,14 @@
 Dimitriadis et al., "Dynamic Gradient Aggregation for Federated Domain Adaptation", 2021,
 arXiv:2106.07578, §3 and Algorithm 2; §4.1 for the network and the rewards.
 
-Each round the clients train once. Two models are made of the same updates and the same state of the
+Each round the clients train once. Two models are made from the same updates and the same state of the
 server's optimiser: one with the weights of `inner` (softmax of the losses), one with those of the policy.
-Both are measured on the validation clients; the policy is rewarded by which has the lower character
-error rate, learns from a memory of rounds (`policy`), and the better model is the one that goes on.
+Both are measured on the validation clients. The character error rates give the reward of the policy, which
+learns from a memory of rounds (`policy`). The run continues with the better model.
 
 | paper                             | here                                                        |
 | --------------------------------- | ----------------------------------------------------------- |
-| environment: gradients Δ_k        | updates, held where they were trained (`pool.collect`)      |
+| environment: gradients Δ_k        | updates, where they were trained (`pool.collect`)           |
 | state: losses, gradient statistics| `describe`: loss, mean and variance of |Δ_k|'s entries      |
 | action: weights α_k               | softmax of inner's log-weights + scores + noise             |
 | reward 1 / −1 / 0.1, threshold    | `Rewards`                                                   |
@@ -18,23 +18,23 @@ error rate, learns from a memory of rounds (`policy`), and the better model is t
 | memory, mini-batches              | `Policy.memory`, `Policy.batch`                             |
 
 Deviations.
-- The paper's network has N inputs and N outputs, so it learns about places in a cohort that is drawn
-  anew each round, and cannot lose a client. Here one network scores every client from its own features
-  and from how they compare with its cohort's.
-- Magnitudes are taken in logarithms: they span decades. Features are standardised by those in memory.
-- The policy is the softmax times a learnt factor and begins as the softmax, not at random: no round is
-  lost to a network that knows nothing.
-- The paper gives no objective. Ours is in `policy`. Exploration is noise on the log-weights that falls by a
-  factor each round, as every round plays once and the softmax is there to fall back on. It is the same
-  random linear function of the features for all clients of a round (state-dependent exploration, Rückstieß
-  et al. 2008): clients that are alike rise and fall together, and what a comparison shows of them can be
-  learnt. Noise of each client's own mostly says something about that client in that round.
+- The paper's network has N inputs and N outputs. So it learns about positions in a cohort that is drawn again
+  each round, and no client may fail. Here one network scores every client from its own features and from
+  their comparison with the cohort's.
+- Features use logarithms of magnitudes, which span decades, and are standardised by those in memory.
+- The policy is the softmax times a learnt factor. It starts as the softmax, not at random, so no round is
+lost.
+- The paper gives no objective; ours is in `policy`. Exploration is noise on the log-weights that falls by a
+  factor each round. It is the same random linear function of the features for all clients of a round
+  (state-dependent exploration, Rückstieß et al. 2008): clients that are alike get similar noise, so a
+  comparison says something about all of them. Independent noise would say little about clients of other
+  rounds.
 - The models that are measured are further apart than the candidates, on the line through both
-  (`exaggeration`). An optimiser with momentum β1 takes only 1 − β1 of an aggregate into its next step and the
-  rest into later ones: candidates of one round hardly differ, most comparisons are draws, and little is
-  learnt. Ten times as far apart is, to first order, what Adam (β1 = 0.9) makes of two aggregates in the end.
-- The evaluation sees a fixed part of the validation clients, which also choose the run's best round:
-  what they say of the final model is too good; test speakers are others.
+  (`exaggeration`). An optimiser with momentum β1 uses only 1 − β1 of an aggregate in its next step and the
+  rest in later ones. So candidates of one round hardly differ, and most comparisons would be draws. Ten times
+  as far apart is, to first order, the final effect of two aggregates in Adam (β1 = 0.9).
+- The policy is measured on a fixed part of the validation clients, which also choose the run's best round. So
+  their score of the final model is too good; test speakers are others.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ from antiphon.server.run_context import RunContext
 from antiphon.tasks.evaluation import measure
 
 MAGNITUDES = ("magnitude_mean", "magnitude_variance")
-NUM_FEATURES = 2 * (1 + len(MAGNITUDES))  # as they are, and relative to the cohort
-SMALLEST = 1e-30  # of a magnitude: a client that did not move has no logarithm
+NUM_FEATURES = 2 * (1 + len(MAGNITUDES))  # the values, and the values relative to the cohort
+SMALLEST = 1e-30  # magnitudes below this count as this: 0 has no logarithm
 
 
 @dataclass(frozen=True)
 class Rewards:
-    """What the policy gets for a model better than its rival's, worse, or similar: all within ±1."""
+    """The rewards for a model that is better than its rival, worse, or similar; all within ±1."""
 
     better: float = 1.0
     worse: float = -1.0
     similar: float = 0.1
-    threshold: float = 5e-4  # of character error rate: a difference up to this is none
+    threshold: float = 5e-4  # differences of character error rate up to this are none
 
     def __post_init__(self) -> None:
         if not -1 <= self.worse < self.similar < self.better <= 1:
@@ -79,7 +79,7 @@ class Rewards:
             raise ValueError(f"rewards: threshold must not be negative, not {self.threshold}")
 
     def __call__(self, policy: float, rival: float) -> float:
-        """The reward for two error rates."""
+        """Return the reward for two error rates."""
         if abs(policy - rival) <= self.threshold:
             return self.similar
         return self.better if policy < rival else self.worse
@@ -87,7 +87,7 @@ class Rewards:
 
 @dataclass(frozen=True)
 class DgaRlState(ServerState):
-    """A server's state, and what its policy has learnt: network, optimiser, memory."""
+    """A server's state with that of the policy: network, optimiser, memory."""
 
     learnt: Learnt = field(default_factory=dict)
 
@@ -95,15 +95,15 @@ class DgaRlState(ServerState):
 @ALGORITHMS.register
 @dataclass(frozen=True)
 class DgaRl:
-    """Federated averaging that learns its weights by comparison with those it is given."""
+    """Federated averaging that learns weights which beat those of its inner algorithm."""
 
     inner: FedAvg = dga()
     policy: Policy = Policy()
     rewards: Rewards = Rewards()
-    exploration: float = 0.5  # deviation of the noise on log-weights in the first round
-    exploration_decay: float = 0.98  # from each round to the next
+    exploration: float = 0.5  # standard deviation of the noise on log-weights in the first round
+    exploration_decay: float = 0.98  # factor from each round to the next
     exaggeration: float = 10.0  # 1 / (1 − β1) of the server's Adam; 1: the candidates themselves
-    num_validation: int = 0  # clients that both models are measured on; 0: all the run validates on
+    num_validation: int = 0  # number of clients that measure both models; 0: all validation clients
     validation: tuple[str, ...] = ()  # their names; empty: drawn when the run begins
     is_for_whole_models: ClassVar[bool] = True  # `antiphon prune` goes on with the inner algorithm
 
@@ -116,7 +116,7 @@ class DgaRl:
             raise ValueError(f"num_validation must not be negative, not {self.num_validation}")
 
     def prepare(self, context: RunContext) -> DgaRl:
-        """Measure on the run's validation clients, or on `num_validation` of them: always the same ones."""
+        """Choose the validation clients that measure, always the same ones."""
         clients = context.valid
         if unknown := sorted(set(self.validation) - set(clients)):
             raise ValueError(f"validation: no client {unknown[0]!r}; there are {', '.join(sorted(clients))}")
@@ -133,24 +133,25 @@ class DgaRl:
     def round(self, state: DgaRlState, cohort: Sequence[str], pool: Pool) -> tuple[DgaRlState, Metrics]:
         if not self.validation:
             raise ValueError("DGA-RL has no validation clients: call run_context.prepare first")
-        held = pool.collect(self.inner.task(state), cohort)
+        collected = pool.collect(self.inner.task(state), cohort)
 
         def candidate(log_weights: Tensor) -> Tensors:
-            return self.inner.step(state, held.combine(log_weights.tolist()).mean)[0].params
+            return self.inner.step(state, collected.combine(log_weights.tolist()).mean)[0].params
 
-        rival = torch.tensor([self.inner.weighting(report) for report in held.reports], dtype=torch.float64)
-        theirs = candidate(rival)
-        learnt, features = self._learnt(state), describe(held.reports)
+        reports = collected.reports
+        rival = torch.tensor([self.inner.weighting(report) for report in reports], dtype=torch.float64)
+        rival_model = candidate(rival)
+        learnt, features = self._learnt(state), describe(reports)
         noise = self._noise(state, self.policy.inputs(learnt, features))
         played = rival + self.policy.score(learnt, features) + noise
-        policy_cer, rival_cer = self._error_rates(pool, candidate(played), theirs)
+        policy_cer, rival_cer = self._error_rates(pool, candidate(played), rival_model)
         is_won = policy_cer <= rival_cer
         reward = self.rewards(policy_cer, rival_cer)
         comparison = Comparison.between(features, played, rival, reward)
         learnt = self.policy.learn(learnt, comparison, derive(state.seed, "policy", state.round))
-        # Made once more, rather than kept: two optimisers' states would be held, and the weights that the
-        # journal notes are those combined last.
-        chosen = held.combine((played if is_won else rival).tolist())
+        # Computed again: keeping it would need two optimiser states, and the journal has the weights of the
+        # last combination.
+        chosen = collected.combine((played if is_won else rival).tolist())
         after, metrics = self.inner.step(state, chosen.mean)
         return replace(after, learnt=learnt), {
             **metrics,
@@ -161,19 +162,19 @@ class DgaRl:
             "exploration": self._deviation(state),
         }
 
-    def _error_rates(self, pool: Pool, ours: Tensors, theirs: Tensors) -> tuple[float, float]:
-        """Of two candidates, each moved away from the other by as much."""
+    def _error_rates(self, pool: Pool, policy: Tensors, rival: Tensors) -> tuple[float, float]:
+        """Return the error rates of two candidates, each moved away from the other by the same distance."""
         beyond = (self.exaggeration - 1) / 2
 
         def error_rate(model: Tensors, other: Tensors) -> float:
-            seen = {name: tensor + beyond * (tensor - other[name]) for name, tensor in model.items()}
-            return measure(pool, seen, self.validation)["cer"]
+            moved = {name: tensor + beyond * (tensor - other[name]) for name, tensor in model.items()}
+            return measure(pool, moved, self.validation)["cer"]
 
-        return error_rate(ours, theirs), error_rate(theirs, ours)
+        return error_rate(policy, rival), error_rate(rival, policy)
 
     def _learnt(self, state: DgaRlState) -> Learnt:
-        """What is known at the start of a round."""
-        if not state.learnt:  # only now is the run's seed known
+        """Return the state of the policy at the start of a round."""
+        if not state.learnt:  # the run's seed was not known before
             return self.policy.begin(NUM_FEATURES, derive(state.seed, "policy network"))
         return copy_on_cpu(state.learnt)
 
@@ -181,33 +182,32 @@ class DgaRl:
         return self.exploration * self.exploration_decay**state.round
 
     def _noise(self, state: DgaRlState, inputs: Tensor) -> Tensor:
-        """[clients]: a random direction in the space of features [clients, features], the same for all."""
+        """Return noise [clients]: one random linear function of all inputs [clients, features]."""
         generator = torch.Generator().manual_seed(derive(state.seed, "explore", state.round))
         direction = torch.randn(inputs.shape[1], generator=generator, dtype=torch.float64)
         return self._deviation(state) * (inputs @ direction) / math.sqrt(inputs.shape[1])
 
 
 def describe(reports: Sequence[Report]) -> Tensor:
-    """Features of a cohort [clients, 6]: loss and logarithms of magnitudes, then the same standardised in it.
+    """Return features [clients, 6]: loss and log magnitudes, and the same standardised in the cohort.
 
-    In a cohort of one, or of clients that are all alike, the standardised ones are 0.
+    In a cohort of one client, or of equal clients, the standardised ones are 0.
     """
     rows = []
     for report in reports:
         if missing := {"loss", *MAGNITUDES} - report.stats.keys():
             raise ValueError(f"client {report.client!r} did not report {', '.join(sorted(missing))}")
-        rows.append(
-            [report.stats["loss"], *(math.log(max(SMALLEST, report.stats[key])) for key in MAGNITUDES)]
-        )
-    own = torch.tensor(rows, dtype=torch.float64)
-    return torch.cat([own, standardise(own, own)], dim=1)
+        magnitudes = [math.log(max(SMALLEST, report.stats[key])) for key in MAGNITUDES]
+        rows.append([report.stats["loss"], *magnitudes])
+    values = torch.tensor(rows, dtype=torch.float64)
+    return torch.cat([values, standardise(values, values)], dim=1)
 
 
 def copy_on_cpu(tree: Any) -> Any:
-    """A tree of dicts and tensors whose tensors are where they would be had there been no checkpoint.
+    """Return a tree of dicts and tensors with its tensors in new CPU memory, as without a checkpoint.
 
-    It may have brought them to a GPU. Even on a CPU they begin at addresses that are multiples of less
-    than 64, for which small matrix products take another path, to other last bits.
+    A checkpoint may load them to a GPU, or to addresses that are not multiples of 64, for which small matrix
+    products have other last bits.
     """
     if isinstance(tree, dict):
         return {key: copy_on_cpu(item) for key, item in tree.items()}

@@ -1,9 +1,9 @@
-"""The network that learns how far to trust a client, and what it learns from: comparisons of two weightings.
+"""The network that learns how much to trust a client, from comparisons of two weightings.
 
-One network scores every client of a cohort from that client's features alone, so the scores follow the
-clients whatever their order and number. Log-weights of the policy are those of a rival (DGA's softmax)
-plus the scores: α_k ∝ s_k · exp(q_k). A comparison is a round in which both weightings made a model of the
-same updates, and the reward r in [−1, 1] says whose model was better.
+One network scores every client of a cohort from that client's features, so order and number of clients do not
+matter. The log-weights of the policy are those of a rival (DGA's softmax) plus the scores: α_k ∝ s_k ·
+exp(q_k). A comparison is a round in which both weightings made a model of the same updates; the reward r in
+[−1, 1] says which model was better.
 
 | symbol          | here                                                              |
 | --------------- | ----------------------------------------------------------------- |
@@ -15,25 +15,24 @@ same updates, and the reward r in [−1, 1] says whose model was better.
 | c = log(1+exp γ)| price of unevenness, with γ a parameter as θ is                   |
 | r               | reward                                                            |
 
-Objective. For a small step the error rate of a candidate is linear in its weights: it falls by
-Σ_k α_k u_k, where u_k is the fall along client k's own update. Less the noise of the updates, which
-averages out best under even weights: its variance goes with Σ_k α_k². So the policy's model is expected to
-be better by m = Σ_k d_k q_k − c e, with q and c ≥ 0 learnt up to a common scale, and the expected reward is
-modelled as tanh(m / 2). θ and γ minimise, over the memory of comparisons,
+Objective. For a small step the error rate of a candidate is linear in its weights: it falls by Σ_k α_k u_k,
+where u_k is the fall along the update of client k. The noise of the updates acts against that; its variance
+is proportional to Σ_k α_k². So the policy's model is expected to be better by m = Σ_k d_k q_k − c e, with q
+and c ≥ 0 learnt up to a common scale, and the expected reward is modelled as tanh(m / 2). θ and γ minimise,
+over the memory of comparisons,
 
     mean [ −p log σ(m) − (1−p) log(1 − σ(m)) ] + shrinkage · mean q_k²,   p = (1+r)/2,
 
 the cross-entropy of that model (Bradley and Terry 1952). Its gradient by q_k is −(p − σ(m)) d_k: a policy
-gradient on log-weights in which the expected reward is the baseline and what the policy did differently
-from its rival is the action. Without c e, the losses that the noise of exploration costs would be put
-down to clients. Nothing in it depends on the policy that played the comparison, so a memory of old
-rounds needs no importance weights, unlike the likelihood-ratio policy gradient, whose ratios over a
-whole cohort are 0 or enormous after a few steps. The policy α ∝ s · exp(q) is then the one that maximises
-Σ_k α_k q_k − KL(α ‖ s): without evidence (q = 0) it is its rival.
+gradient on log-weights, with the expected reward as the baseline and the difference from the rival as the
+action. Without c e, clients would be blamed for the cost of exploration. The objective does not depend on the
+policy that played a comparison, so old rounds in memory need no importance weights. (In the likelihood-ratio
+policy gradient, these weights are 0 or enormous after a few steps.) The policy α ∝ s · exp(q) maximises Σ_k
+α_k q_k − KL(α ‖ s): without evidence (q = 0) it equals its rival.
 
-A reward that only says "better than the rival" is the same for a policy that is a little better and one
-that is far better. Here that is no end of learning: a small contrast that always wins can only be
-explained by large scores, so they go on growing until the bound or the shrinkage holds them.
+A reward that only says "better" is the same for a small and a large advantage. Learning continues all the
+same: only large scores explain a small contrast that always wins, so scores grow until the limit or the
+shrinkage stops them.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ Learnt = dict[str, Any]  # network, its optimiser's state and the memory: a plai
 
 @dataclass(frozen=True)
 class Comparison:
-    """A round as the memory holds it: features [clients, features], contrast [clients]."""
+    """A round in memory: features [clients, features], contrast [clients]."""
 
     features: Tensor
     contrast: Tensor
@@ -65,28 +64,28 @@ class Comparison:
 
     @classmethod
     def between(cls, features: Tensor, played: Tensor, rival: Tensor, reward: float) -> Comparison:
-        """Of the log-weights that were played, and of the rival's."""
-        ours, theirs = torch.softmax(played, 0), torch.softmax(rival, 0)
-        unevenness = len(ours) * float(ours.square().sum() - theirs.square().sum())
-        return cls(features, ours - theirs, unevenness, reward)
+        """Return the comparison of the log-weights that were played with those of the rival."""
+        alpha, s = torch.softmax(played, 0), torch.softmax(rival, 0)
+        unevenness = len(alpha) * float(alpha.square().sum() - s.square().sum())
+        return cls(features, alpha - s, unevenness, reward)
 
 
 @dataclass(frozen=True)
 class Policy:
     """Five linear layers with ReLU, a bottleneck before the last; learns from mini-batches of past rounds.
 
-    Small and slow by default: a run has hundreds of comparisons, whose outcomes are partly luck, and a larger
-    network or rate learns them by heart (with rewards by coin, scores of ± 4 after 60 rounds at twice the
-    width and three times the rate).
+    Small and slow by default: a run has hundreds of comparisons, whose outcomes are partly chance, and a
+    larger network or rate overfits (with random rewards, scores of ± 4 after 60 rounds at twice the width and
+    three times the rate).
     """
 
     hidden: int = 16
     bottleneck: int = 4
-    limit: float = 5.0  # a score multiplies a client's weight by at most e to this, or divides it
+    limit: float = 5.0  # a score changes a client's weight by at most this power of e
     optimizer: Adam = Adam(lr=1e-3, epsilon=1e-6)
     steps: int = 4  # mini-batches after each round
     batch: int = 16  # rounds in a mini-batch
-    memory: int = 1000  # rounds; the oldest make room
+    memory: int = 1000  # rounds; the oldest are dropped
     shrinkage: float = 1e-2
 
     def __post_init__(self) -> None:
@@ -97,7 +96,7 @@ class Policy:
             raise ValueError("policy: limit must be above 0, shrinkage and steps must not be negative")
 
     def begin(self, num_features: int, seed: int) -> Learnt:
-        """A network that scores every client 0, and an empty memory."""
+        """Return a network that scores every client 0, and an empty memory."""
         generator = torch.Generator().manual_seed(seed)
         sizes = [num_features, *[self.hidden] * (NUM_LAYERS - 2), self.bottleneck, 1]
         network: Tensors = {}
@@ -110,15 +109,15 @@ class Policy:
         return {"network": network, "opt": None, "duels": empty_memory(num_features)}
 
     def score(self, learnt: Learnt, features: Tensor) -> Tensor:
-        """[clients, features] of a new cohort -> [clients]."""
+        """Return the scores [clients] of a new cohort, given features [clients, features]."""
         return self.scores(learnt["network"], self.inputs(learnt, features))
 
     def inputs(self, learnt: Learnt, features: Tensor) -> Tensor:
-        """Features [clients, features] of a new cohort, standardised by those in memory and its own."""
+        """Return features [clients, features] of a new cohort, standardised by the memory and themselves."""
         return standardise(features, torch.cat([clients_of(learnt["duels"]), features]))
 
     def scores(self, network: Tensors, inputs: Tensor) -> Tensor:
-        """[..., features] -> [...]: one score a client, from its own standardised features alone."""
+        """Return one score for each client [...], given standardised features [..., features]."""
         values = inputs
         for layer in range(NUM_LAYERS):
             values = F.linear(values, network[f"{layer}.weight"], network[f"{layer}.bias"])
@@ -127,7 +126,7 @@ class Policy:
         return self.limit * torch.tanh(values.squeeze(-1) / self.limit)
 
     def learn(self, learnt: Learnt, comparison: Comparison, seed: int) -> Learnt:
-        """Remembers a comparison, then takes `steps` steps on mini-batches of the memory."""
+        """Add a comparison to the memory, then take `steps` steps on mini-batches of the memory."""
         memory = remember(learnt["duels"], comparison, self.memory)
         inputs = {**memory, "features": standardise(memory["features"], clients_of(memory))}
         network, opt = learnt["network"], learnt["opt"]
@@ -141,21 +140,19 @@ class Policy:
         return {"network": network, "opt": opt, "duels": memory}
 
     def loss(self, network: Tensors, memory: Tensors) -> Tensor:
-        """The objective above, over a batch of comparisons."""
+        """Return the objective above, over a batch of comparisons."""
         scores = self.scores(network, memory["features"])
-        margin = (memory["contrast"] * scores).sum(dim=1) - F.softplus(network["price"]) * memory[
-            "unevenness"
-        ]
-        target = (1 + memory["reward"]) / 2
-        there = presence(memory)
-        size = (scores.square() * there).sum() / there.sum()
+        price = F.softplus(network["price"])
+        margin = (memory["contrast"] * scores).sum(dim=1) - price * memory["unevenness"]
+        target, present = (1 + memory["reward"]) / 2, presence(memory)
+        size = (scores.square() * present).sum() / present.sum()
         return F.binary_cross_entropy_with_logits(margin, target) + self.shrinkage * size
 
 
 def standardise(values: Tensor, reference: Tensor) -> Tensor:
-    """Values [..., features] less the mean of reference [rows, features], over its deviation.
+    """Subtract the mean of reference [rows, features] from values [..., features], divide by its deviation.
 
-    A feature that is the same in all rows says nothing: it is 0.
+    A feature that is the same in all rows becomes 0.
 
     >>> standardise(torch.tensor([[1.0, 7.0], [3.0, 7.0]]), torch.tensor([[1.0, 7.0], [3.0, 7.0]]))
     tensor([[-1.,  0.],
@@ -167,40 +164,37 @@ def standardise(values: Tensor, reference: Tensor) -> Tensor:
 
 
 def empty_memory(num_features: int) -> Tensors:
-    """Duels side by side, padded to the largest cohort among them; a contrast of 0 leaves padding out."""
-    return {
-        "features": torch.zeros(0, 0, num_features, dtype=torch.float64),
-        "contrast": torch.zeros(0, 0, dtype=torch.float64),
-        "unevenness": torch.zeros(0, dtype=torch.float64),
-        "reward": torch.zeros(0, dtype=torch.float64),
-        "count": torch.zeros(0, dtype=torch.int64),
-    }
+    """Return a memory without comparisons. They are padded to the largest cohort; padding has contrast 0."""
+    shapes = {"features": (0, 0, num_features), "contrast": (0, 0), "unevenness": (0,), "reward": (0,)}
+    memory = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    return {**memory, "count": torch.zeros(0, dtype=torch.int64)}
 
 
 def presence(memory: Tensors) -> Tensor:
-    """[rounds, clients]: true where there is a client, false in the padding."""
+    """Return a mask [rounds, clients]: true for clients, false for padding."""
     return torch.arange(memory["contrast"].shape[1]) < memory["count"][:, None]
 
 
 def clients_of(memory: Tensors) -> Tensor:
-    """Features of all clients in the memory: [clients, features]."""
+    """Return the features of all clients in the memory [clients, features]."""
     return memory["features"][presence(memory)]
 
 
 def remember(memory: Tensors, comparison: Comparison, capacity: int) -> Tensors:
-    """The memory with one comparison more; first in, first out."""
+    """Return the memory with one more comparison, without the oldest ones above the capacity."""
     count = len(comparison.contrast)
     width = max(count, memory["contrast"].shape[1])
-    features = F.pad(comparison.features, (0, 0, 0, width - count))[None]
-    contrast = F.pad(comparison.contrast, (0, width - count))[None]
-    more = width - memory["contrast"].shape[1]
-    joined = {
-        "features": torch.cat([F.pad(memory["features"], (0, 0, 0, more)), features]),
-        "contrast": torch.cat([F.pad(memory["contrast"], (0, more)), contrast]),
-        "unevenness": torch.cat(
-            [memory["unevenness"], torch.tensor([comparison.unevenness], dtype=torch.float64)]
-        ),
-        "reward": torch.cat([memory["reward"], torch.tensor([comparison.reward], dtype=torch.float64)]),
-        "count": torch.cat([memory["count"], torch.tensor([count])]),
+    new = {
+        "features": comparison.features[None],
+        "contrast": comparison.contrast[None],
+        "unevenness": torch.tensor([comparison.unevenness], dtype=torch.float64),
+        "reward": torch.tensor([comparison.reward], dtype=torch.float64),
+        "count": torch.tensor([count]),
     }
-    return {name: tensor[-capacity:].clone() for name, tensor in joined.items()}
+
+    def padded(values: Tensor) -> Tensor:
+        """Pad the dimension of clients with zeros."""
+        more = () if values.dim() == 1 else (0, 0) * (values.dim() - 2) + (0, width - values.shape[1])
+        return F.pad(values, more)
+
+    return {n: torch.cat([padded(old), padded(new[n])])[-capacity:].clone() for n, old in memory.items()}

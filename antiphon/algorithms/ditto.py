@@ -1,4 +1,4 @@
-"""Ditto: every client also trains a model of its own, held near the global one.
+"""Ditto: every client also trains its own model, which stays near the global one.
 
 T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML
 2021, arXiv:2012.04221: Algorithm 1.
@@ -11,7 +11,8 @@ T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning T
 | s, η      | `local`: number of steps or epochs, learning rate                                 |
 
 Deviations. Any inner algorithm trains w^t. v_k starts as the global model of the client's first round, not of
-the run's. On a GPU the clients' own models are trained one after another, the inner algorithm's all at once.
+the run's. On a GPU the clients' own models are trained one after another, those of the inner algorithm at
+once.
 """
 
 from __future__ import annotations
@@ -33,35 +34,36 @@ DITTO = "ditto"
 @CLIENT_VIEWS.register
 @dataclass(frozen=True)
 class DittoView(View):
-    """After work that trains, the client trains its own model. It evaluates its own model too."""
+    """After training the global model, the client trains its own. In evaluations it uses its own model."""
 
     local: LocalTraining
     strength: float
 
     def before(self, task: Task, client: Any) -> tuple[Task, Any]:
-        return (replace(task, tensors=_own(task, client)) if task.kind == "evaluate" else task), client
+        is_evaluation = task.kind == "evaluate"
+        return (replace(task, tensors=_personal_model(task, client)) if is_evaluation else task), client
 
     def after(self, task: Task, client: Any, answer: Answer) -> Answer:
         update, changes = answer
         if not update.mean:  # the work trained nothing
             return answer
-        own, towards = _own(task, client), parameters_in(task.tensors)
+        before, anchor = _personal_model(task, client), parameters_in(task.tensors)
         local = replace(self.local, proximal=self.strength)  # adds λ (v_k − w^t) to the gradient
-        trained = client.train(LocalSteps(own, local, derive(seed_of(task), DITTO), anchor=towards))
-        kept = {name: own[name] - delta for name, delta in trained.delta.items()}
-        return update, {**changes, **as_part(kept, DITTO)}
+        trained = client.train(LocalSteps(before, local, derive(seed_of(task), DITTO), anchor=anchor))
+        after = {name: before[name] - delta for name, delta in trained.delta.items()}
+        return update, {**changes, **as_part(after, DITTO)}
 
 
-def _own(task: Task, client: Any) -> Tensors:
-    """v_k; the global model for a client that has none yet."""
-    kept = part_of(client.state, DITTO)
-    return {name: kept.get(name, p) for name, p in parameters_in(task.tensors).items()}
+def _personal_model(task: Task, client: Any) -> Tensors:
+    """Return v_k; the global model for a client that has none yet."""
+    state = part_of(client.state, DITTO)
+    return {name: state.get(name, p) for name, p in parameters_in(task.tensors).items()}
 
 
 @ALGORITHMS.register
 @dataclass(frozen=True)
 class Ditto:
-    """An algorithm around which every client keeps a second model, its own."""
+    """An algorithm whose clients also train their own models."""
 
     inner: Algorithm = FedAvg()
     local: LocalTraining = LocalTraining()
@@ -83,5 +85,5 @@ class Ditto:
         return self.inner.round(state, cohort, self.personal(pool))
 
     def personal(self, pool: Pool) -> Pool:
-        """A pool through which every client trains its own model too, and evaluates that one."""
+        """Return a pool through which every client also trains its own model, and evaluates that one."""
         return ViewPool(pool, DittoView(self.local, self.strength))

@@ -1,4 +1,4 @@
-"""Federated averaging, and everything that is federated averaging with other constants.
+"""Federated averaging, and the algorithms that are federated averaging with other settings.
 
 FedSGD, FedAvg    McMahan et al., "Communication-Efficient Learning of Deep Networks from
                   Decentralized Data", AISTATS 2017.
@@ -17,8 +17,8 @@ subspace          the same, §4: only some parameters are trained, and only thos
 | α_k               | softmax of the log-weights that `weighting` gives to reports  |
 | η (client, server)| local.lr · client_schedule, server.lr · server_schedule       |
 
-Deviations. FTL eq. 7–8 taken together move the model away from its clients: here Δ is old − new
-and the server subtracts it. The softmax numerator in FTL §3.3 lacks its minus: see `SoftmaxLoss`.
+Deviations. FTL eq. 7 and 8 together move the model away from its clients: here Δ is old − new and the server
+subtracts it. The softmax numerator in FTL §3.3 lacks a minus sign: see `SoftmaxLoss`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ AnyServerState = TypeVar("AnyServerState", bound=ServerState)
 @ALGORITHMS.register
 @dataclass(frozen=True)
 class FedAvg:
-    """Clients train from w; the weighted mean of their Δ is a gradient to the server's optimiser."""
+    """Clients train from w; the server's optimiser uses the weighted mean of their Δ as a gradient."""
 
     local: LocalTraining = LocalTraining()
     client_schedule: Schedule = Constant()
@@ -60,12 +60,12 @@ class FedAvg:
         return self.step(state, delta)
 
     def task(self, state: ServerState) -> Task:
-        """What the clients of a round are to do."""
+        """Return the task of a round."""
         scale = self.client_schedule(state.round)
         return Task("train", select(state.params, self.trainable), self.local.task_config(state, scale))
 
     def step(self, state: AnyServerState, delta: Tensors) -> tuple[AnyServerState, Metrics]:
-        """The state after a round whose aggregate is `delta` (DGA eq. 4)."""
+        """Return the state after a round with the aggregate `delta` (DGA eq. 4), and metrics."""
         scale = self.server_schedule(state.round)
         clipped = delta if self.clipping == Unclipped() else self.clipping(state.params, delta)
         params, opt = self.server(state.params, clipped, state.opt, scale)
@@ -77,33 +77,38 @@ class FedAvg:
 
 
 def select(params: Tensors, patterns: Sequence[str], setting: str = "trainable") -> Tensors:
-    """The parameters whose names match a pattern such as `encoder.*`; every pattern must match one."""
+    """Return the parameters whose names match a pattern such as `encoder.*`; every pattern must match one."""
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in params):
+        if not any(matches(name, [pattern]) for name in params):
             tops = sorted({name.split(".")[0] for name in params})
             raise ValueError(
                 f"{setting}: no parameter matches {pattern!r}; names begin with {', '.join(tops)}"
             )
-    return {name: p for name, p in params.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    return {name: p for name, p in params.items() if matches(name, patterns)}
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether a name matches one of some patterns such as `encoder.*`."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def fedsgd(server: ServerOptimizer = Sgd(lr=0.1)) -> FedAvg:
-    """One step on all of a client's data: Δ_k is its gradient, and the server's step is a central one."""
+    """One step on all data of a client: Δ_k is its gradient, and the server takes a step of central SGD."""
     return FedAvg(LocalTraining(lr=1.0, steps=1, batch_seconds=0.0, clip_norm=0.0), server=server)
 
 
 def fedavg(local: LocalTraining = LocalTraining()) -> FedAvg:
-    """Server SGD at learning rate 1, clients weighted by their number of utterances."""
+    """Server SGD with learning rate 1; clients weighted by their numbers of utterances."""
     return FedAvg(local)
 
 
 def hierarchical(local: LocalTraining = LocalTraining(), server: ServerOptimizer = Adam()) -> FedAvg:
-    """Two tiers: SGD on the clients, an optimiser of its own on the server, clients weighted alike."""
+    """SGD on the clients, another optimiser on the server, equal weights."""
     return FedAvg(local, weighting=Uniform(), server=server)
 
 
 def bmuf(local: LocalTraining = LocalTraining(), block_momentum: float = 0.9) -> FedAvg:
-    """Block momentum on the server; run it on fixed i.i.d. parts, all of them every round."""
+    """Block momentum on the server, for fixed i.i.d. parts of the data, all of them in every round."""
     return FedAvg(local, weighting=Uniform(), server=Sgd(lr=1.0, momentum=block_momentum))
 
 

@@ -1,4 +1,4 @@
-"""Federated Marginal Personalization, the server's half: how often all clients together say each word.
+"""Federated Marginal Personalization, the server's part: how often all clients together say each word.
 
 Z. Liu and F. Peng, "Federated Marginal Personalization for ASR Rescoring", 2020, §2.3 (and §4: `release`).
 
@@ -8,12 +8,12 @@ Z. Liu and F. Peng, "Federated Marginal Personalization for ASR Rescoring", 2020
 | q_i(w) | an update's mean: the client's words, normalised, not smoothed |
 | c_i | exp of its log-weight, which comes from the report's "pseudo_count" |
 
-Eq. 6 is what `Update.+` computes: q̄ = Σ c_i q_i / Σ c_i, and mean · exp(log-weight) = Σ c_i q_i are the
-pooled counts. The clients of a round are those the engine draws: all of them, or a sample.
+`Update.+` computes eq. 6: q̄ = Σ c_i q_i / Σ c_i, and mean · exp(log-weight) = Σ c_i q_i are the pooled
+counts.
 
-Deviations. Smoothing with u is left to where q̄ is used (`decoding.adaptation`): eq. 6 is linear, so it
-comes to the same. Beyond the paper: `decay` keeps a fading memory of earlier rounds' counts, for when only
-some clients are drawn in each. A round in which nobody had anything to report changes nothing.
+Deviations. Smoothing with u happens where q̄ is used (`decoding.adaptation`): eq. 6 is linear, so the
+result is the same. Beyond the paper: `decay` keeps a share of the counts of earlier rounds, for runs in which
+only some clients are drawn in each. A round without any reports changes nothing.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ PSEUDO_COUNT = "pseudo_count"
 
 @dataclass(frozen=True)
 class FmpState(ServerState):
-    """mass: the pseudo-count that q̄ stands for; 0 while it is still the background.
+    """mass: the pseudo-count of q̄; 0 while q̄ is the background.
 
-    released: what the release remembers: noised counts and what was spent on them.
+    released: the memory of the release: noised counts and the privacy spent on them.
     """
 
     mass: float = 0.0
@@ -50,7 +50,7 @@ class Fmp:
     """q̄ is the pooled unigram of the clients of the round.
 
     differences: clients send q_i − q̄ instead of q_i; the outcome is the same.
-    decay: what the counts of the rounds before are multiplied with before new ones are added; 0: forgotten.
+    decay: the factor on the counts of earlier rounds before new ones are added; 0: they are forgotten.
     """
 
     differences: bool = False
@@ -73,9 +73,11 @@ class Fmp:
 
     def round(self, state: FmpState, cohort: Sequence[str], pool: Pool) -> tuple[FmpState, Metrics]:
         before = state.params[MARGINAL]
-        update = pool.reduce(self._task(before), cohort, by_pseudo_count)
+        tensors = {MARGINAL: before} if self.differences else {}  # clients that send q itself need nothing
+        task = Task(MARGINAL, tensors, {"differences": self.differences})
+        update = pool.reduce(task, cohort, by_pseudo_count)
         counts, num_clients = self._pooled(update, before), len(update.reports)
-        if self.release is not None:  # of an empty round as well: that it was empty is nobody's business
+        if self.release is not None:  # also of an empty round: that it was empty is private
             released = self.release(counts, state.round, state.released)
             state = replace(self._with(state, released.counts), released=released.memory)
             return state, {"mass": state.mass, "num_clients": num_clients, **released.metrics}
@@ -85,15 +87,11 @@ class Fmp:
         return self._with(state, counts), {"mass": float(counts.sum()), "num_clients": num_clients}
 
     def _pooled(self, update: Update, before: Tensor) -> Tensor:
-        """Σ c_i q_i."""
+        """Return Σ c_i q_i."""
         if update.is_empty:
             return torch.zeros_like(before)
         mean = update.mean[MARGINAL] + before if self.differences else update.mean[MARGINAL]
         return mean * math.exp(update.log_weight)
-
-    def _task(self, before: Tensor) -> Task:
-        tensors = {MARGINAL: before} if self.differences else {}  # clients that send all of q need nothing
-        return Task(MARGINAL, tensors, {"differences": self.differences})
 
     def _with(self, state: FmpState, counts: Tensor) -> FmpState:
         mass = float(counts.sum())
@@ -103,10 +101,10 @@ class Fmp:
 
 
 def by_pseudo_count(report: Report) -> float:
-    """log c_i, so that clients weigh by how much they said (eq. 6)."""
+    """Return log c_i: clients are weighted by how much they said (eq. 6)."""
     return math.log(report.stats[PSEUDO_COUNT])
 
 
 def background_params(probabilities: Tensor | Sequence[float]) -> Tensors:
-    """What `Fmp.init` takes: the background u."""
+    """Return the parameters for `Fmp.init`: the background u."""
     return {MARGINAL: torch.as_tensor(probabilities, dtype=torch.float64)}

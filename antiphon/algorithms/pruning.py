@@ -1,4 +1,4 @@
-"""Federated Pruning: clients train a small dense model, the server keeps the large one until it knows enough.
+"""Federated Pruning: clients train a small dense model; the server keeps the large one until the last phase.
 
 R. Lin, Y. Xiao, T.-J. Yang, D. Zhao, L. Xiong, G. Motta, F. Beaufays, "Federated Pruning: Improving Neural
 Network Efficiency with Federated Learning", Interspeech 2022: Algorithm 1. Patterns are in `pruning_slices`,
@@ -11,45 +11,44 @@ scores and adaptive sparsity in `pruning_scores`.
 | ΔR, R^fine-tune               | `mask_every`, `fine_tune_from`; R^end is the run's number of rounds |
 | Shrink, Expand                | `antiphon.tasks.submodel`                                          |
 | GetImportanceScore            | `score`                                                            |
-| GenerateMask                  | `pruning_scores.choose`, `pruning_slices.left`                     |
-| FPTrain                       | a round of `inner` on the small model: its server optimiser too    |
+| GenerateMask                  | `pruning_scores.choose`, `pruning_slices.remaining`                |
+| FPTrain                       | a round of `inner` on the small model, with its server optimiser   |
 | with / without mask refinement| `refine`: removed slices keep their values, or are set to 0        |
 
-Until round `fine_tune_from` the mask is made anew every `mask_every` rounds, at a sparsity that the schedule
-lets grow to its target (pruning) and that then stays there (refining). After that the server's model is the
-small one, and rounds are those of `inner` (fine-tuning).
+Until round `fine_tune_from` a new mask is made every `mask_every` rounds. Its sparsity grows to the target by
+the schedule (pruning) and then stays there (refining). After that the server's model is the small one, and
+rounds are those of `inner` (fine-tuning).
 
 Deviations.
-- The round of `inner` sees nothing but the small model, so what is removed is moved by nothing: no momentum,
-  no Adam step, no decay. Slots of the server's optimiser rest with their weights, and go on if they revive.
-- Scores that need a momentum have none before the first round: nothing is removed until the next mask.
-- A step schedule begins at 0, as in Algorithm 1; its number of steps is ours.
-- Only models of the last phase can be a run's result: those before have other sparsities, or masks to come.
+- The round of `inner` sees only the small model, so nothing moves removed weights: no momentum, no Adam step,
+  no decay. Their moments in the server's optimiser are unchanged too, and are used again if they revive.
+- Scores that need a momentum have none before the first round: nothing is removed until the second mask.
+- A step schedule begins at 0, as in Algorithm 1; its number of steps is our choice.
+- Only models of the last phase can be a run's result: earlier ones have other sparsities or masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
-from antiphon.algorithms.fedavg import FedAvg
+from antiphon.algorithms.fedavg import FedAvg, matches
 from antiphon.algorithms.pruning_scores import Allocation, ByWeight, Score, Unified, choose, num_kept
-from antiphon.algorithms.pruning_slices import Pattern, Slices, WholeColumn, cut, left, moving
-from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, Tensors, Update, WrapperState
+from antiphon.algorithms.pruning_slices import Pattern, Slices, WholeColumn, cut, remaining, weights_of
+from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, Tensors, WrapperState
 from antiphon.server.run_context import RunContext
 from antiphon.tasks.prunable_layers import EmbeddingLayer, LinearLayer, RecurrentLayer, check_structure
 from antiphon.tasks.submodel import Submodel, SubmodelPool, expand, expand_parts, masked, shrink
 
 
 def prunable_algorithm(algorithm: Any) -> Algorithm | None:
-    """How clients train when the model of a finished run is pruned: as in that run; None: not federated.
+    """Return the algorithm for pruning the model of a finished run: that of the run; None: it was central.
 
-    Parts with `is_for_whole_models` are left out, such as rules that compare or combine whole updates.
+    Parts with `is_for_whole_models` are left out, such as algorithms that compare or combine whole updates.
     """
     if getattr(algorithm, "trains_on_server", False):
         return None
@@ -64,7 +63,7 @@ def prunable_algorithm(algorithm: Any) -> Algorithm | None:
 
 @dataclass(frozen=True)
 class ConstantSparsity:
-    """The target from the first mask on."""
+    """The target, from the first mask."""
 
     num_masks = 0  # before the target is reached
 
@@ -74,7 +73,7 @@ class ConstantSparsity:
 
 @dataclass(frozen=True)
 class StepSparsity:
-    """From 0 to the target in equal steps, one a mask."""
+    """From 0 to the target in equal steps, one for each mask."""
 
     steps: int = 4
 
@@ -92,13 +91,13 @@ class StepSparsity:
 
 @dataclass(frozen=True)
 class PrunedState(WrapperState):
-    """The inner algorithm's state, in full size until the last phase, and what clients get of its model."""
+    """The inner state, in full size until the last phase, and the submodel that clients get."""
 
     renamed: ClassVar = {"kept": "submodel"}
-    submodel: str = ""  # as `Submodel.write` writes it
-    is_small: bool = False  # the last phase: the inner state is of what is kept and nothing else
+    submodel: str = ""  # type: ignore[misc]  # as `Submodel.write` writes it
+    is_small: bool = False  # the last phase: the inner state is that of the small model
     sparsity: float = 0.0
-    momentum: Tensors = field(default_factory=dict)  # of Δ, for the weights that are scored by it
+    momentum: Tensors = field(default_factory=dict)  # of Δ, for weights whose score needs it
 
     @property
     def model(self) -> Tensors:
@@ -112,7 +111,7 @@ class PrunedState(WrapperState):
 @ALGORITHMS.register
 @dataclass(frozen=True)
 class FederatedPruning:
-    """An algorithm whose clients train a model that gets smaller, and in the end is."""
+    """An algorithm that makes the model smaller step by step; clients train the smaller model."""
 
     inner: Algorithm = FedAvg()
     sparsity: float = 0.5
@@ -123,11 +122,11 @@ class FederatedPruning:
     mask_every: int = 10  # rounds from one mask to the next
     fine_tune_from: int = 40  # the round at which the server's model is made small
     refine: bool = True
-    multiple: int = 1  # units of a matrix are kept in multiples of this: products of 8 or 16 are faster
+    multiple: int = 1  # matrices keep a multiple of this many units: multiples of 8 or 16 are faster
     momentum: float = 0.9  # of the moving average of Δ
-    layers: tuple[str, ...] = ("encoder.layers.*",)  # patterns of names of layers that may lose units …
-    exclude: tuple[str, ...] = ("*.convolution.*",)  # … and of those among them that may not
-    structure: tuple[LinearLayer | RecurrentLayer | EmbeddingLayer, ...] = ()  # known when the run begins
+    layers: tuple[str, ...] = ("encoder.layers.*",)  # patterns of layer names that may lose units
+    exclude: tuple[str, ...] = ("*.convolution.*",)  # patterns of those that may not
+    structure: tuple[LinearLayer | RecurrentLayer | EmbeddingLayer, ...] = ()  # set when the run begins
     effect: ClassVar[str] = "reshapes"
     is_for_whole_models: ClassVar[bool] = True
     refuses: ClassVar = {"reshapes": "a model is pruned once"}
@@ -157,40 +156,37 @@ class FederatedPruning:
             )
 
     def prepare(self, context: RunContext) -> FederatedPruning:
-        """Learn the layers of the model."""
+        """Take the layers of the model from the context."""
         return replace(self, structure=tuple(context.structure()))
 
     @property
     def slices(self) -> list[Slices]:
-        """All that is ranked: of the layers that a pattern names and none excludes."""
+        """The slices of all layers that `layers` names and `exclude` does not."""
         names = [layer.name for layer in self.structure]
         for pattern in self.layers:
-            if not any(fnmatchcase(name, pattern) for name in names):
+            if not any(matches(name, [pattern]) for name in names):
                 known = ", ".join(names[:5])
                 raise ValueError(f"layers: {pattern!r} matches no layer that can be pruned: {known} …")
-        chosen = [layer for layer in self.structure if self._is_prunable(layer.name)]
+        named = [layer for layer in self.structure if matches(layer.name, self.layers)]
+        chosen = [layer for layer in named if not matches(layer.name, self.exclude)]
         if not chosen:
             raise ValueError(f"layers {', '.join(self.layers)} are all excluded: there is nothing to prune")
         return cut(chosen, self.pattern)
-
-    def _is_prunable(self, name: str) -> bool:
-        asked = any(fnmatchcase(name, pattern) for pattern in self.layers)
-        return asked and not any(fnmatchcase(name, pattern) for pattern in self.exclude)
 
     def init(self, params: Tensors) -> PrunedState:
         check_structure(self.structure, params)
         slices = self.slices
         densities = self.allocation.densities(slices, params, self.sparsity)
-        for own, density in zip(slices, densities, strict=True):
-            num_kept(own, density)  # refuses to leave nothing
+        for group, density in zip(slices, densities, strict=True):
+            num_kept(group, density)  # ValueError if nothing would be left
         return PrunedState(self.inner.init(params))
 
     def keep(self, params: Tensors, sparsity: float, momentum: Tensors | None = None) -> Submodel:
-        """What is kept of a model at a sparsity; before there is a momentum, by the weights."""
+        """Return the submodel at a sparsity; scored by the weights while there is no momentum."""
         slices = self.slices
         score = self.score if momentum else ByWeight(self.score.norm)
-        kept = choose(slices, params, momentum or {}, score, self.allocation, sparsity, self.multiple)
-        return left(slices, kept).submodel(self.structure)
+        masks = choose(slices, params, momentum or {}, score, self.allocation, sparsity, self.multiple)
+        return remaining(slices, masks).submodel(self.structure)
 
     def round(self, state: PrunedState, cohort: Sequence[str], pool: Pool) -> tuple[PrunedState, Metrics]:
         if not self.structure:
@@ -200,15 +196,17 @@ class FederatedPruning:
         submodel = Submodel.read(state.submodel)
         small = state.inner if state.is_small else shrink_state(state.inner, state.params, submodel)
         after, metrics = self.inner.round(small, cohort, submodels)
-        notes = {"sparsity": state.sparsity, "revived_weights": float(revived)}
+        metrics = {**metrics, "sparsity": state.sparsity, "revived_weights": float(revived)}
         if state.is_small:
-            return replace(state, inner=after), {**metrics, **notes}
-        grown = self._grown(state, after, submodels.aggregate)
-        ready = grown.round == self.fine_tune_from
-        return self._shrunk(grown) if ready else grown, {**metrics, **notes}
+            return replace(state, inner=after), metrics
+        large = self._expanded(state, after, submodels.aggregate)
+        if large.round < self.fine_tune_from:
+            return large, metrics
+        inner = shrink_state(large.inner, large.params, submodel)  # the last phase: only the small model
+        return replace(large, inner=inner, is_small=True, momentum={}), metrics
 
     def _with_mask(self, state: PrunedState) -> tuple[PrunedState, int]:
-        """The state with a new mask if it is time for one, and how many weights that brings back."""
+        """Return the state with a new mask if one is due, and how many weights the mask revives."""
         is_known = bool(state.momentum) or not self.score.needs_momentum
         if state.is_small or state.round % self.mask_every or not is_known:
             return state, 0
@@ -221,72 +219,64 @@ class FederatedPruning:
             after = replace(after.with_params(masked(state.params, submodel)), momentum=momentum)
         return after, revived
 
-    def _grown(self, state: PrunedState, after: Any, aggregate: Update | None) -> PrunedState:
-        """The large model with the small one's new values in it; all else as it was."""
+    def _expanded(self, state: PrunedState, after: Any, delta: Tensors) -> PrunedState:
+        """Return the large state with the new values of the small one; removed entries are unchanged."""
         submodel = Submodel.read(state.submodel)
         inner = expand_state(after, state.inner, state.params, submodel)
-        delta = aggregate.mean if aggregate is not None else {}
         momentum = self._momentum(state, submodel, delta) if self.score.needs_momentum else {}
         return replace(state, inner=inner, momentum=momentum)
 
     def _momentum(self, state: PrunedState, submodel: Submodel, delta: Tensors) -> Tensors:
-        """The moving average of Δ; of what is removed, the one it had."""
-        weights = moving(state.params, self.slices)
+        """Return the moving average of Δ; unchanged for removed weights."""
+        weights = weights_of(state.params, self.slices)
         before = state.momentum or {name: torch.zeros_like(p) for name, p in weights.items()}
-        news = shrink(before, submodel)
-        told = {n: m.lerp(delta[n], 1 - self.momentum) for n, m in news.items() if n in delta}
-        return expand(told, submodel, before)
-
-    def _shrunk(self, state: PrunedState) -> PrunedState:
-        """The last phase: nothing is left of what was removed."""
-        inner = shrink_state(state.inner, state.params, Submodel.read(state.submodel))
-        return replace(state, inner=inner, is_small=True, momentum={})
+        small = shrink(before, submodel)
+        after = {n: m.lerp(delta[n], 1 - self.momentum) for n, m in small.items() if n in delta}
+        return expand(after, submodel, before)
 
 
 def num_revived(params: Tensors, slices: Sequence[Slices], before: Submodel, now: Submodel) -> int:
-    """Weights that were removed and no longer are."""
-    ones = {name: torch.ones_like(p) for name, p in moving(params, slices).items()}
+    """Return the number of weights that were removed before and are not now."""
+    ones = {name: torch.ones_like(p) for name, p in weights_of(params, slices).items()}
     old, new = masked(ones, before), masked(ones, now)
     return sum(int((new[name] > old[name]).sum()) for name in ones)
 
 
 def shrink_state(state: Any, model: Tensors, submodel: Submodel) -> Any:
-    """A state of any algorithm, with every group of tensors that is shaped like the model made small."""
-    if is_dataclass(state) and not isinstance(state, type):
-        parts = {f.name: shrink_state(getattr(state, f.name), model, submodel) for f in fields(state)}
-        return replace(state, **parts)
-    if isinstance(state, dict):
-        if _is_like(state, model):
-            return shrink(state, submodel)
-        return {key: shrink_state(value, model, submodel) for key, value in state.items()}
-    return tuple(shrink_state(v, model, submodel) for v in state) if isinstance(state, tuple) else state
+    """Return a state of any algorithm in which every group of tensors shaped like the model is small."""
+    return _map_groups(state, state, model, lambda group, _: shrink(group, submodel))
 
 
 def expand_state(state: Any, before: Any, model: Tensors, submodel: Submodel) -> Any:
-    """The inverse of `shrink_state`: what was removed is as it was before, or 0 where there was nothing."""
-    return _expand_state(state, before, model, shrink(model, submodel), submodel)
+    """Invert `shrink_state`: removed entries are as they were before, or 0 where there was nothing."""
+    small = shrink(model, submodel)
+    return _map_groups(state, before, small, lambda group, old: expand_parts(group, submodel, model, old))
 
 
-def _expand_state(state: Any, before: Any, model: Tensors, small: Tensors, submodel: Submodel) -> Any:
-    def expanded(value: Any, old: Any) -> Any:
-        return _expand_state(value, old, model, small, submodel)
+def _map_groups(
+    state: Any, before: Any, model: Tensors, change: Callable[[Tensors, Tensors], Tensors]
+) -> Any:
+    """Change every dict of tensors shaped like the model; `before` has the same structure as the state."""
+
+    def changed(value: Any, old: Any) -> Any:
+        return _map_groups(value, old, model, change)
 
     if is_dataclass(state) and not isinstance(state, type):
         values = {f.name: getattr(state, f.name) for f in fields(state)}
-        return replace(state, **{n: expanded(v, getattr(before, n, None)) for n, v in values.items()})
+        return replace(state, **{n: changed(v, getattr(before, n, None)) for n, v in values.items()})
     if isinstance(state, dict):
         old = before if isinstance(before, dict) else {}
-        if _is_like(state, small):
-            return expand_parts(state, submodel, model, old)
-        return {key: expanded(value, old.get(key)) for key, value in state.items()}
+        if _is_like(state, model):
+            return change(state, old)
+        return {key: changed(value, old.get(key)) for key, value in state.items()}
     if isinstance(state, tuple):
         olds = before if isinstance(before, tuple) else ()
-        return tuple(expanded(v, olds[i] if i < len(olds) else None) for i, v in enumerate(state))
+        return tuple(changed(v, olds[i] if i < len(olds) else None) for i, v in enumerate(state))
     return state
 
 
 def _is_like(tensors: dict[Any, Any], model: Tensors) -> bool:
-    """Whether all are tensors of a model's parameters, by name and shape ("part/name" counts as "name")."""
+    """Return whether all are named and shaped like parameters of a model ("part/name" counts as "name")."""
 
     def fits(name: Any, value: Any) -> bool:
         parameter = model.get(str(name).rpartition("/")[2])

@@ -1,4 +1,4 @@
-"""How much a slice of weights matters, and how many of its kind each matrix keeps.
+"""The importance of slices of weights, and how many of them each matrix keeps.
 
 R. Lin et al., "Federated Pruning", Interspeech 2022, §2.2 (scores) and §2.4 (adaptive per-layer sparsity).
 
@@ -8,8 +8,8 @@ R. Lin et al., "Federated Pruning", Interspeech 2022, §2.2 (scores) and §2.4 (
 | momentum of gradient               | moving average of the aggregated Δ, kept by `pruning`           |
 | ‖w_i‖, TargetSparsity, LayerDensity| mean|w| of a matrix, `sparsity`, `Allocation.densities`         |
 
-Deviation. Eq. 1 as printed makes the densities *sum* to 1 − S. Meant is that the model keeps 1 − S of its
-weights: density_i = min(1, c · mean|w_i|) with c solved so that Σ n_i · density_i = (1 − S) · Σ n_i.
+Deviation. Eq. 1 as printed makes the densities *sum* to 1 − S. We take it to mean that the model keeps 1 − S
+of its weights: density_i = min(1, c · mean|w_i|) with c solved so that Σ n_i · density_i = (1 − S) · Σ n_i.
 """
 
 from __future__ import annotations
@@ -26,53 +26,47 @@ from antiphon.core import Tensors
 
 
 @dataclass(frozen=True)
-class ByWeight:
-    """How large the weights are: known from the first round on, and the same for slices that rest."""
-
-    norm: int = 1
-    needs_momentum: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        _check_norm(self.norm)
-
-    def __call__(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
-        return torch.linalg.vector_norm(slices.of(params), self.norm, dim=1)
-
-
-@dataclass(frozen=True)
-class ByMomentum:
-    """How large the momentum of the aggregated Δ is: what clients still want to change."""
+class _Score:
+    """The l1 or l2 norm of each slice of some tensors."""
 
     norm: int = 1
     needs_momentum: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_norm(self.norm)
+        if self.norm not in (1, 2):
+            raise ValueError(f"a score is an l1 or l2 norm: norm must be 1 or 2, not {self.norm}")
 
     def __call__(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
-        return torch.linalg.vector_norm(slices.of(momentum), self.norm, dim=1)
+        return torch.linalg.vector_norm(self._values(slices, params, momentum), self.norm, dim=1)
+
+    def _values(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class ByProduct:
-    """How large weight times momentum is, entry by entry."""
+class ByWeight(_Score):
+    """The size of the weights: known from the first round, and constant for slices that are removed."""
 
-    norm: int = 1
-    needs_momentum: ClassVar[bool] = True
+    needs_momentum = False
 
-    def __post_init__(self) -> None:
-        _check_norm(self.norm)
+    def _values(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
+        return slices.of(params)
 
-    def __call__(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
-        return torch.linalg.vector_norm(slices.of(params) * slices.of(momentum), self.norm, dim=1)
+
+class ByMomentum(_Score):
+    """The size of the momentum of the aggregated Δ: how much clients still change the weights."""
+
+    def _values(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
+        return slices.of(momentum)
+
+
+class ByProduct(_Score):
+    """The size of weight times momentum, entry by entry."""
+
+    def _values(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
+        return slices.of(params) * slices.of(momentum)
 
 
 Score = ByWeight | ByMomentum | ByProduct
-
-
-def _check_norm(norm: int) -> None:
-    if norm not in (1, 2):
-        raise ValueError(f"a score is an l1 or l2 norm: norm must be 1 or 2, not {norm}")
 
 
 # --- How much each matrix keeps -------------------------------------------------------------------
@@ -96,33 +90,33 @@ class Adaptive:
 
 @dataclass(frozen=True)
 class AdaptiveGrowth:
-    """As `Adaptive`, by how much larger weights are than when they were drawn. Not of the paper.
+    """As `Adaptive`, by the growth of the weights since they were drawn. Not in the paper.
 
-    Weights of a matrix with many inputs are drawn smaller: `Adaptive` takes its outputs for that alone. In
-    docs/pruning.md this way does better than `Unified`, and `Adaptive` does not.
+    A matrix with many inputs starts with smaller weights; `Adaptive` prunes it more for that reason alone. In
+    docs/pruning.md `AdaptiveGrowth` is better than `Unified`, and `Adaptive` is not.
     """
 
     def densities(self, slices: Sequence[Slices], params: Tensors, sparsity: float) -> list[float]:
-        sizes = zip(slices, mean_sizes(slices, params), strict=True)
-        return _shared(slices, [size / own.drawn for own, size in sizes], sparsity)
+        sizes = mean_sizes(slices, params)
+        return _shared(slices, [size / s.drawn for s, size in zip(slices, sizes, strict=True)], sparsity)
 
 
 Allocation = Unified | Adaptive | AdaptiveGrowth
 
 
 def mean_sizes(slices: Sequence[Slices], params: Tensors) -> list[float]:
-    """mean|w| of each."""
-    return [float(size) for size in torch.stack([own.of(params).abs().mean() for own in slices]).double()]
+    """Return mean|w| of each group of slices."""
+    return [float(size) for size in torch.stack([s.of(params).abs().mean() for s in slices]).double()]
 
 
 def _shared(slices: Sequence[Slices], merits: Sequence[float], sparsity: float) -> list[float]:
-    densities = solve_densities(merits, [own.num_weights for own in slices], 1.0 - sparsity)
-    # However small its weights, a matrix is left with one slice.
-    return [max(density, 1 / own.size) for own, density in zip(slices, densities, strict=True)]
+    densities = solve_densities(merits, [s.num_weights for s in slices], 1.0 - sparsity)
+    # Every matrix keeps at least one slice.
+    return [max(density, 1 / s.size) for s, density in zip(slices, densities, strict=True)]
 
 
 def solve_densities(means: Sequence[float], sizes: Sequence[int], density: float) -> list[float]:
-    """min(1, c · mean_i), with c such that they keep `density` of all weights.
+    """Return min(1, c · mean_i), with c such that `density` of all weights is kept.
 
     >>> solve_densities([1.0, 3.0], [10, 10], 0.5)
     [0.25, 0.75]
@@ -131,23 +125,23 @@ def solve_densities(means: Sequence[float], sizes: Sequence[int], density: float
     """
     if not any(means):
         return [density] * len(means)
-    budget, found = density * sum(sizes), [0.0] * len(means)
+    budget, densities = density * sum(sizes), [0.0] * len(means)
     order = sorted(range(len(means)), key=lambda i: -means[i])
-    while order:  # the largest first: once it is not full, none after it is
+    while order:  # largest mean first: if it keeps less than all, so do the others
         scale = budget / (sum(means[i] * sizes[i] for i in order) or 1.0)
         first = order[0]
         if scale * means[first] < 1:
             for i in order:
-                found[i] = scale * means[i]
+                densities[i] = scale * means[i]
             break
-        found[first] = 1.0
+        densities[first] = 1.0
         budget -= sizes[first]
         order.pop(0)
-    return found
+    return densities
 
 
 def num_kept(slices: Slices, density: float, multiple: int = 1) -> int:
-    """How many slices are kept, in multiples of a number; refuses to leave none."""
+    """Return how many slices are kept, a multiple of `multiple`; ValueError if that is none."""
     removed = round((1.0 - density) * slices.size)
     if removed >= slices.size:
         raise ValueError(
@@ -158,7 +152,7 @@ def num_kept(slices: Slices, density: float, multiple: int = 1) -> int:
 
 
 def keep_best(scores: Tensor, count: int) -> Tensor:
-    """A bool for each slice, true for the `count` of highest score; of equal ones, the first."""
+    """Return a mask of the `count` slices with the highest scores; of equal scores, the first."""
     order = scores.cpu().argsort(descending=True, stable=True)
     mask = torch.zeros(len(scores), dtype=torch.bool)
     mask[order[:count]] = True
@@ -174,9 +168,9 @@ def choose(
     sparsity: float,
     multiple: int = 1,
 ) -> list[Tensor]:
-    """The masks of all slices: GetImportanceScore and GenerateMask of Algorithm 1."""
+    """Return the masks of all slices: GetImportanceScore and GenerateMask of Algorithm 1."""
     densities = allocation.densities(slices, params, sparsity)
     return [
-        keep_best(score(own, params, momentum), num_kept(own, density, multiple))
-        for own, density in zip(slices, densities, strict=True)
+        keep_best(score(group, params, momentum), num_kept(group, density, multiple))
+        for group, density in zip(slices, densities, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""The slices of a model's weights that can be removed: patterns of rows and columns, whole or half.
+"""The slices of a model's weights that can be removed: rows and columns, whole or half.
 
 R. Lin et al., "Federated Pruning", Interspeech 2022, §2.1.
 
@@ -6,130 +6,91 @@ R. Lin et al., "Federated Pruning", Interspeech 2022, §2.1.
 | ---------------------------- | --------------------------------------------------------------------- |
 | W, in × out                  | a layer's weight, stored as torch does: out × in                      |
 | column, row of W             | all weights of an output, of an input                                 |
-| [W_1, W_2]                   | the two halves of every column (or row), ranked each among its like   |
+| [W_1, W_2]                   | the halves of all columns (or rows); each half is ranked by itself    |
 
 Deviations.
-- Matrices stored in one tensor (queries, keys and values) are ranked and counted apart, as in Table 1.
-- An LSTM has one kind of slice whatever the pattern: a unit, with all its gates, is scored by their weights
-  from the input and from the units before. A removed gate alone would leave a unit that still costs as much.
-- An embedding, where one is asked for, loses values in the column patterns; a row would be a token.
+- Matrices stored in one tensor (queries, keys and values) are ranked and counted separately, as in Table 1.
+- An LSTM has one kind of slice for all patterns: a unit with all its gates. Its score is that of its weights
+  from the inputs and from the units. A unit that only lost a gate would still cost as much.
+- An embedding loses values in the column patterns; a row would be a token.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from antiphon.core import Tensors
-from antiphon.tasks.prunable_layers import Layer, Left, LinearLayer, RecurrentLayer, Region
+from antiphon.tasks.prunable_layers import (
+    EmbeddingLayer,
+    Layer,
+    LinearLayer,
+    RecurrentLayer,
+    Region,
+    RemainingUnits,
+)
 from antiphon.tasks.submodel import NUM_GATES
 
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class LinearSlices:
-    """The slices of a part of a weight: along an output (a column of W), or along an input (a row)."""
+class Slices:
+    """Slices of one layer that are ranked against each other."""
 
     layer: str
-    shape: tuple[int, int]  # of the whole weight: outputs, inputs
-    outputs: Span
-    inputs: Span
-    along_input: bool
-
-    @property
-    def name(self) -> str:
-        whole = self.outputs == (0, self.shape[0]) and self.inputs == (0, self.shape[1])
-        return self.layer if whole else f"{self.layer}[{_span(self.outputs)}, {_span(self.inputs)}]"
-
-    @property
-    def size(self) -> int:
-        """How many slices."""
-        first, last = self.inputs if self.along_input else self.outputs
-        return last - first
-
-    @property
-    def num_weights(self) -> int:
-        return (self.outputs[1] - self.outputs[0]) * (self.inputs[1] - self.inputs[0])
-
-    @property
-    def drawn(self) -> float:
-        """mean|w| before any training: torch draws weights evenly, up to 1/√inputs."""
-        return 0.5 * self.shape[1] ** -0.5
-
-    def of(self, params: Tensors) -> Tensor:
-        """The slices one below the other: [size, weights of a slice]."""
-        part = params[f"{self.layer}.weight"][slice(*self.outputs), slice(*self.inputs)]
-        return part.T if self.along_input else part
-
-    def region(self, kept: Tensor) -> Region:
-        """Where in the weight the slices are that are kept."""
-        outputs, inputs = (torch.zeros(size).bool() for size in self.shape)
-        outputs[slice(*self.outputs)] = True if self.along_input else kept
-        inputs[slice(*self.inputs)] = kept if self.along_input else True
-        return outputs, inputs
+    name: str  # of the layer, and of the part of its weight
+    size: int  # number of slices
+    num_weights: int
+    drawn: float  # mean|w| before any training, as torch draws the weights
+    of: Callable[[Tensors], Tensor]  # parameters -> slices [size, weights of a slice]
+    region: Callable[[Tensor], Region] | None = None  # linear layers: mask of slices -> part of the weight
 
 
-@dataclass(frozen=True)
-class RecurrentSlices:
-    """The units of an LSTM."""
+def linear_slices(layer: LinearLayer, outputs: Span, inputs: Span, along_input: bool) -> Slices:
+    """Return the slices of a part of a weight: one for each output (a column of W) or input (a row)."""
+    shape = (layer.num_outputs, layer.num_inputs)
 
-    layer: str
-    size: int
-    num_inputs: int
+    def of(params: Tensors) -> Tensor:
+        part = params[f"{layer.name}.weight"][slice(*outputs), slice(*inputs)]
+        return part.T if along_input else part
 
-    @property
-    def name(self) -> str:
-        return self.layer
+    def region(mask: Tensor) -> Region:
+        rows, columns = (torch.zeros(size).bool() for size in shape)
+        rows[slice(*outputs)] = True if along_input else mask
+        columns[slice(*inputs)] = mask if along_input else True
+        return rows, columns
 
-    @property
-    def num_weights(self) -> int:
-        return NUM_GATES * self.size * (self.num_inputs + self.size)
+    height, width = outputs[1] - outputs[0], inputs[1] - inputs[0]
+    part = "" if (height, width) == shape else "[{}:{}, {}:{}]".format(*outputs, *inputs)
+    size = width if along_input else height
+    drawn = 0.5 * layer.num_inputs**-0.5  # uniform, up to 1/√inputs
+    return Slices(layer.name, layer.name + part, size, height * width, drawn, of, region)
 
-    @property
-    def drawn(self) -> float:
-        """Up to 1/√units."""
-        return 0.5 * self.size**-0.5
 
-    def of(self, params: Tensors) -> Tensor:
-        weights = [
-            p.view(NUM_GATES, self.size, -1)
-            for name, p in params.items()
-            if name.startswith((f"{self.layer}.weight_ih", f"{self.layer}.weight_hh"))
-        ]
+def recurrent_slices(layer: RecurrentLayer) -> Slices:
+    """Return the units of an LSTM as slices."""
+    size = layer.num_units
+
+    def of(params: Tensors) -> Tensor:
+        beginnings = (f"{layer.name}.weight_ih", f"{layer.name}.weight_hh")
+        weights = [p.view(NUM_GATES, size, -1) for name, p in params.items() if name.startswith(beginnings)]
         return torch.cat(weights, dim=2).transpose(0, 1).flatten(1)
 
-
-@dataclass(frozen=True)
-class EmbeddingSlices:
-    """The values of an embedding."""
-
-    layer: str
-    size: int
-    num_tokens: int
-
-    @property
-    def name(self) -> str:
-        return self.layer
-
-    @property
-    def num_weights(self) -> int:
-        return self.size * self.num_tokens
-
-    @property
-    def drawn(self) -> float:
-        """mean|x| of normal ones."""
-        return (2 / math.pi) ** 0.5
-
-    def of(self, params: Tensors) -> Tensor:
-        return params[f"{self.layer}.weight"].T
+    num_weights = NUM_GATES * size * (layer.num_inputs + size)
+    return Slices(layer.name, layer.name, size, num_weights, 0.5 * size**-0.5, of)  # uniform, up to 1/√units
 
 
-Slices = LinearSlices | RecurrentSlices | EmbeddingSlices
+def embedding_slices(layer: EmbeddingLayer) -> Slices:
+    """Return the values of an embedding as slices."""
+    drawn = (2 / math.pi) ** 0.5  # normal
+    return Slices(
+        layer.name, layer.name, layer.dim, layer.dim * layer.num_tokens, drawn, lambda p: p[layer.weight[0]].T
+    )
 
 
 # --- Patterns -------------------------------------------------------------------------------------
@@ -137,70 +98,66 @@ Slices = LinearSlices | RecurrentSlices | EmbeddingSlices
 
 @dataclass(frozen=True)
 class WholeColumn:
-    """An output goes with all its weights."""
+    """Removes an output with all its weights."""
 
-    def cut(self, layer: LinearLayer) -> list[LinearSlices]:
-        return [_slices(layer, rows, (0, layer.num_inputs), False) for rows in _matrices(layer)]
+    def cut(self, layer: LinearLayer) -> list[Slices]:
+        return [linear_slices(layer, rows, (0, layer.num_inputs), False) for rows in _matrices(layer)]
 
 
 @dataclass(frozen=True)
 class HalfColumn:
-    """An output loses its weights from the first half of the inputs, or those from the second."""
+    """Removes the weights of an output from the first or from the second half of the inputs."""
 
-    def cut(self, layer: LinearLayer) -> list[LinearSlices]:
+    def cut(self, layer: LinearLayer) -> list[Slices]:
         halves = _halves((0, layer.num_inputs))
-        return [_slices(layer, rows, half, False) for rows in _matrices(layer) for half in halves]
+        return [linear_slices(layer, rows, half, False) for rows in _matrices(layer) for half in halves]
 
 
 @dataclass(frozen=True)
 class WholeRow:
-    """An input goes with all its weights."""
+    """Removes an input with all its weights."""
 
-    def cut(self, layer: LinearLayer) -> list[LinearSlices]:
-        return [_slices(layer, rows, (0, layer.num_inputs), True) for rows in _matrices(layer)]
+    def cut(self, layer: LinearLayer) -> list[Slices]:
+        return [linear_slices(layer, rows, (0, layer.num_inputs), True) for rows in _matrices(layer)]
 
 
 @dataclass(frozen=True)
 class HalfRow:
-    """An input loses its weights to the first half of the outputs, or those to the second."""
+    """Removes the weights of an input to the first or to the second half of the outputs."""
 
-    def cut(self, layer: LinearLayer) -> list[LinearSlices]:
+    def cut(self, layer: LinearLayer) -> list[Slices]:
         halves = [half for rows in _matrices(layer) for half in _halves(rows)]
-        return [_slices(layer, half, (0, layer.num_inputs), True) for half in halves]
+        return [linear_slices(layer, half, (0, layer.num_inputs), True) for half in halves]
 
 
 Pattern = WholeColumn | HalfColumn | WholeRow | HalfRow
 
 
 def cut(layers: Sequence[Layer], pattern: Pattern) -> list[Slices]:
-    """All slices of these layers."""
-    found: list[Slices] = []
+    """Return all slices of these layers."""
+    slices: list[Slices] = []
     for layer in layers:
         if isinstance(layer, LinearLayer):
-            found += pattern.cut(layer)
+            slices += pattern.cut(layer)
         elif isinstance(layer, RecurrentLayer):
-            found.append(RecurrentSlices(layer.name, layer.num_units, layer.num_inputs))
+            slices.append(recurrent_slices(layer))
         elif isinstance(pattern, WholeColumn | HalfColumn):
-            found.append(EmbeddingSlices(layer.name, layer.dim, layer.num_tokens))
+            slices.append(embedding_slices(layer))
         else:
             raise ValueError(f"{layer.name}: a row of an embedding is a token, which cannot be removed")
-    return found
+    return slices
 
 
-def left(slices: Sequence[Slices], kept: Sequence[Tensor]) -> Left:
-    """What is left of the layers when these slices are kept: a bool for each."""
+def remaining(slices: Sequence[Slices], masks: Sequence[Tensor]) -> RemainingUnits:
+    """Return what remains of the layers, given a mask for each group of slices."""
     regions: dict[str, list[Region]] = {}
     units = {}
-    for own, mask in zip(slices, kept, strict=True):
-        if isinstance(own, LinearSlices):
-            regions.setdefault(own.layer, []).append(own.region(mask))
+    for group, mask in zip(slices, masks, strict=True):
+        if group.region is not None:
+            regions.setdefault(group.layer, []).append(group.region(mask))
         else:
-            units[own.layer] = mask
-    return Left(regions, units)
-
-
-def _slices(layer: LinearLayer, outputs: Span, inputs: Span, along_input: bool) -> LinearSlices:
-    return LinearSlices(layer.name, (layer.num_outputs, layer.num_inputs), outputs, inputs, along_input)
+            units[group.layer] = mask
+    return RemainingUnits(regions, units)
 
 
 def _matrices(layer: LinearLayer) -> list[Span]:
@@ -213,11 +170,7 @@ def _halves(span: Span) -> list[Span]:
     return [half for half in ((span[0], middle), (middle, span[1])) if half[0] < half[1]]
 
 
-def _span(span: Span) -> str:
-    return f"{span[0]}:{span[1]}"
-
-
-def moving(params: Tensors, slices: Sequence[Slices]) -> Mapping[str, Tensor]:
-    """The weights that slices are of."""
-    layers = {own.layer for own in slices}
+def weights_of(params: Tensors, slices: Sequence[Slices]) -> Mapping[str, Tensor]:
+    """Return the weights that the slices are parts of."""
+    layers = {group.layer for group in slices}
     return {n: p for n, p in params.items() if p.dim() == 2 and n.rpartition(".")[0] in layers}

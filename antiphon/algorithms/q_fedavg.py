@@ -1,4 +1,4 @@
-"""q-FedAvg: fairness. The larger a client's loss, the more it counts.
+"""q-FedAvg: fairness. Clients with larger losses get larger weights.
 
 T. Li, M. Sanjabi, A. Beirami, V. Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020,
 arXiv:1905.10497: Algorithm 2.
@@ -39,7 +39,7 @@ SMALLEST = 1e-12  # a loss below this counts as this
 
 @training_work("q_fedavg.train", plan=plan_local_steps, answers="parameters")
 def answer(task: Task, client: Any, trained: Trained) -> Update:
-    """Answer as in plain training, and report the loss before it."""
+    """Answer as in plain training, and report the loss before training."""
     stats = {**trained.report.stats, "start_loss": client.mean_loss(parameters_in(task.tensors))}
     return Update(trained.delta, reports=(replace(trained.report, stats=stats),))
 
@@ -47,7 +47,7 @@ def answer(task: Task, client: Any, trained: Trained) -> Update:
 @ALGORITHMS.named("q_fed_avg")
 @dataclass(frozen=True)
 class QFedAvg:
-    """Federated averaging whose weights and step size make the losses of clients more alike."""
+    """Federated averaging with weights and step sizes that make the losses of clients more equal."""
 
     q: float = 1.0
     local: LocalTraining = LocalTraining()
@@ -74,11 +74,11 @@ class QFedAvg:
         return replace(state, round=state.round + 1, params=params), metrics
 
     def log_weight(self, report: Report) -> float:
-        """q log F_k."""
+        """Return q log F_k."""
         return self.q * math.log(max(SMALLEST, report.stats["start_loss"]))
 
     def step_size(self, update: Update, lr: float) -> float:
-        """What the weighted mean of the updates is multiplied with: L Σ F_k^q / Σ h_k."""
+        """Return the factor on the weighted mean of the updates: L Σ F_k^q / Σ h_k."""
         total = 0.0
         for report in update.reports:
             loss = max(SMALLEST, report.stats["start_loss"])

@@ -17,7 +17,7 @@ Deviations.
 - Any server optimiser may take the step, and any weighting the mean of the updates.
 - `local.clip_norm` limits the corrected gradient. With it, c_i⁺ is the mean of limited gradients.
 - Parameters without a control variate (a personal layer) are trained without a correction.
-- A client that trained, but whose answer was lost, has moved its c_i all the same.
+- A client that trained, but whose answer was lost, has changed its c_i nevertheless.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ CONTROL = "control"
 
 
 def plan(task: Task, client: Any) -> LocalSteps:
-    """Local steps whose gradients are corrected by c − c_i."""
+    """Plan local steps whose gradients are corrected by c − c_i."""
     control = part_of(task.tensors, CONTROL)
-    kept = _control_of(client, control)
-    correction = {name: c - kept[name] for name, c in control.items()}
+    client_control = _control_of(client, control)
+    correction = {name: c - client_control[name] for name, c in control.items()}
     return replace(plan_local_steps(task, client), correction=correction)
 
 
 @training_work("scaffold.train", plan=plan, answers="everything")
 def answer(task: Task, client: Any, trained: Trained) -> Answer:
-    """Answer with x − y_i and c_i⁺ − c_i; keep c_i⁺."""
+    """Answer with x − y_i and c_i⁺ − c_i; store c_i⁺."""
     control = part_of(task.tensors, CONTROL)
-    kept = _control_of(client, control)
+    old = _control_of(client, control)
     distance = trained.report.stats["num_steps"] * LocalTraining.from_task(task.config).lr  # K η_l
-    new = {name: kept[name] - c + trained.delta[name] / distance for name, c in control.items()}
-    moved = as_part({name: new[name] - kept[name] for name in control}, CONTROL)
+    new = {name: old[name] - c + trained.delta[name] / distance for name, c in control.items()}
+    moved = as_part({name: new[name] - old[name] for name in control}, CONTROL)
     return Update({**trained.delta, **moved}, reports=(trained.report,)), as_part(new, CONTROL)
 
 
 def _control_of(client: Any, control: Tensors) -> Tensors:
-    """c_i, or 0 where the client has none yet."""
-    kept = part_of(client.state, CONTROL)
-    return {name: kept[name] if name in kept else torch.zeros_like(c) for name, c in control.items()}
+    """Return c_i; 0 for parameters without one yet."""
+    state = part_of(client.state, CONTROL)
+    return {name: state[name] if name in state else torch.zeros_like(c) for name, c in control.items()}
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class ScaffoldState(ServerState):
 @ALGORITHMS.register
 @dataclass(frozen=True)
 class Scaffold:
-    """Federated averaging with control variates; every client keeps its own from round to round."""
+    """Federated averaging with control variates; every client has its own from round to round."""
 
     local: LocalTraining = LocalTraining()
     client_schedule: Schedule = Constant()

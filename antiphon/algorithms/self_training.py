@@ -1,25 +1,25 @@
-"""Self-training and distillation: clients without transcripts learn from what a teacher hears them say.
+"""Self-training and distillation: clients without transcripts learn from the hypotheses of a teacher.
 
 K. Kumatani, D. Dimitriadis et al., "Sequence-level self-learning with multi-task learning framework",
 Interspeech 2020; Dimitriadis et al., "Dynamic Gradient Aggregation for Federated Domain Adaptation", 2021,
 arXiv:2106.07578, §2.2 and §4.3: the N-best hypotheses of an utterance are soft labels, their losses are
-weighted and added, gradients are per client and combined by DGA, that is by the pseudo-label loss. With a
-teacher that is another, larger model it is sequence-level distillation (Kim and Rush, 2016).
+weighted and added, and DGA combines the clients by their pseudo-label loss. With another, larger model as the
+teacher it is sequence-level distillation (Kim and Rush, 2016).
 
 | symbol                      | here                                                              |
 | --------------------------- | ----------------------------------------------------------------- |
 | N, hypotheses y_n           | `labels.num_hypotheses`, found by the teacher's beam              |
 | p_n                         | `labels.posteriors`: softmax of scores over `labels.temperature`  |
 | Σ_n p_n L(y_n)              | `Batch.per_token`                                                 |
-| teacher                     | `teacher`: when it changes, and into what                         |
+| teacher                     | `teacher`: the model that labels                                  |
 
-Deviations. §2.2 speaks of tasks weighted by DGA; DGA weighs clients here, and hypotheses are weighted by
-their posteriors. Those with small posteriors are cut off and the rest add up to 1. A moving average is of the
-models at the rounds when the teacher changes.
+Deviations. In §2.2 DGA weights tasks; here it weights clients, and posteriors weight hypotheses. Hypotheses
+with small posteriors are left out, and the others add up to 1. A moving average is that of the models at the
+rounds when the teacher changes.
 
-The labels are made on the client, from the teacher that comes with the task: nothing is remembered from round
-to round but the server's state, and no text ever leaves. Utterances that have a text keep it, so a pool may
-be mixed; the server's own client (`Rehearsed`) is not taught at all.
+Clients make the labels with the teacher that comes with the task. Only the server's state is kept from round
+to round, and no text leaves a client. Utterances with a text keep it, so clients may be mixed. The server's
+own client (`Rehearsed`) gets no labels.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from antiphon.tasks.pseudo_labels import Labelling, TeacherInstruction, Teaching
 
 @dataclass(frozen=True)
 class SelfTrainedState(WrapperState):
-    """The inner algorithm's state, and the teacher's parameters: none where they are those of the start."""
+    """The inner algorithm's state, and the teacher's parameters; empty: those at the start of the run."""
 
     teacher: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class FrozenSeed:
-    """The model the run began with."""
+    """The model at the start of the run."""
 
     def next(self, state: SelfTrainedState) -> Tensors:
         return {}
@@ -52,13 +52,16 @@ class FrozenSeed:
 
 @dataclass(frozen=True)
 class CurrentModel:
-    """The global model, as it is every so many rounds."""
+    """The global model, updated every `update_every` rounds."""
 
     update_every: int = 1
     renamed: ClassVar = {"every": "update_every"}
 
     def __post_init__(self) -> None:
-        _check_update_every(self.update_every)
+        if self.update_every < 1:
+            raise ValueError(
+                f"a teacher changes every 1 or more rounds: update_every cannot be {self.update_every}"
+            )
 
     def next(self, state: SelfTrainedState) -> Tensors:
         return state.params if state.round % self.update_every == 0 else state.teacher
@@ -66,14 +69,14 @@ class CurrentModel:
 
 @dataclass(frozen=True)
 class MovingAverage:
-    """m ← decay · m + (1 − decay) · w, every so many rounds; it begins as the model the run began with."""
+    """m ← decay · m + (1 − decay) · w, every `update_every` rounds; m starts as the run's first model."""
 
     decay: float = 0.9
     update_every: int = 1
-    renamed: ClassVar = {"every": "update_every"}
+    renamed: ClassVar = CurrentModel.renamed
 
     def __post_init__(self) -> None:
-        _check_update_every(self.update_every)
+        CurrentModel(self.update_every)  # checks it
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay must be at least 0 and below 1, not {self.decay}")
 
@@ -87,7 +90,7 @@ class MovingAverage:
 
 @dataclass(frozen=True)
 class OtherModel:
-    """A model of any size that is no part of the run and never changes: distillation."""
+    """A model of any size from outside the run, which never changes: distillation."""
 
     run: str = "seed"  # an earlier run of the experiment
     folder: str = ""  # a folder with a model, in place of a run
@@ -101,15 +104,10 @@ class OtherModel:
         return {}
 
 
-def _check_update_every(rounds: int) -> None:
-    if rounds < 1:
-        raise ValueError(f"a teacher changes every 1 or more rounds: update_every cannot be {rounds}")
-
-
 @ALGORITHMS.register
 @dataclass(frozen=True)
 class SelfTrained:
-    """An algorithm whose clients label their own speech where it has no text."""
+    """An algorithm whose clients label their own speech if it has no text."""
 
     inner: Algorithm = FedAvg()
     labels: Labelling = Labelling()

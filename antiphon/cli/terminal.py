@@ -53,7 +53,7 @@ def be_silent(silent: bool) -> None:
     console.quiet = errors.quiet = silent
 
 
-class RunBar:
+class RunBar(Listener):
     """The progress bar of one run: rounds, loss, validation WER, number of answers from clients."""
 
     def __init__(self, progress: Progress, name: str, total: int) -> None:

@@ -1,4 +1,4 @@
-"""A client: its utterances, and a model to work on. What is here never leaves the client."""
+"""A client: its utterances, its state and a model. None of these leaves the client."""
 
 from __future__ import annotations
 
@@ -26,36 +26,35 @@ from antiphon.tasks.submodel import Submodel, shrink
 
 @dataclass(frozen=True)
 class WeightedTranscript:
-    """What may have been said: tokens, and how likely they are among the guesses for an utterance."""
+    """A hypothesis for an utterance: tokens, and their probability among the hypotheses."""
 
     tokens: tuple[int, ...]
     weight: float
 
 
-# Utterance -> what may have been said in it.
-WeightedTranscripts = Mapping[int, tuple[WeightedTranscript, ...]]
+WeightedTranscripts = Mapping[int, tuple[WeightedTranscript, ...]]  # by utterance
 
 
 @dataclass(frozen=True)
 class PseudoLabels:
-    """What a client has in place of texts that nobody wrote; `stats` are told in its report."""
+    """Labels of utterances without texts; `stats` go into the client's report."""
 
     texts: WeightedTranscripts = field(default_factory=dict)
     stats: Mapping[str, float] = field(default_factory=dict)
 
 
 def check_precision(device: torch.device, bfloat16: bool) -> None:
-    """Refuses what a device cannot do: not every CPU has LSTMs of 16 bits."""
+    """Refuse bfloat16 on a CPU: not every CPU can run LSTMs with it."""
     if bfloat16 and device.type != "cuda":
         raise ValueError(f"bfloat16 needs a GPU, and the device is {device}: set bfloat16=false")
 
 
 class ClientRuntime:
-    """What the clients of one process share: features, tokens, and one model whose weights are swapped.
+    """What the clients of one process share: features, tokens, and one model whose weights are replaced.
 
-    `base` are the parameters a run starts from. Those that do not travel in subspace training stay as
-    they are there; a task's tensors are laid over them. A parameter of the model that `base` does not hold is
-    frozen, a constant as much as the code. `bfloat16` trains with products of 16 bits.
+    `base` are the parameters at the start of the run. A task's tensors replace them; in subspace training the
+    others keep these values. Parameters of the model that `base` lacks are constants. `bfloat16` trains with
+    matrix products of 16 bits.
     """
 
     def __init__(
@@ -77,19 +76,17 @@ class ClientRuntime:
         self.parameters = {name: p for name, p in self.model.named_parameters() if name in base}
         self.base = base
         self.submodel = ""
-        self.memory: dict[
-            str, Any
-        ] = {}  # what views of tasks keep in this process; never needed for a result
+        self.memory: dict[str, Any] = {}  # caches of views in this process
         self._small: ClientRuntime | None = None
         self.load(base)
 
     def with_submodel(self, submodel: str) -> ClientRuntime:
-        """This runtime with what is kept of its model (`tasks.submodel`); it remembers the last one."""
+        """Return this runtime with a submodel of its model; the last one is cached."""
         if submodel == self.submodel:
             return self
         if self._small is None or self._small.submodel != submodel:
             units = Submodel.read(submodel)
-            self._small = None  # its memory first
+            self._small = None  # free its memory first
             small = copy.copy(self)
             small.submodel, small.base, small.memory = submodel, shrink(self.base, units), {}
             small.model = reduced(self.model, units)
@@ -98,38 +95,34 @@ class ClientRuntime:
         return self._small
 
     def load(self, tensors: Tensors) -> list[Tensor]:
-        """Lays tensors over the base model; returns the parameters they went to, ready to be trained."""
+        """Set the model to the base with these tensors; return their parameters, ready for training."""
         unknown = sorted(tensors.keys() - self.parameters.keys())
         if unknown:
             raise ValueError(
                 f"the model has no parameter {unknown[0]!r} ({len(unknown)} unknown in the task)"
             )
         with torch.no_grad():
-            torch._foreach_copy_(
-                list(self.parameters.values()), [tensors.get(n, self.base[n]) for n in self.parameters]
-            )
+            values = [tensors.get(name, self.base[name]) for name in self.parameters]
+            torch._foreach_copy_(list(self.parameters.values()), values)
         for name, parameter in self.parameters.items():
             parameter.requires_grad_(name in tensors)
         return [self.parameters[name] for name in tensors]
 
     def fits(self, indices: np.ndarray) -> np.ndarray:
-        """Which utterances have a text that is not empty and frames enough to hold it; looked up once."""
+        """Return which utterances have a text, and enough frames for it; computed once for each."""
         for index in indices[self._fits[indices] < 0].tolist():
             tokens = self.tokens.encode(self.store.text(index))
             self._fits[index] = self.model.fits(int(self.store.num_frames[index]), tokens)
         return self._fits[indices] == 1
 
     def with_labels(self, batch: Batch, transcripts: WeightedTranscripts) -> Batch:
-        """The batch, with guesses for its utterances that have any; the others keep their one text."""
+        """Return the batch with hypotheses for utterances that have them; the others keep their text."""
         if not any(index in transcripts for index in batch.indices):
             return batch
-        rows = [
-            transcripts[index] if index in transcripts else self._written(index) for index in batch.indices
-        ]
+        rows = [transcripts.get(index) or self._transcript(index) for index in batch.indices]
         num_texts = max(len(row) for row in rows)
-        # One that has fewer transcripts is filled up with empty ones that do not count.
-        nothing = WeightedTranscript((), 0.0)
-        flat = [transcript for row in rows for transcript in (*row, *[nothing] * (num_texts - len(row)))]
+        padding = [WeightedTranscript((), 0.0)] * num_texts
+        flat = [transcript for row in rows for transcript in (*row, *padding[len(row) :])]
         tokens, lengths = padded_tokens([transcript.tokens for transcript in flat])
         weights = torch.tensor([transcript.weight for transcript in flat], dtype=batch.features.dtype)
         return replace(
@@ -139,18 +132,18 @@ class ClientRuntime:
             weights=self.to_device(weights),
         )
 
-    def _written(self, index: int) -> tuple[WeightedTranscript, ...]:
-        """The text of an utterance as the only guess; −1 is a placeholder without one."""
+    def _transcript(self, index: int) -> tuple[WeightedTranscript, ...]:
+        """Return the text of an utterance as its only hypothesis; −1 is a placeholder without text."""
         tokens = self.tokens.encode(self.store.text(index)) if index >= 0 else []
         return (WeightedTranscript(tuple(tokens), 1.0),)
 
-    def keys(self, noise: Sequence[int], places: np.ndarray) -> Tensor:
-        """Keys [n, B] on the device for the utterances [n, B] of n steps; see `models.noise`."""
-        decided = torch.tensor(noise, dtype=torch.int32)[:, None]
-        return utterance_keys(self.to_device(decided), self.to_device(torch.from_numpy(places)))
+    def keys(self, noise: Sequence[int], indices: np.ndarray) -> Tensor:
+        """Return keys [n, B] on the device for the utterances [n, B] of n steps; see `models.noise`."""
+        seeds = torch.tensor(noise, dtype=torch.int32)[:, None]
+        return utterance_keys(self.to_device(seeds), self.to_device(torch.from_numpy(indices)))
 
     def precision(self) -> torch.autocast:
-        """Within: matrix products in bfloat16 if asked for. Parameters, sums and losses stay as they are."""
+        """Return a context with matrix products in bfloat16 if set; parameters and losses keep their type."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False)
 
     def to_device(self, tensor: Tensor) -> Tensor:
@@ -164,7 +157,7 @@ class ClientRuntime:
 
 @dataclass(frozen=True)
 class Step:
-    """A training step to be: utterances [B] of the store, and 31 bits that decide their noise."""
+    """A planned training step: utterances [B] of the store, and a seed of 31 bits for their noise."""
 
     indices: np.ndarray
     noise: int
@@ -172,9 +165,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Client:
-    """One client's utterances (indices into the store), seen through the runtime of its process.
+    """One client: its utterances (indices into the store) and the runtime of its process.
 
-    `held_out` are utterances of its own that it never trains on: they score a model made for this client.
+    It never trains on the utterances in `held_out`; they score its personal model.
     """
 
     id: str
@@ -186,16 +179,16 @@ class Client:
 
     @cached_property
     def state(self) -> Mapping[str, Tensor]:
-        """What the client kept from earlier rounds; read when it is first asked for."""
+        """The tensors that the client stored in earlier rounds; read at first use."""
         return self.read_state()
 
     @property
     def base(self) -> Tensors:
-        """The parameters that the run began with."""
+        """The parameters at the start of the run."""
         return self.runtime.base
 
     def reduced_to(self, submodel: str) -> Client:
-        """Return the client with a smaller model, and with its state as far as that model has it."""
+        """Return the client with a smaller model, and its state reduced in the same way."""
         units = Submodel.read(submodel)
         return replace(
             self,
@@ -204,7 +197,7 @@ class Client:
         )
 
     def train(self, steps: LocalSteps) -> Trained:
-        """Take steps of SGD on this client's utterances."""
+        """Take SGD steps on this client's utterances."""
         return local_sgd(self, steps)
 
     def mean_loss(self, params: Tensors) -> float:
@@ -217,30 +210,30 @@ class Client:
 
     @cached_property
     def usable(self) -> np.ndarray:
-        """Utterances whose loss can be finite: with a text that fits, or with guesses."""
-        guessed = np.isin(self.indices, list(self.labels.texts))
-        kept = self.indices[guessed | self.runtime.fits(self.indices)]
-        if len(kept) == 0:
+        """Utterances that can be trained on: with a text that fits, or with labels."""
+        is_labelled = np.isin(self.indices, list(self.labels.texts))
+        usable = self.indices[is_labelled | self.runtime.fits(self.indices)]
+        if len(usable) == 0:
             raise Unusable(f"no usable utterance among {len(self.indices)}")
-        return kept
+        return usable
 
     def steps(self, local: LocalTraining, round_seed: int) -> Iterator[Step]:
-        """The steps of a round, decided by its seed and this client's name alone.
+        """Yield the steps of a round; its seed and this client's name decide them.
 
-        Which utterances meet is the client's own; whether its short or its long ones come first is the
-        round's, so that clients who are trained at the same time have batches of similar shape.
+        Batches depend on the client, their order only on the round: clients that are trained at the same time
+        then have batches of similar shapes.
         """
         store, usable, seed = self.runtime.store, self.usable, derive(round_seed, self.id)
-        mates, order = np.random.default_rng(seed), np.random.default_rng(derive(round_seed, "order"))
-        everything = int(store.num_frames[usable].max()) * len(usable)
-        whole = local.batch_seconds == 0
-        max_frames = everything if whole else int(local.batch_seconds * store.frames_per_second)
+        grouping, order = np.random.default_rng(seed), np.random.default_rng(derive(round_seed, "order"))
+        max_frames = int(local.batch_seconds * store.frames_per_second)
+        if local.batch_seconds == 0:  # all utterances in one batch
+            max_frames = int(store.num_frames[usable].max()) * len(usable)
         done = epoch = 0
         while done < local.steps if local.steps > 0 else epoch < local.epochs:
-            batches = plan_batches(store.num_frames, usable, max_frames, mates)
-            for place in order.permutation(len(batches)):
+            batches = plan_batches(store.num_frames, usable, max_frames, grouping)
+            for number in order.permutation(len(batches)):
                 if local.steps > 0 and done == local.steps:
                     return
-                yield Step(batches[place], derive(seed, done) & 0x7FFFFFFF)
+                yield Step(batches[number], derive(seed, done) & 0x7FFFFFFF)
                 done += 1
             epoch += 1

@@ -1,4 +1,4 @@
-"""Client work: recognise the client's own speech, and answer with counts of errors only."""
+"""Client work: recognise the client's own speech, and report numbers of errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from antiphon.tasks.client_work import client_work
 
 @client_work("evaluate", answers="nothing")
 def evaluate(task: Task, client: Client) -> Update:
-    """Greedy decoding; word and character errors over all the client's utterances, or those it held out."""
+    """Report word and character errors of greedy decoding on all utterances, or on those held out."""
     runtime = client.runtime
     runtime.load(task.tensors)
     words = characters = Errors(0, 0, 0, 0)

@@ -17,7 +17,7 @@ class Unreliability:
     """Simulated faults of training clients.
 
     Client k needs (seconds of its audio) · `cost` / speed_k simulated seconds for an epoch. Speeds are
-    log-normal with median 1 and the given spread, fixed for a run.
+    log-normal with median 1 and fixed for a run.
     """
 
     dropout: float = 0.0  # probability that a client is away for a whole round
@@ -34,7 +34,7 @@ class Unreliability:
 
 @dataclass(frozen=True)
 class SimulatedFaults:
-    """Why a client does not answer a task; depends on the seed, the round and the client alone."""
+    """Decides which clients do not answer, from the seed, the round and the client."""
 
     unreliability: Unreliability
     seconds: Callable[[str], float]  # client -> seconds of its audio

@@ -1,13 +1,13 @@
-"""What clients keep from round to round: control variates, personal layers, memory of a compressor.
+"""The states of clients from round to round: control variates, personal layers, memory of a compressor.
 
 A state is a dict of tensors. It is stored in one file for each client and version, in the folder of the run.
 A version is the moment (round, call) of the task that wrote it; a task reads the newest version before its
-own moment. So a round that is repeated after a crash reads what it read the first time, and a run that is
-resumed from a checkpoint goes on exactly.
+own moment. So a round that is repeated after a crash reads the same states as the first time, and a resumed
+run continues exactly.
 
-The order that makes this safe: states are on disk before the checkpoint that relies on them (`sync`), old
-versions are removed after it (`prune`), and versions that came after the checkpoint are removed on resume
-(`rollback`). Clients that never kept anything have no file, and a file is read only when the client is asked.
+States are on disk before the checkpoint that relies on them (`sync`), old versions are removed after it
+(`prune`), and versions after the checkpoint are removed on resume (`rollback`). A client without a state
+has no file, and a file is read only when its client gets a task.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from antiphon.core import Tensors
+from antiphon.core import Tensors, size_in_bytes
 from antiphon.records.files import sync
 
 Moment = tuple[int, int]  # round, call
@@ -74,7 +74,7 @@ class ClientStates:
         return _load(versions[-1][1], device)
 
     def write(self, client: str, moment: Moment, state: Mapping[str, Tensor]) -> int:
-        """Store a state under its moment; return its size in bytes. The file is whole or not there."""
+        """Store a state under its moment; return its size in bytes. The file is never incomplete."""
         path = self._folder_of(client) / f"{moment[0]:06d}.{moment[1]:06d}{SUFFIX}"
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}{WRITING}")
@@ -83,7 +83,7 @@ class ClientStates:
         os.replace(temporary, path)
         self._unsynced.append(path)
         self.wrote(client, moment)
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        return size_in_bytes(tensors)
 
     def wrote(self, client: str, moment: Moment) -> None:
         """Note that a client has a version, which another process may have written."""
@@ -91,7 +91,7 @@ class ClientStates:
         self._several.add(client)
 
     def sync(self) -> None:
-        """Return when every version that this process wrote is on the disk."""
+        """Wait until every version that this process wrote is on disk."""
         if not self._unsynced:
             return
         parents = {path.parent for path in self._unsynced} | {self.folder, self.folder.parent}
@@ -100,7 +100,7 @@ class ClientStates:
         self._unsynced = []
 
     def prune(self, rounds: Iterable[int]) -> None:
-        """Remove versions that no run which resumes at one of these rounds, or later, can read."""
+        """Remove versions that a run resumed at one of these rounds, or later, cannot read."""
         for client in sorted(self._several):
             versions = self._versions(client)
             needed = {_newest_before(versions, (round, 0)) for round in rounds}

@@ -1,4 +1,4 @@
-"""Client work: local SGD on the client's own speech, answered with what changed."""
+"""Client work: local SGD, and AdamW for central training, on the client's own speech."""
 
 from __future__ import annotations
 
@@ -8,14 +8,27 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw  # the class would import torch's compiler, which takes two seconds
 
 from antiphon.core import Report, Task, Tensors, Update
 from antiphon.models.noise import noise_from
-from antiphon.tasks.local_training import LocalSteps, LocalTraining, Trained, plan_local_steps, training_work
+from antiphon.tasks.client_work import client_work
+from antiphon.tasks.local_training import (
+    LocalSteps,
+    LocalTraining,
+    Trained,
+    as_part,
+    part_of,
+    plan_local_steps,
+    seed_of,
+    training_work,
+)
+
+ADAMW: dict[str, Any] = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-8, "amsgrad": False, "maximize": False}
 
 
 class SpeechClient(Protocol):
-    """What training needs of a client."""
+    """The members of a client that training uses."""
 
     @property
     def id(self) -> str: ...
@@ -31,7 +44,7 @@ class SpeechClient(Protocol):
 
 
 class LossMeter:
-    """Mean loss per token over the utterances seen; reads the device once, at the end."""
+    """The mean loss per token over utterances; reads the device once, at the end."""
 
     def __init__(self) -> None:
         self.total: Tensor | float = 0.0
@@ -51,7 +64,7 @@ class LossMeter:
 def gradients(
     client: SpeechClient, local: LocalTraining, parameters: list[Tensor], round_seed: int, meter: LossMeter
 ) -> Iterator[list[Tensor]]:
-    """Gradients of one step after another; the caller changes the parameters between them."""
+    """Yield the gradients of each step; the caller changes the parameters in between."""
     runtime = client.runtime
     runtime.model.train()
     for step in client.steps(local, round_seed):
@@ -64,7 +77,7 @@ def gradients(
 
 
 def clip(tensors: list[Tensor], limit: float) -> None:
-    """Scales tensors in place so that their common l2 norm is at most `limit`; 0 leaves them alone."""
+    """Scale tensors in place so that their common l2 norm is at most `limit`; 0: no limit."""
     if limit > 0:
         scale = (limit / (global_norm(tensors) + 1e-12)).clamp(max=1.0)
         torch._foreach_mul_(tensors, scale)
@@ -75,45 +88,42 @@ def global_norm(tensors: list[Tensor]) -> Tensor:
 
 
 def measure_delta(delta: list[Tensor]) -> dict[str, float]:
-    """What a report says of a delta; one read of the device.
-
-    Sums of float32 on a CPU are good to about four digits here: enough for what they are used for.
-    """
+    """Return the statistics of a delta, to about four digits; reads the device once."""
     total = torch.stack(torch._foreach_norm(delta, 1)).sum()
     norm, total_magnitude = torch.stack([global_norm(delta), total]).tolist()
     return delta_stats(norm, total_magnitude, sum(tensor.numel() for tensor in delta))
 
 
 def delta_stats(norm: float, total_magnitude: float, num_entries: int) -> dict[str, float]:
-    """Norm of a delta, and mean and variance of |entry| over its entries, from their two sums.
+    """Return the norm of a delta, and mean and variance of |entry|, from the norm and the sum.
 
     >>> delta_stats(norm=5.0, total_magnitude=7.0, num_entries=2)  # of 3 and −4
     {'norm': 5.0, 'magnitude_mean': 3.5, 'magnitude_variance': 0.25}
     """
     mean = total_magnitude / num_entries
-    # Rounding of the sums may take a variance of nothing below 0.
+    # Rounding may make a variance of 0 negative.
     variance = max(0.0, norm * norm / num_entries - mean * mean)
     return {"norm": norm, "magnitude_mean": mean, "magnitude_variance": variance}
 
 
 def local_sgd(client: SpeechClient, steps: LocalSteps) -> Trained:
-    """Local SGD (DGA eq. 1); the delta is Δ = w − w_k (eq. 2, sign as in SPEC: old minus new)."""
+    """Take local SGD steps (DGA eq. 1); the delta is Δ = w − w_k, old minus new (eq. 2)."""
     local = steps.local
     parameters = client.runtime.load(steps.start)
     start = [parameter.detach().clone() for parameter in parameters]
-    correction = {place: steps.correction[n] for place, n in enumerate(steps.start) if n in steps.correction}
-    anchor = _anchor(steps, start)
+    correction = {i: steps.correction[name] for i, name in enumerate(steps.start) if name in steps.correction}
+    anchor = [steps.anchor.get(name, p).to(p.device) for name, p in zip(steps.start, start, strict=True)]
     meter = LossMeter()
     for grads in gradients(client, local, parameters, steps.seed, meter):
         with torch.no_grad():
-            for place, change in correction.items():
-                grads[place] += change.to(grads[place].device)
+            for i, change in correction.items():
+                grads[i] += change.to(grads[i].device)
             if local.proximal > 0:
                 drift = torch._foreach_sub(parameters, anchor)
                 torch._foreach_add_(grads, drift, alpha=local.proximal)
             clip(grads, local.clip_norm)
             torch._foreach_add_(parameters, grads, alpha=-local.lr)
-        del grads  # or the next step's activations could not have their memory
+        del grads  # frees their memory for the next step's activations
     with torch.no_grad():
         torch._foreach_sub_(start, parameters)
     delta: Tensors = dict(zip(steps.start, start, strict=True))
@@ -121,7 +131,7 @@ def local_sgd(client: SpeechClient, steps: LocalSteps) -> Trained:
 
 
 def mean_loss(client: SpeechClient, params: Tensors) -> float:
-    """Mean loss per token over the client's utterances, without masks, dropout or training."""
+    """Return the mean loss per token over the client's utterances, without masks, dropout or training."""
     runtime, meter = client.runtime, LossMeter()
     runtime.load(params)
     runtime.model.eval()
@@ -130,13 +140,6 @@ def mean_loss(client: SpeechClient, params: Tensors) -> float:
             batch = runtime.with_labels(runtime.feed(step.indices), client.labels.texts)
             meter.add(batch.per_token(runtime.model.losses(batch)))
     return meter.mean
-
-
-def _anchor(steps: LocalSteps, start: list[Tensor]) -> list[Tensor]:
-    if not steps.anchor:
-        return start
-    named = zip(steps.start, start, strict=True)
-    return [steps.anchor[n].to(own.device) if n in steps.anchor else own for n, own in named]
 
 
 def report(client: SpeechClient, loss: float, num_steps: int, **more: float) -> Report:
@@ -153,5 +156,29 @@ def report(client: SpeechClient, loss: float, num_steps: int, **more: float) -> 
 
 @training_work("train", plan=plan_local_steps, answers="parameters")
 def train(task: Task, client: SpeechClient, trained: Trained) -> Update:
-    """Answer with what changed."""
+    """Answer with the delta."""
     return Update(trained.delta, reports=(trained.report,))
+
+
+@client_work("central", answers="everything")
+def central(task: Task, client: SpeechClient) -> Update:
+    """Take AdamW steps on the one client of central training; moments come and go with the parameters."""
+    local = LocalTraining.from_task(task.config)
+    groups = {group: part_of(task.tensors, group) for group in ("params", "first", "second")}
+    parameters = client.runtime.load(groups["params"])
+    decay, step = float(task.config["weight_decay"]), float(task.config["step"])  # type: ignore[arg-type]
+    pairs = list(zip(groups["params"], parameters, strict=True))
+    first = [groups["first"][name].to(parameter.device, copy=True) for name, parameter in pairs]
+    second = [groups["second"][name].to(parameter.device, copy=True) for name, parameter in pairs]
+    steps = [torch.tensor(step) for _ in pairs]
+    meter = LossMeter()
+    for grads in gradients(client, local, parameters, seed_of(task), meter):
+        clip(grads, local.clip_norm)
+        with torch.no_grad():
+            adamw(parameters, grads, first, second, [], steps, lr=local.lr, weight_decay=decay, **ADAMW)
+    values = [parameter.detach().clone() for parameter in parameters]
+    after = {"params": values, "first": first, "second": second}
+    mean: Tensors = {}
+    for group, tensors in after.items():
+        mean |= as_part(dict(zip(groups["params"], tensors, strict=True)), group)
+    return Update(mean, reports=(report(client, meter.mean, meter.num_steps),))

@@ -1,4 +1,4 @@
-"""Workers: do tasks for clients. A client that fails is named, and no other client is affected."""
+"""The worker that does tasks for clients. A client that fails is named, and does not affect others."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ import torch
 from antiphon.clients.client import Client, ClientRuntime
 from antiphon.clients.states import ClientStates
 from antiphon.core import Failure, Task, Unusable, Update
-from antiphon.tasks.client_work import Answer, work_for
-from antiphon.tasks.views import VIEWS, Entered, enter
+from antiphon.tasks.client_work import Answer, Entered, work_for
+from antiphon.tasks.views import VIEWS, enter
 
 
 @dataclass(frozen=True)
 class SpeechWorker:
-    """Takes clients one after another through the work that a task's kind names."""
+    """Does the work of a task for one client after another."""
 
     runtime: ClientRuntime
     clients: Mapping[str, np.ndarray]  # client -> its utterances in the store
-    states: ClientStates | None = None  # for work that keeps something on the client
-    held_out: Mapping[str, np.ndarray] = field(default_factory=dict)  # client -> utterances it is scored on
+    states: ClientStates | None = None  # for work that stores a state on the client
+    held_out: Mapping[str, np.ndarray] = field(
+        default_factory=dict
+    )  # client -> utterances that score its own model
 
     def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
         work = work_for(task.kind)
@@ -37,16 +39,16 @@ class SpeechWorker:
 
             yield named_failure(name, run_one)
 
-    def enter(self, task: Task, name: str) -> Entered | PlainTask:
+    def enter(self, task: Task, name: str) -> Entered:
         """Return a task and a client as the work sees them: through the task's views."""
         read = partial(self._read_state, name, task)
         client = Client(
             name, self.utterances(name), self.runtime, held_out=self.held_out.get(name), read_state=read
         )
-        return enter(task, client) if VIEWS in task.config else PlainTask(task, client)
+        return enter(task, client) if VIEWS in task.config else Entered(task, client)
 
-    def finish(self, task: Task, name: str, entered: Entered | PlainTask, answer: Update | Answer) -> Update:
-        """Return what leaves the client; store what it keeps, unless it failed."""
+    def finish(self, task: Task, name: str, entered: Entered, answer: Update | Answer) -> Update:
+        """Return the update that leaves the client; store its state, unless it failed."""
         update, changes = entered.leave(answer)
         update = refuse_nonfinite(update)
         if not changes or update.is_empty:
@@ -61,42 +63,31 @@ class SpeechWorker:
         return {} if self.states is None else self.states.read(name, task.moment, str(self.runtime.device))
 
     def utterances(self, name: str) -> np.ndarray:
-        """Return a client's utterances; ValueError if it is not here, which is no client's fault."""
+        """Return a client's utterances; ValueError for an unknown client."""
         if name not in self.clients:
             raise ValueError(f"no client {name!r} among the {len(self.clients)} clients here")
         return self.clients[name]
 
 
-@dataclass(frozen=True)
-class PlainTask:
-    """A task without views, and a client: the work sees both as they are."""
-
-    task: Task
-    client: Client
-
-    def leave(self, answer: Update | Answer) -> Answer:
-        return answer if isinstance(answer, tuple) else (answer, {})
-
-
 def named_failure(client: str, work: Callable[[], Update]) -> Update:
-    """Return what the work returns; if it raises, an empty update that names the client and the reason."""
+    """Return the result of the work; if it raises, an empty update with the client and the reason."""
     try:
         return work()
     except Unusable as error:
         return Update.nothing(Failure(client, str(error)))
-    except Exception as error:  # whatever broke on a client must not end the run
+    except Exception as error:  # an error on one client must not end the run
         return Update.nothing(Failure(client, f"{type(error).__name__}: {error}"))
 
 
 def refuse_nonfinite(update: Update) -> Update:
-    """Return the update, or a failure that names the first tensor or figure with NaN or infinity in it."""
+    """Return the update, or a failure with the first tensor or number that is not finite."""
     (report,) = update.reports
     for name, value in report.stats.items():
         if not math.isfinite(value):
             return Update.nothing(Failure(report.client, f"{name} is {value}"))
     for name, tensor in update.mean.items():
         if "norm" in report.stats and "/" not in name:
-            continue  # the norm of the delta is finite, so every entry of it is
+            continue  # the norm of the delta is finite, so all its entries are
         if not bool(torch.isfinite(tensor).all()):
             return Update.nothing(Failure(report.client, f"NaN or infinity in {name}"))
     return update

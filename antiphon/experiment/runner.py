@@ -14,7 +14,7 @@ from antiphon import config
 from antiphon.clients.client import ClientRuntime
 from antiphon.clients.states import ClientStates
 from antiphon.core import Pool, Stopped, Tensors
-from antiphon.engine import Engine, Listener, Silent
+from antiphon.engine import Engine, Listener
 from antiphon.experiment.folder import check_folder, claim_folder, commit, versions
 from antiphon.experiment.jobs import run_jobs
 from antiphon.experiment.preparation import Prepared, device_name, prepare, structure_in
@@ -46,7 +46,7 @@ class NullScreen:
 
     def features(self, done: int, total: int) -> None: ...
     def run(self, name: str, run: Run, num_clients: int) -> Listener:
-        return Silent()
+        return Listener()
 
 
 def run_experiment(
@@ -133,7 +133,7 @@ def run_job(
     check_folder(out, experiment, resume=True)
     prepared = prepare(experiment, data, device)
     with _interruptible():
-        run_one(prepared, name, out, True, skip_corrupt, Silent(), SingleProcess())
+        run_one(prepared, name, out, True, skip_corrupt, Listener(), SingleProcess())
 
 
 @contextmanager

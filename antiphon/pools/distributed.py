@@ -1,9 +1,9 @@
 """Several processes: each trains its share of the cohort, one all-reduce adds the shares up.
 
-Every process runs the same algorithm and holds the same Update afterwards, reports and failures in
-cohort order, so all of them compute the same next state (SPMD). Means agree with `LocalPool` to
-rounding, since shares are folded apart; an `ordered` pool folds update by update in cohort order and
-agrees to the last bit, but holds its share in memory and sends every update to everyone.
+Every process runs the same algorithm and gets the same Update, with reports and failures in cohort order, so
+all of them compute the same next state (SPMD). Means agree with `LocalPool` up to rounding, since every
+process adds up its own share. An `ordered` pool adds updates one by one in cohort order and agrees to the
+last bit, but keeps its updates in memory and sends every one to all processes.
 """
 
 from __future__ import annotations
@@ -16,24 +16,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from antiphon.core import (
-    Failure,
-    Report,
-    RunningMean,
-    Task,
-    Tensors,
-    Update,
-    Weigh,
-    Worker,
-    add_up,
-)
+from antiphon.core import Failure, Report, RunningMean, Task, Tensors, Update, Weigh, Worker, add_up
 from antiphon.pools.local import arrived, distances_of
 
-Layout = list[list[Any]]  # [name, shape, dtype, kind of device] of every tensor of an update
+Layout = list[list[Any]]  # [name, shape, dtype, type of device] of every tensor of an update
 
 
 class Collectives(Protocol):
-    """What a pool needs of the processes it runs in."""
+    """The operations on all processes that a pool needs."""
 
     @property
     def rank(self) -> int: ...
@@ -47,7 +37,7 @@ class Collectives(Protocol):
 
 
 def share_out(seconds: Sequence[float], num_shares: int) -> list[list[int]]:
-    """Positions for each of `num_shares`, about as many seconds each: the longest first, to who has least.
+    """Assign positions to shares of about equal seconds: the longest first, to the least loaded share.
 
     >>> share_out([5.0, 1.0, 4.0, 3.0, 3.0], 2)
     [[0, 4], [1, 2, 3]]
@@ -63,10 +53,10 @@ def share_out(seconds: Sequence[float], num_shares: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Answers:
-    """What every process knows of a cohort's answers: all but their tensors. In cohort order."""
+    """A cohort's answers without their tensors, in cohort order; every process has all of them."""
 
     updates: tuple[Update, ...]  # without tensors
-    owners: tuple[int, ...]  # the process that holds the tensors
+    owners: tuple[int, ...]  # the processes that have the tensors
     layout: Layout
 
     @property
@@ -74,13 +64,13 @@ class Answers:
         return add_up(self.updates)
 
     def weighted(self, log_weights: Sequence[float]) -> Answers:
-        """With other weights: one for each client that answered."""
+        """Return the answers with other weights, one for each client that answered."""
         weights = iter(log_weights)
         updates = [u if u.is_empty else replace(u, log_weight=next(weights)) for u in self.updates]
         return replace(self, updates=tuple(updates))
 
     def shares(self, size: int) -> list[float]:
-        """How much of the mean each process contributes: they add up to 1."""
+        """Return each process's share of the mean; the shares add up to 1."""
         top = max((u.log_weight for u in self.updates), default=-math.inf)
         weights = [0.0] * size
         for update, owner in zip(self.updates, self.owners, strict=True):
@@ -90,7 +80,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class DistributedPool:
-    """Shares a cohort out to the workers of all processes, by seconds of audio."""
+    """Divides a cohort among the workers of all processes, by seconds of audio."""
 
     worker: Worker
     group: Collectives
@@ -98,85 +88,82 @@ class DistributedPool:
     ordered: bool = False
 
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
-        held: dict[int, Update] = {}
+        updates: dict[int, Update] = {}  # position in the cohort -> this process's update, in an ordered pool
         share = RunningMean()
 
         def train() -> dict[str, Any]:
             notes = []
             for position, update in self._train(task, cohort):
                 weighted = update.weighted_by(weigh)
-                notes.append(_noted(position, weighted))
+                notes.append(_note_of(position, weighted))
                 if self.ordered:
-                    held[position] = weighted
+                    updates[position] = weighted
                 else:
                     share.add(weighted)
-            return {"notes": notes, "layout": _layout_of([share.total(), *held.values()])}
+            return {"notes": notes, "layout": _layout_of([share.total(), *updates.values()])}
 
         answers = self._gather(train, len(cohort))
-        return self.fold(answers, held) if self.ordered else self.merge(answers, share.mean)
+        return self.fold(answers, updates) if self.ordered else self.merge(answers, share.mean)
 
     def collect(self, task: Task, cohort: Sequence[str]) -> DistributedUpdates:
-        held: dict[int, Update] = {}
+        updates: dict[int, Update] = {}
 
         def train() -> dict[str, Any]:
-            held.update(self._train(task, cohort))
-            notes = [_noted(position, update) for position, update in held.items()]
-            return {"notes": notes, "layout": _layout_of(held.values())}
+            updates.update(self._train(task, cohort))
+            notes = [_note_of(position, update) for position, update in updates.items()]
+            return {"notes": notes, "layout": _layout_of(updates.values())}
 
-        return DistributedUpdates(self, self._gather(train, len(cohort)), held)
+        return DistributedUpdates(self, self._gather(train, len(cohort)), updates)
 
     def _train(self, task: Task, cohort: Sequence[str]) -> zip[tuple[int, Update]]:
-        """The answers of this process's share, with their places in the cohort."""
+        """Train this process's share; return the answers with their positions in the cohort."""
         seconds = [self.seconds(client) for client in cohort]
-        mine = share_out(seconds, self.group.size)[self.group.rank]
-        updates = map(arrived(task), self.worker.run(task, [cohort[p] for p in mine]))
-        return zip(mine, updates, strict=True)
+        positions = share_out(seconds, self.group.size)[self.group.rank]
+        updates = map(arrived(task), self.worker.run(task, [cohort[p] for p in positions]))
+        return zip(positions, updates, strict=True)
 
     def _gather(self, train: Callable[[], dict[str, Any]], num_clients: int) -> Answers:
-        """Trains everywhere, and tells everyone what came of it."""
-        found: dict[int, tuple[int, Update]] = {}
+        """Train on all processes, and gather the answers without their tensors."""
+        answers: dict[int, tuple[int, Update]] = {}
         layouts = []
-        for owner, told in enumerate(self.group.all_gather(train)):
-            found |= {note["position"]: (owner, _update_of(note)) for note in told["notes"]}
-            layouts += [told["layout"]] if told["layout"] is not None else []
-        if sorted(found) != list(range(num_clients)):
-            raise ValueError(
-                "the processes shared a cohort out differently: do all of them see the same corpus?"
-            )
+        for owner, message in enumerate(self.group.all_gather(train)):
+            answers |= {note["position"]: (owner, _update_of(note)) for note in message["notes"]}
+            layouts += [message["layout"]] if message["layout"] is not None else []
+        if sorted(answers) != list(range(num_clients)):
+            raise ValueError("processes divided a cohort differently: do all of them see the same corpus?")
         for layout in layouts:
             if layout != layouts[0]:
-                odd = [
-                    entry[0] for entry in [*layout, *layouts[0]] if (entry in layout) != (entry in layouts[0])
-                ]
-                raise ValueError(f"updates of two processes hold different tensors: {sorted(set(odd))[:5]}")
-        in_order = [found[position] for position in range(num_clients)]
-        updates, owners = tuple(update for _, update in in_order), tuple(owner for owner, _ in in_order)
+                names = {e[0] for e in layout if e not in layouts[0]} | {
+                    e[0] for e in layouts[0] if e not in layout
+                }
+                raise ValueError(f"updates of two processes hold different tensors: {sorted(names)[:5]}")
+        in_order = [answers[position] for position in range(num_clients)]
+        owners, updates = tuple(owner for owner, _ in in_order), tuple(update for _, update in in_order)
         return Answers(updates, owners, layouts[0] if layouts else [])
 
-    def merge(self, answers: Answers, mine: Tensors) -> Update:
-        """Shares that were folded where they were trained, in one all-reduce for each dtype."""
+    def merge(self, answers: Answers, local_mean: Tensors) -> Update:
+        """Add up the means of all processes, with one all-reduce for each dtype."""
         shares = answers.shares(self.group.size)
         contributing = [rank for rank, share in enumerate(shares) if share > 0]
         if not contributing:
             return answers.total
         mean: Tensors = {}
         for entries in _by_dtype(answers.layout):
-            flat = self._flat(entries, mine)
-            if len(contributing) == 1:  # nothing to add, and so no bit to lose
+            flat = self._flat(entries, local_mean)
+            if len(contributing) == 1:  # nothing to add, so no rounding
                 self.group.broadcast(flat, contributing[0])
             else:
                 self.group.all_reduce(flat.mul_(shares[self.group.rank]))
             mean |= _cut(flat, entries)
         return replace(answers.total, mean={name: mean[name] for name, *_ in answers.layout})
 
-    def fold(self, answers: Answers, held: Mapping[int, Update]) -> Update:
-        """Updates one after another in cohort order, each sent to everyone by its process."""
+    def fold(self, answers: Answers, local: Mapping[int, Update]) -> Update:
+        """Add updates one by one in cohort order; each is sent to all by the process that has it."""
         total = RunningMean()
         for position, (update, owner) in enumerate(zip(answers.updates, answers.owners, strict=True)):
             mean: Tensors = {}
             for entries in () if update.is_empty else _by_dtype(answers.layout):
-                own = held[position].mean if owner == self.group.rank else {}
-                flat = self._flat(entries, own)
+                flat = self._flat(entries, local[position].mean if owner == self.group.rank else {})
                 self.group.broadcast(flat, owner)
                 mean |= _cut(flat, entries)
             ordered = {name: mean[name] for name, *_ in answers.layout} if mean else {}
@@ -184,7 +171,7 @@ class DistributedPool:
         return total.total()
 
     def _flat(self, entries: Layout, tensors: Tensors) -> Tensor:
-        """The tensors one after another in a new buffer; zeros if there are none."""
+        """Return the tensors one after another in a new buffer; zeros if there are none."""
         if tensors:
             return torch.cat([tensors[name].detach().reshape(-1) for name, *_ in entries])
         _, _, dtype, kind = entries[0]
@@ -199,7 +186,7 @@ class DistributedUpdates:
 
     pool: DistributedPool
     answers: Answers
-    held: Mapping[int, Update]  # place in the cohort -> this process's updates
+    local: Mapping[int, Update]  # position in the cohort -> this process's update
 
     @property
     def reports(self) -> tuple[Report, ...]:
@@ -215,28 +202,25 @@ class DistributedUpdates:
         answers = self.answers.weighted(log_weights)
         answers = replace(answers, updates=tuple(replace(u, failures=()) for u in answers.updates))
         if self.pool.ordered:
-            return self.pool.fold(answers, self.held)
-        mine = add_up(
-            replace(answers.updates[place], mean=update.mean) for place, update in self.held.items()
-        )
-        return self.pool.merge(answers, mine.mean)
+            return self.pool.fold(answers, self.local)
+        mean = add_up(replace(answers.updates[p], mean=update.mean) for p, update in self.local.items()).mean
+        return self.pool.merge(answers, mean)
 
     def distances(self, point: Tensors) -> list[float]:
-        """Measured where the updates are; only the distances travel."""
+        """Measure where the updates are; only distances travel."""
 
         def measure() -> list[list[float]]:
-            mine = {place: update for place, update in self.held.items() if not update.is_empty}
-            found = distances_of(point, [update.mean for update in mine.values()])
-            return [[place, distance] for place, distance in zip(mine, found, strict=True)]
+            means = {position: u.mean for position, u in self.local.items() if not u.is_empty}
+            return [list(pair) for pair in zip(means, distances_of(point, list(means.values())), strict=True)]
 
-        told = self.pool.group.all_gather(measure)
-        return [distance for _, distance in sorted(pair for pairs in told for pair in pairs)]
+        messages = self.pool.group.all_gather(measure)
+        return [distance for _, distance in sorted(pair for pairs in messages for pair in pairs)]
 
 
 # --- Messages, and tensors in one buffer ----------------------------------------------------------
 
 
-def _noted(position: int, update: Update) -> dict[str, Any]:
+def _note_of(position: int, update: Update) -> dict[str, Any]:
     return {
         "position": position,
         "log_weight": update.log_weight,
@@ -252,7 +236,7 @@ def _update_of(note: Mapping[str, Any]) -> Update:
 
 
 def _layout_of(updates: Any) -> Layout | None:
-    """Of the first update that is not empty."""
+    """Return the layout of the first update that is not empty."""
     for update in updates:
         if not update.is_empty:
             return [

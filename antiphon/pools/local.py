@@ -1,4 +1,4 @@
-"""One process: clients are trained where the server is, and folded as they finish."""
+"""One process: clients are trained where the server is, and added up as they finish."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from antiphon.tasks.views import VIEWS, views_of
 
 
 def distances_of(point: Tensors, others: Sequence[Tensors]) -> list[float]:
-    """The l2 distance of each of `others` to a point, over all tensors together; read in one transfer."""
+    """Return the l2 distance of each of `others` to a point, over all tensors, in one transfer."""
     if not point:
         return [0.0] * len(others)
-    found = []
+    norms = []
     for other in others:
         if other.keys() != point.keys():
             raise ValueError(
                 f"the point and an update hold different tensors: {sorted(other.keys() ^ point.keys())[:5]}"
             )
         gaps = torch._foreach_sub([other[name] for name in point], list(point.values()))
-        found.append(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gaps))))
-    distances: list[float] = torch.stack(found).tolist() if found else []
+        norms.append(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gaps))))
+    distances: list[float] = torch.stack(norms).tolist() if norms else []
     return distances
 
 
 @dataclass(frozen=True)
 class LocalUpdates:
-    """Updates kept in memory, in cohort order, until weights for them are known."""
+    """Updates in memory, in cohort order, until their weights are known."""
 
     updates: tuple[Update, ...]
     failures: tuple[Failure, ...]
@@ -52,7 +52,7 @@ class LocalUpdates:
 
 @dataclass(frozen=True)
 class LocalPool:
-    """Runs a worker in this process. Folds in cohort order, so the last bit is always the same."""
+    """Runs a worker in this process. Adds updates in cohort order, so the last bit is always the same."""
 
     worker: Worker
 
@@ -62,15 +62,15 @@ class LocalPool:
 
     def collect(self, task: Task, cohort: Sequence[str]) -> LocalUpdates:
         replies = list(map(arrived(task), self.worker.run(task, cohort)))
-        held = tuple(update for update in replies if not update.is_empty)
-        return LocalUpdates(held, tuple(failure for update in replies for failure in update.failures))
+        updates = tuple(update for update in replies if not update.is_empty)
+        return LocalUpdates(updates, tuple(failure for update in replies for failure in update.failures))
 
 
 def arrived(task: Task) -> Callable[[Update], Update]:
-    """Return what turns one client's answer to a task into an update that can be added to others.
+    """Return a function from a client's answer to a task to an update that can be added to others.
 
-    Its report gets the number of bytes that came. An answer whose tensors are not those that the kind of work
-    declares is a failure.
+    The function adds the number of bytes to the report. An answer with other tensors than the kind of work
+    declares becomes a failure.
     """
     views = views_of(task) if VIEWS in task.config else []
     expected = _expected(task, {part for view in views for part in view.consumes})
@@ -91,10 +91,10 @@ def arrived(task: Task) -> Callable[[Update], Update]:
 
 
 def _expected(task: Task, consumed: set[str]) -> Mapping[str, Any] | None:
-    """Return the tensors that an answer must be like; None: anything goes."""
+    """Return tensors with the names and shapes that an answer must have; None: any."""
     try:
         answers = getattr(work_for(task.kind), "answers", "")
-    except ValueError:  # the worker knows a kind of its own
+    except ValueError:  # a kind that only the worker knows
         return None
     if answers == "everything":
         return {n: t for n, t in task.tensors.items() if n.rpartition("/")[0] not in consumed}

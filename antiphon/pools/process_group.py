@@ -1,7 +1,7 @@
-"""A group: the processes that carry out one run together, each with the same program and the same state.
+"""Process groups: the processes of one run, each with the same program and the same state.
 
-What all of them know must be the same, so whatever one of them finds out (a file, a signal, an error)
-comes back through the group before anything depends on it.
+All processes must know the same. So what one of them learns (a file, a signal, an error) is sent through the
+group before anything depends on it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class ProcessGroup(Protocol):
     @property
     def size(self) -> int: ...
     def on_rank_zero(self, action: Callable[[], T], like: T | None = None) -> T:
-        """Done by the first process alone; all get what it returned, or what it raised.
+        """Run an action on the first process only; all get its result, or raise its error.
 
-        Files are read and written in this way. What is returned can be put into a checkpoint; its
-        dataclasses are built like those of `like`.
+        For reading and writing files. The result is anything that a checkpoint can hold; its dataclasses are
+        built like those of `like`.
         """
 
     def on_rank_zero_async(self, action: Callable[[], None]) -> None:
-        """Done by the first process while the others go on; its error is everyone's when they next agree."""
+        """Run an action on the first process; the others go on, and get its error with the next message."""
 
     def all_gather(self, action: Callable[[], Any]) -> list[Any]:
-        """Done by every process; all get what each returned (as JSON), or all raise if one did."""
+        """Run an action on every process; all get all results (as JSON), or all raise if one did."""
 
     def pool(self, worker: Worker, seconds: Seconds) -> Pool:
-        """Shares clients out to the processes' workers."""
+        """Return a pool that divides clients among the workers of all processes."""
 
 
 class SingleProcess:

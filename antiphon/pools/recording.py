@@ -1,8 +1,8 @@
-"""A pool that records every task of every client, however an algorithm groups them.
+"""A pool that records every task of every client, for the journal.
 
-It keeps one row for each client asked: the whole cohort at once, one task per client, several kinds of tasks,
-or several passes. Algorithms need not say anything about it. Weights are computed again from the reports that
-came back, so every process of a distributed pool records the same.
+It has one row for each client and task, whether an algorithm sends one task to the whole cohort, one to each
+client, several kinds of tasks, or several passes. Weights are computed again from the reports, so every
+process of a distributed pool records the same.
 """
 
 from __future__ import annotations
@@ -15,27 +15,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from antiphon.core import (
-    Collected,
-    Failure,
-    Pool,
-    Report,
-    Stopped,
-    Task,
-    Tensors,
-    Update,
-    Weigh,
-    lives_with_server,
-)
+from antiphon.core import Collected, Failure, Pool, Report, Stopped, Task, Update, Weigh, lives_with_server
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
+from antiphon.tasks.pool_wrapper import WatchedUpdates
 
 KEPT_STATS = ("loss", "norm", "num_utterances", "seconds", "num_labelled", "num_filtered", "confidence")
-Faults = Callable[[Task, str], str]  # a task and a client -> why the client does not answer; "": it does
+Faults = Callable[[Task, str], str]  # task, client -> why the client does not answer; "": it answers
 Reply = TypeVar("Reply", Update, Collected)
 
 
 def no_faults(task: Task, client: str) -> str:
     return ""
+
+
+def stop_if(interrupted: threading.Event) -> None:
+    if interrupted.is_set():
+        raise Stopped("interrupted")
 
 
 @dataclass
@@ -57,10 +52,9 @@ class Row:
 
 
 class RecordingPool:
-    """The pool of one round: numbers its tasks, leaves out clients with simulated faults, records the others.
+    """The pool of one round: numbers tasks, leaves out clients with simulated faults, records the others.
 
-    Clients that live with the server are asked like others, but nothing travels to them and they have no
-    faults.
+    Clients that live with the server get tasks too, but nothing travels to them and they have no faults.
     """
 
     def __init__(
@@ -78,7 +72,7 @@ class RecordingPool:
         self.replied, self.interrupted, self.group = replied, interrupted, group or SingleProcess()
         self.round, self.faults = round, faults
         self.rows: list[Row] = []
-        self.seconds: dict[str, float] = {}  # kind of task -> time that clients took for it
+        self.seconds: dict[str, float] = {}  # kind of task -> time that clients needed
         self._num_calls = 0
         self._asked: Counter[tuple[str, str]] = Counter()
         self._seen: set[str] = set()  # clients whose reply was announced
@@ -86,7 +80,7 @@ class RecordingPool:
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
         def announced(report: Report) -> float:
             self._announce(report.client)
-            self._stop_if_asked()
+            stop_if(self.interrupted)
             return weigh(report)
 
         def send(task: Task, clients: Sequence[str]) -> Update:
@@ -95,22 +89,27 @@ class RecordingPool:
         rows, update = self._ask(task, cohort, send)
         for report in update.reports:
             rows[report.client].log_weight = weigh(report)
-        return update
+        return replace(update, failures=_failures(rows))
 
     def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
         def send(task: Task, clients: Sequence[str]) -> Collected:
             collected = self.pool.collect(task, clients)
-            self.group.all_gather(self._stop_if_asked)
+            self.group.all_gather(lambda: stop_if(self.interrupted))
             for report in collected.reports:
                 self._announce(report.client)
             return collected
 
-        return RecordedUpdates(*self._ask(task, cohort, send))
+        def record(log_weights: Sequence[float], update: Update) -> None:
+            for report, log_weight in zip(collected.reports, log_weights, strict=True):
+                rows[report.client].log_weight = log_weight
+
+        rows, collected = self._ask(task, cohort, send)
+        return WatchedUpdates(collected, _failures(rows), record)
 
     def _ask(
         self, task: Task, cohort: Sequence[str], send: Callable[[Task, Sequence[str]], Reply]
     ) -> tuple[dict[str, Row], Reply]:
-        """Send a task to those of a cohort that have no simulated fault; note who answered what."""
+        """Send a task to the clients without simulated faults; record who answered what."""
         task = replace(task, config={**task.config, "round": self.round, "call": self._num_calls})
         self._num_calls += 1
         rows = {client: self._row(task, client) for client in cohort}
@@ -129,9 +128,6 @@ class RecordingPool:
             row.failure = row.failure or ("no answer" if row.report is None else "")
         self._time("label", sum(r.stats.get("label_seconds", 0.0) for r in reply.reports))
         self._stop_if_too_few(cohort)
-        if isinstance(reply, Update):  # those with simulated faults never reached the pool
-            missing = [Failure(c, r.failure) for c, r in rows.items() if r.failure]
-            reply = replace(reply, failures=tuple(missing))
         return rows, reply
 
     def _row(self, task: Task, client: str) -> Row:
@@ -143,21 +139,17 @@ class RecordingPool:
         return Row(client, task.kind, number, task.num_bytes, task.moment[1], failure=failure)
 
     def _time(self, kind: str, seconds: float) -> None:
-        if seconds:  # the time for labels is part of that for training
+        if seconds:  # the time for training includes that for labels
             self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
 
     def _announce(self, client: str) -> None:
-        """Tell a progress bar of a client's first answer in this round."""
+        """Report a client's first answer in this round to the progress bar."""
         if client not in self._seen:
             self._seen.add(client)
             self.replied(client)
 
-    def _stop_if_asked(self) -> None:
-        if self.interrupted.is_set():
-            raise Stopped("interrupted")
-
     def _stop_if_too_few(self, asked: Sequence[str]) -> None:
-        """Stop when the whole cohort was asked and too few answered, or no client of the server's did."""
+        """Stop if the whole cohort was asked and too few answered, or if no client of the server answered."""
         if asked and all(map(lives_with_server, asked)):
             rows = [row for row in self.rows[-len(asked) :] if row.failure]
             if len(rows) == len(asked):
@@ -169,7 +161,7 @@ class RecordingPool:
         """Stop the run if too few of the round's clients answered, each counted once."""
         rows = [row for row in self.rows if not lives_with_server(row.client)]
         if any(row.report is None and not row.failure for row in rows):
-            return  # a task was under way: the error that ended it must be seen
+            return  # a task was interrupted by an error, which must be seen
         asked = {row.client for row in rows}
         answered = {row.client for row in rows if row.report is not None}
         if asked and len(answered) < self.min_clients:
@@ -177,7 +169,7 @@ class RecordingPool:
             raise Stopped(_too_few(len(answered), len(asked), self.min_clients, failed))
 
     def weights(self) -> dict[str, float]:
-        """Return each client's share in what was added up last: among tasks of one kind and number."""
+        """Return each client's share in its last sum, among tasks of one kind and number."""
         groups: dict[tuple[str, int], list[Row]] = {}
         for row in self.rows:
             if row.log_weight > -math.inf and not lives_with_server(row.client):
@@ -221,7 +213,7 @@ class RecordingPool:
         return sum(row.bytes_up for row in self.rows)
 
     def entry(self) -> dict[str, Any]:
-        """Return what is known of the round so far, for the journal."""
+        """Return the journal's entry about clients, failures, loss and bytes."""
         clients = self.clients
         trained = [stats for stats in clients.values() if {"weight", "loss"} <= stats.keys()]
         loss = sum(stats["weight"] * stats["loss"] for stats in trained)
@@ -235,31 +227,12 @@ class RecordingPool:
         }
 
 
+def _failures(rows: Mapping[str, Row]) -> tuple[Failure, ...]:
+    """Return the failures of a task, also of clients with simulated faults, which the pool never asked."""
+    return tuple(Failure(row.client, row.failure) for row in rows.values() if row.failure)
+
+
 def _too_few(answered: int, asked: int, needed: int, failed: Sequence[Row]) -> str:
     why = "; ".join(f"{row.client}: {row.failure}" for row in failed[:5])
     hint = "; rounds.min_clients sets how many are needed" if needed > 1 else ""
     return f"{answered} of {asked} clients answered, {needed} needed ({why}){hint}"
-
-
-@dataclass(frozen=True)
-class RecordedUpdates:
-    """Collected updates; the weights they were combined with last are recorded."""
-
-    rows: Mapping[str, Row]
-    collected: Collected
-
-    @property
-    def reports(self) -> Sequence[Report]:
-        return self.collected.reports
-
-    @property
-    def failures(self) -> Sequence[Failure]:
-        return tuple(Failure(row.client, row.failure) for row in self.rows.values() if row.failure)
-
-    def combine(self, log_weights: Sequence[float]) -> Update:
-        for report, log_weight in zip(self.reports, log_weights, strict=True):
-            self.rows[report.client].log_weight = log_weight
-        return self.collected.combine(log_weights)
-
-    def distances(self, point: Tensors) -> Sequence[float]:
-        return self.collected.distances(point)

@@ -17,57 +17,49 @@ import torch.distributed as dist
 
 from antiphon.pools.torch_group import TorchGroup
 
-ARRIVAL = timedelta(minutes=10)  # for all processes to be started
-# The first process may compute features for hours while the others wait. One that dies is noticed by its
-# broken connections, not by this.
+ARRIVAL = timedelta(minutes=10)  # the time for all processes to start
+# The first process may compute features for hours while the others wait. A process that dies is noticed by
+# its broken connections, not by this timeout.
 PATIENCE = timedelta(days=7)
 LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True)
-class Launcher:
-    """The environment variables by which something that starts processes numbers them."""
-
-    rank: str
-    size: str
-    local_rank: str
-
-
-TORCHRUN = Launcher("RANK", "WORLD_SIZE", "LOCAL_RANK")
-OPEN_MPI = Launcher("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
-MPICH = Launcher("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")
-# SLURM_NTASKS is set in a batch script as well, where nobody started other processes; this is srun's own.
-SLURM = Launcher("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-# mpiexec starts its helpers with srun, which leaves Slurm's variables behind: Slurm comes last.
+# Launchers by the environment variables that hold a process's rank, the number of processes, and its local
+# rank.
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
+MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")
+# SLURM_NTASKS is also set in a batch script, which is a single process; only srun sets SLURM_STEP_NUM_TASKS.
+SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+# mpiexec starts its helpers with srun, so Slurm's variables may be set too: Slurm comes last.
 LAUNCHERS = (TORCHRUN, OPEN_MPI, MPICH, SLURM)
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Which process this is, of how many, and on its machine."""
+    """The number of this process among all, and on its machine."""
 
-    launcher: Launcher
+    launcher: tuple[str, str, str]
     rank: int
     size: int
     local_rank: int
 
 
 def find_rank(environment: Mapping[str, str]) -> Rank | None:
-    """This process's place among those that were started together; None if it was started alone.
+    """Return the rank of this process; None if it was started alone.
 
     >>> find_rank({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}).rank
     2
     """
     for launcher in LAUNCHERS:
-        names = (launcher.rank, launcher.size, launcher.local_rank)
-        if all(name in environment for name in names):
-            rank, size, local_rank = (int(environment[name]) for name in names)
+        if all(name in environment for name in launcher):
+            rank, size, local_rank = (int(environment[name]) for name in launcher)
             return Rank(launcher, rank, size, local_rank) if size > 1 else None
     return None
 
 
 def choose_gpu(process: Rank, device: str) -> str:
-    """The device by name, with a GPU of its own for each process of a machine while they last."""
+    """Return the device by name; every process of a machine gets its own GPU if there are enough."""
     if device in ("auto", "cuda") and torch.cuda.is_available():
         return f"cuda:{process.local_rank % torch.cuda.device_count()}"
     return device
@@ -75,18 +67,18 @@ def choose_gpu(process: Rank, device: str) -> str:
 
 @contextmanager
 def join(process: Rank, device: str, ordered: bool = False) -> Iterator[TorchGroup]:
-    """Meets the other processes; leaves together with them, and with their errors.
+    """Connect to the other processes; leave together with them, or with their errors.
 
-    If that is not possible (some were killed, or Ctrl-C came twice), `is_left_behind` afterwards.
+    If that is impossible (some were killed, or Ctrl-C came twice), `is_left_behind` is true afterwards.
     """
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # several processes with several threads each would fight over the cores
-    at = torch.device(device)
-    if at.type == "cuda":
-        torch.cuda.set_device(at)
+        torch.set_num_threads(1)  # more threads than cores would slow all processes down
+    own_device = torch.device(device)
+    if own_device.type == "cuda":
+        torch.cuda.set_device(own_device)
     try:
         store = fresh_store(open_store(process, os.environ), process.rank, process.size)
-        own_gpus = have_own_gpus(store, process, at)
+        own_gpus = have_own_gpus(store, process, own_device)
     except dist.DistError as error:
         raise ValueError(
             f"process {process.rank} of {process.size} did not meet the others within "
@@ -94,7 +86,7 @@ def join(process: Rank, device: str, ordered: bool = False) -> Iterator[TorchGro
         ) from error
     dist.init_process_group("gloo", store=store, rank=process.rank, world_size=process.size, timeout=PATIENCE)
     gpus = dist.new_group(backend="nccl", timeout=ARRIVAL) if own_gpus else None
-    group = TorchGroup(at, ordered, gpus)
+    group = TorchGroup(own_device, ordered, gpus)
     try:
         with group:
             yield group
@@ -104,7 +96,7 @@ def join(process: Rank, device: str, ordered: bool = False) -> Iterator[TorchGro
 
 
 def is_left_behind() -> bool:
-    """Does this process still wait for others? Then it must end by `os._exit`: anything else would hang."""
+    """Return whether this process still waits for others. Then only `os._exit` ends it without hanging."""
     return dist.is_initialized()
 
 
@@ -112,7 +104,7 @@ def is_left_behind() -> bool:
 
 
 def open_store(process: Rank, environment: Mapping[str, str]) -> dist.Store:
-    """A TCPStore at the first process, or at torchrun's agent."""
+    """Return a TCPStore at the first process, or at torchrun's agent."""
     if "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
         address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     elif process.launcher is SLURM:
@@ -131,7 +123,7 @@ def _tcp_store(address: str, port: int, is_host: bool) -> dist.TCPStore:
 
 
 def _store_by_mpi(process: Rank) -> dist.Store:
-    """The first process opens a store wherever there is a port, and MPI tells the others where."""
+    """Return a store that the first process opens at a free port; MPI sends the address to the others."""
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -141,20 +133,20 @@ def _store_by_mpi(process: Rank) -> dist.Store:
         ) from error
     world = MPI.COMM_WORLD
     is_one_machine = world.Split_type(MPI.COMM_TYPE_SHARED).size == process.size
-    note = bytearray(256)
+    message = bytearray(256)
     store = None
     if process.rank == 0:
         address = LOOPBACK if is_one_machine else socket.getfqdn()
         store = _tcp_store(address, 0, is_host=True)
-        told = f"{address} {store.port} ".encode()
-        note[: len(told)] = told
-    world.Bcast(note, root=0)
-    address, port, *_ = note.decode().split()
+        text = f"{address} {store.port} ".encode()
+        message[: len(text)] = text
+    world.Bcast(message, root=0)
+    address, port, *_ = message.decode().split()
     return store or _tcp_store(address, int(port), is_host=False)
 
 
 def first_host(node_list: str) -> str:
-    """The first machine of a list as Slurm writes it.
+    """Return the first machine of a list as Slurm writes it.
 
     >>> first_host("gpu[003-005,9],login1"), first_host("node7")
     ('gpu003', 'node7')
@@ -166,12 +158,11 @@ def first_host(node_list: str) -> str:
 
 
 def fresh_store(store: dist.Store, rank: int, size: int) -> dist.Store:
-    """A part of the store that holds nothing, and that only the processes of this start know.
+    """Return an empty part of the store that only the processes of this start know.
 
-    torchrun's store outlives the processes it starts: after a restart there are keys of those that were
-    killed, and gloo would connect to them. Its count of restarts cannot tell the starts apart, for it
-    differs between machines. So every process calls itself by a new name, and the first one answers to
-    that name; names of the dead get an answer that nobody reads.
+    torchrun's store outlives the processes that it starts. After a restart it has keys of killed processes,
+    and gloo would connect to them. Its number of restarts does not help, since it differs between machines.
+    So every process writes a new random name, and the first process answers to that name.
     """
     if rank > 0:
         name = secrets.token_hex(8)
@@ -183,7 +174,7 @@ def fresh_store(store: dist.Store, rank: int, size: int) -> dist.Store:
     waiting, deadline = set(range(1, size)), time.monotonic() + ARRIVAL.total_seconds()
     while waiting:
         if time.monotonic() > deadline:
-            raise dist.DistStoreError(f"no word from {sorted(waiting)[:5]}")
+            raise dist.DistStoreError(f"no message from {sorted(waiting)[:5]}")
         for other in sorted(waiting):
             if store.check([f"joined/{start}/{other}"]):
                 waiting.remove(other)
@@ -194,7 +185,7 @@ def fresh_store(store: dist.Store, rank: int, size: int) -> dist.Store:
 
 
 def have_own_gpus(store: dist.Store, process: Rank, device: torch.device) -> bool:
-    """Has every process a GPU of its own? NCCL asks for that."""
+    """Return whether every process has its own GPU, which NCCL needs."""
     store.set(f"device/{process.rank}", f"{socket.gethostname()} {device}")
     devices = [store.get(f"device/{rank}").decode() for rank in range(process.size)]
     return all(" cuda" in name for name in devices) and len(set(devices)) == process.size

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from antiphon.pools.rendezvous import LOOPBACK
 from antiphon.pools.torch_group import PeerLost
 
-LIFELINE = "ANTIPHON_LIFELINE"  # standard input is a pipe from the parent: when it closes, the parent is gone
-GRACE = 20.0  # seconds that the others have to end when one has failed
+LIFELINE = "ANTIPHON_LIFELINE"  # standard input is a pipe from the parent, which closes when the parent ends
+GRACE = 20.0  # seconds for the others to end after one has failed
 
 
 def run_processes(num_processes: int) -> int:
@@ -29,7 +29,14 @@ def run_processes(num_processes: int) -> int:
     Each gets a signal once. Raises `PeerLost` if the first process was killed.
     """
     store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=1))
-    processes = [_start(rank, num_processes, store.port) for rank in range(num_processes)]
+    shared = {
+        "WORLD_SIZE": str(num_processes),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # this process has the store, not the first one
+    }
+    ranks = map(str, range(num_processes))
+    processes = [started_again({**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in ranks]
     with passing_signals_on(processes):
         codes = _wait(processes)
     if codes[0] < 0:
@@ -37,27 +44,15 @@ def run_processes(num_processes: int) -> int:
     return codes[0]
 
 
-def _start(rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
-    variables = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is ours, not the first process's
-    }
-    return started_again(variables)
-
-
 def started_again(variables: Mapping[str, str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
     """Start this same command in another process with more variables; it prints here, or to a file."""
     environment = {
-        "OMP_NUM_THREADS": "1",  # two processes with one thread are faster than one with two
+        "OMP_NUM_THREADS": "1",  # two processes with one thread each are faster than one with two
         **os.environ,
         **variables,
         LIFELINE: "1",
     }
-    # In its own session: Ctrl-C in the terminal reaches only us, and we pass it on to each of them once.
+    # In its own session: Ctrl-C in the terminal reaches only this process, which passes it on once.
     return subprocess.Popen(
         [sys.executable, *sys.orig_argv[1:]],
         env=environment,
@@ -77,7 +72,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
         if time.monotonic() > deadline:
             for process in processes:
                 process.kill()
-        time.sleep(0.1)  # not more often: every look takes a core from a worker
+        time.sleep(0.1)  # not more often: polling takes time from the processes
     return [process.wait() for process in processes]
 
 
@@ -101,12 +96,12 @@ def passing_signals_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator
 
 
 def end_with_starter() -> None:
-    """In a worker: stop cleanly, as on SIGTERM, when the process that started it is gone."""
+    """In a started process: stop cleanly, as on SIGTERM, when the process that started it has ended."""
     if LIFELINE not in os.environ:
         return
 
     def watch() -> None:
-        os.read(0, 1)  # ends only with the pipe: nothing is ever written to it
+        os.read(0, 1)  # returns when the pipe closes: nothing is ever written to it
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -1,8 +1,8 @@
-"""Processes side by side (SPMD), and how they agree: torch.distributed, JSON and tensors, no pickle.
+"""A process group by torch.distributed (SPMD), with messages of JSON and tensors, no pickle.
 
-Every agreement begins with an exchange of short messages through gloo. A process that fails sends its
-error as its last message, so the others end as well instead of waiting; one that is killed breaks its
-connections, which the others meet at their next message.
+Every operation begins with an exchange of short messages through gloo. A process that fails sends its error
+as its last message, so the others end too instead of waiting. A killed process breaks its connections, which
+the others notice at their next message.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from antiphon.pools.distributed import DistributedPool
 from antiphon.records.checkpoint import pack, unpack, unshared
 
 T = TypeVar("T")
-GOODBYE = timedelta(seconds=30)  # how long a failing process waits for the others to listen
-LENGTH = 8  # bytes in which a message's length is written
-# gloo and NCCL say in words only that a peer is gone.
+GOODBYE = timedelta(seconds=30)  # how long a failing process waits for the others to receive its error
+LENGTH = 8  # bytes of a message's length
+# Words in the messages of gloo and NCCL when a peer is gone.
 SIGNS_OF_LOSS = ("onnection", "peer", "imed out", "socket", "NCCL")
 
 
 class PeerLost(Exception):
-    """Another process of the run ended without a word."""
+    """Another process of the run ended without a message."""
 
 
 class PeerError(ValueError):
-    """What another process of the run could not do."""
+    """An error of another process of the run."""
 
 
 class TorchGroup:
-    """One of the processes of a run, seen from inside; torch.distributed has been initialised.
+    """The group as one of its processes sees it; torch.distributed must be initialised.
 
-    `ordered` pools fold updates in cohort order: the bits of one process, for more traffic and memory.
+    `ordered` pools add updates in cohort order: the bits of a single process, for more traffic and memory.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class TorchGroup:
     ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.device, self.ordered = device, ordered
-        self._gpus = gpus  # the same processes with NCCL between them; without it, gloo carries all tensors
+        self._gpus = gpus  # the same processes with NCCL; None: gloo carries all tensors
         self._is_over = False
-        self._late: Exception | None = None  # what was raised while the others went on
-        self.is_broken = False  # the others may be waiting for what this process will never send
+        self._late: Exception | None = None  # an error of `on_rank_zero_async`
+        self.is_broken = False  # the others may wait for a message that this process will never send
 
     @property
     def is_rank_zero(self) -> bool:
@@ -110,16 +110,16 @@ class TorchGroup:
         self._raise_together(answers, failure)
         return [answer["value"] for answer in answers]
 
-    def _raise_together(self, answers: list[dict[str, Any]], own: Exception | None) -> None:
-        """Raises what went wrong in any process; the same in all of them, though only one has it itself."""
+    def _raise_together(self, answers: list[dict[str, Any]], error: Exception | None) -> None:
+        """Raise the error of any process, the same on all of them; `error` is that of this process."""
         failed = [rank for rank, answer in enumerate(answers) if "error" in answer]
         if not failed:
             return
         self._is_over = any(answer.get("is_last") for answer in answers)
         rank = min(failed, key=lambda rank: (answers[rank]["is_stop"], rank))
         if rank == self.rank:
-            assert own is not None
-            raise own
+            assert error is not None
+            raise error
         if answers[rank]["is_stop"]:
             raise Stopped(answers[rank]["error"])
         raise PeerError(f"in process {rank} of {self.size}: {answers[rank]['error']}")
@@ -128,7 +128,7 @@ class TorchGroup:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """The last message: what ended this process, if anything did."""
+        """Send the last message: the error that ended this process, if any."""
         if self._is_over:
             return
         if error is None:
@@ -141,7 +141,7 @@ class TorchGroup:
     def _say_goodbye(self, error: Exception) -> None:
         try:
             self._exchange({**_described(error), "is_last": True}, GOODBYE)
-        except PeerLost:  # they are gone, or busy for long: nobody else will say it
+        except PeerLost:  # the others are gone or busy, and will not report this error
             self.is_broken = True
             if not isinstance(error, Stopped):
                 print(f"process {self.rank} of {self.size}: {error}", file=sys.stderr)
@@ -150,7 +150,7 @@ class TorchGroup:
         with self._peers():
             if flat.is_cuda or self.size > 2:
                 dist.all_reduce(flat, group=self._gpus if flat.is_cuda else None)
-            else:  # as many bytes as gloo's ring of two, in one step
+            else:  # two processes: as many bytes as gloo's ring, in one step
                 both = [torch.empty_like(flat) for _ in range(self.size)]
                 dist.all_gather(both, flat)
                 torch.add(*both, out=flat)
@@ -160,17 +160,17 @@ class TorchGroup:
             dist.broadcast(flat, source, group=self._gpus if flat.is_cuda else None)
 
     def _exchange(self, message: dict[str, Any], patience: timedelta | None = None) -> list[dict[str, Any]]:
-        """The messages of all processes, by rank.
+        """Return the messages of all processes, by rank.
 
-        Their beginnings go to the first process and back to all as a tree, in log2(size) steps; only
-        if one is longer do the messages go round the ring, in size − 1 steps.
+        The beginnings of all messages go to the first process and back as a tree, in log2(size) steps. Whole
+        messages go round the ring, in size − 1 steps, only if one of them is longer.
         """
         text = json.dumps(message).encode()
         head = min(4096, max(256, 65536 // self.size))
-        mine = _padded(len(text).to_bytes(LENGTH, "big") + text, head)
+        start = _padded(len(text).to_bytes(LENGTH, "big") + text, head)
         heads = torch.zeros(self.size, head, dtype=torch.uint8)
         with self._peers():
-            _wait(dist.gather(mine, list(heads) if self.is_rank_zero else None, async_op=True), patience)
+            _wait(dist.gather(start, list(heads) if self.is_rank_zero else None, async_op=True), patience)
             _wait(dist.broadcast(heads, 0, async_op=True), patience)
         texts = [row.numpy().tobytes() for row in heads]
         lengths = [int.from_bytes(text[:LENGTH], "big") for text in texts]
@@ -199,12 +199,12 @@ def _described(error: BaseException) -> dict[str, Any]:
 
 
 def _is_sudden(error: Exception) -> bool:
-    """The others are gone, or Ctrl-C came twice: no time for messages."""
+    """Return whether the others are gone, or Ctrl-C came twice: there is no time for messages then."""
     return isinstance(error, PeerLost) or isinstance(error.__context__, KeyboardInterrupt)
 
 
 def _padded(data: bytes, num_bytes: int) -> Tensor:
-    """The first `num_bytes` as a tensor, zeros where there are fewer."""
+    """Return the first `num_bytes` as a tensor, padded with zeros."""
     return torch.frombuffer(bytearray(data[:num_bytes].ljust(num_bytes, b"\0")), dtype=torch.uint8)
 
 

@@ -1,13 +1,11 @@
-"""Clipping of the server's aggregate, layer by layer: no tensor of the model moves further than it may.
+"""Clipping of the server's aggregate, layer by layer: a limit on the step of every tensor of the model.
 
-A round with bad clients does not spoil all of a model alike: often one layer's part of Δ is many times
-longer than usual, and clipping Δ as a whole would shorten the good parts with it. Every tensor is one
-layer here, as in LAMB and LARS (`optimizers`). The relative limit is adaptive gradient clipping (Brock et
-al. 2021, arXiv:2102.06171, eq. 3) on whole tensors instead of their rows.
+Bad clients often make one layer's part of Δ many times longer than usual. Clipping Δ as a whole would shorten
+the good parts too. Every tensor is one layer here, as in LAMB and LARS (`optimizers`). The relative limit is
+adaptive gradient clipping (Brock et al. 2021, arXiv:2102.06171, eq. 3) on whole tensors instead of rows.
 
-Clipping comes before the server's optimiser, as it does in central training. An optimiser that
-divides by the size of past deltas (Adam, LAMB) undoes a clipping that is the same every round; it
-cannot undo that of a round that stands out.
+Clipping comes before the server's optimiser, as in central training. An optimiser that divides by the size of
+past deltas (Adam, LAMB) undoes a clipping that is the same in every round, but not that of an unusual round.
 
 >>> import torch
 >>> delta = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([0.3, 0.4])}
@@ -29,7 +27,7 @@ from antiphon.registry import Registry, open_kind
 
 
 class Clipping(Protocol):
-    """A frozen dataclass: (params, delta) -> a delta that is nowhere longer. Nothing it is given changes."""
+    """A frozen dataclass: (params, delta) -> clipped delta. It changes none of its arguments."""
 
     def __call__(self, params: Tensors, delta: Tensors) -> Tensors: ...
 
@@ -41,7 +39,7 @@ CLIPPINGS = open_kind(
 
 
 def norms_of(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[float]:
-    """The l2 norm of each tensor, in one transfer: an `.item()` each would stop a GPU hundreds of times."""
+    """Return the l2 norm of each tensor, in one transfer: an `.item()` for each would stop a GPU often."""
     norms: list[float] = torch.stack(torch._foreach_norm(tensors)).tolist()
     return norms
 
@@ -49,7 +47,7 @@ def norms_of(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[float]:
 @CLIPPINGS.register
 @dataclass(frozen=True)
 class Unclipped:
-    """The aggregate as it is."""
+    """No clipping."""
 
     def __call__(self, params: Tensors, delta: Tensors) -> Tensors:
         return delta
@@ -58,7 +56,7 @@ class Unclipped:
 @CLIPPINGS.register
 @dataclass(frozen=True)
 class ClipLayers:
-    """Each tensor's part of the delta has an l2 norm of at most `limit`."""
+    """Clips the delta of each tensor to an l2 norm of at most `limit`."""
 
     limit: float = 1.0
 
@@ -72,9 +70,9 @@ class ClipLayers:
 @CLIPPINGS.register
 @dataclass(frozen=True)
 class ClipLayersRelative:
-    """Each tensor's part of the delta is at most `limit` times as long as the tensor itself.
+    """Clips the delta of each tensor to at most `limit` times the norm of the tensor.
 
-    A tensor shorter than `floor` is taken to be that long, or a bias of zero could never leave zero.
+    A norm below `floor` counts as `floor`: otherwise a bias of zero would stay zero.
     """
 
     limit: float = 0.02

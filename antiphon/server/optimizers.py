@@ -1,6 +1,6 @@
 """The server optimiser as a pure function: (params, delta, opt) -> (params, opt).
 
-The aggregated `delta` (old − new) plays the gradient of a torch optimiser (hierarchical optimisation:
+The aggregated `delta` (old − new) is used like the gradient of a torch optimiser (hierarchical optimisation:
 FTL 2020 §2, DGA 2021 §2; "adaptive federated optimisation" in Reddi et al. 2021, arXiv:2003.00295).
 
 | paper                        | here                                         |
@@ -11,10 +11,9 @@ FTL 2020 §2, DGA 2021 §2; "adaptive federated optimisation" in Reddi et al. 20
 | β1, β2, τ                    | `beta1`, `beta2`, `epsilon`                  |
 | m, v                         | `opt["first"]`, `opt["second"]`              |
 
-Opt state is a plain tree: {"step": int, "first": {name: Tensor}, "second": {name: Tensor}}. Nothing
-given is changed and nothing returned shares memory with the state given, so two candidates can be
-made from one state. `delta` may hold only some of the parameters (subspace training): the others are
-returned as they are and have no state.
+The state is a plain tree: {"step": int, "first": {name: Tensor}, "second": {name: Tensor}}. Arguments do not
+change, and results share no memory with them, so two candidates can be made from one state. `delta` may hold
+only some of the parameters (subspace training): the others are returned unchanged and have no state.
 
 >>> params, delta = {"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([0.5, -0.25])}
 >>> Sgd()(params, delta, None)[0]["w"]
@@ -39,7 +38,7 @@ Row = tuple[Tensor, ...]  # one tensor for each trained parameter, in the order 
 
 
 class Moments:
-    """The opt state of one round: the moments it begins with, by kind, and in `new` those it leaves."""
+    """The moments of one round, by kind: those before the step, and in `new` those after it."""
 
     def __init__(self, delta: Tensors, opt: Opt | None) -> None:
         self.delta, self.opt = delta, opt
@@ -47,21 +46,21 @@ class Moments:
         self.new: dict[str, Row] = {}
 
     def old(self, kind: str) -> Row:
-        """The moment before this round; zeros in the first."""
+        """Return a moment before this round; zeros in the first round."""
         if self.opt is None:
             return tuple(torch.zeros_like(grad) for grad in self.delta.values())
-        # One step count serves all tensors, so the set of trained parameters may not change in a run.
-        held: Mapping[str, Tensor] = self.opt.get(kind, {})
-        if held.keys() != self.delta.keys():
-            differs = sorted(held.keys() ^ self.delta.keys())[:3]
+        # All tensors have one step count, so the trained parameters must not change in a run.
+        moment: Mapping[str, Tensor] = self.opt.get(kind, {})
+        if moment.keys() != self.delta.keys():
+            differs = sorted(moment.keys() ^ self.delta.keys())[:3]
             raise ValueError(
                 "the server optimiser's state is not for these parameters or not for this optimiser"
                 f" ({kind!r} differs in {differs}): start with a new state"
             )
-        return tuple(held[name] for name in self.delta)
+        return tuple(moment[name] for name in self.delta)
 
     def velocity(self, grads: Row, momentum: float) -> Row:
-        """The first moment of torch.optim.SGD."""
+        """Update the first moment as torch.optim.SGD does."""
         if self.opt is None:
             self.new["first"] = tuple(grad.clone() for grad in grads)
         else:
@@ -70,12 +69,12 @@ class Moments:
         return self.new["first"]
 
     def first(self, grads: Row, beta1: float) -> Row:
-        """The first moment of Adam."""
+        """Update the first moment as Adam does."""
         self.new["first"] = torch._foreach_lerp(self.old("first"), grads, 1 - beta1)
         return self.new["first"]
 
     def debiased_root(self, grads: Row, beta2: float, epsilon: float) -> Row:
-        """What Adam divides by: the root of its second moment, debiased."""
+        """Update the second moment as Adam does; return its debiased root, the divisor of the step."""
         self.new["second"] = torch._foreach_mul(self.old("second"), beta2)
         torch._foreach_addcmul_(self.new["second"], grads, grads, value=1 - beta2)
         root = torch._foreach_sqrt(self.new["second"])
@@ -84,7 +83,7 @@ class Moments:
         return root
 
     def root(self, second: Row, epsilon: float) -> Row:
-        """What Yogi and Adagrad divide by: the root of their second moment as it is."""
+        """Store the second moment of Yogi or Adagrad; return its root, the divisor of the step."""
         self.new["second"] = second
         root = torch._foreach_sqrt(second)
         torch._foreach_add_(root, epsilon)
@@ -92,7 +91,7 @@ class Moments:
 
 
 class _Optimizer:
-    """What all optimisers share: settings that are checked, and the opt state around one `_move`."""
+    """The common part of all optimisers: checks of settings, and the state around `_move`."""
 
     lr: float
 
@@ -116,17 +115,16 @@ class _Optimizer:
         return {**params, **dict(zip(delta, new, strict=True))}, {"step": moments.step, **state}
 
     def _move(self, old: Row, grads: Row, moments: Moments, lr: float) -> Row:
-        """The new parameters; moments that are used are stored in `moments.new`."""
+        """Return the new parameters; store the moments in `moments.new`."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Sgd(_Optimizer):
-    """torch.optim.SGD. `Sgd()` is FedAvg's server: the new model is the mean of the clients'.
+    """torch.optim.SGD. `Sgd()` is the server of FedAvg: the new model is the mean of the clients' models.
 
-    With momentum it is BMUF's block momentum (Chen & Huo 2016): `lr` is the block learning rate ζ
-    and `momentum` is η. `nesterov=False` is classical block momentum. `nesterov=True` is the Nesterov
-    variant: the parameters returned are the look-ahead model θ + ηδ that the next block starts from.
+    With momentum it is BMUF's block momentum (Chen & Huo 2016): `lr` is the block learning rate ζ, `momentum`
+    is η. With `nesterov` it returns the look-ahead model θ + ηδ, from which the next block starts.
     """
 
     lr: float = 1.0
@@ -149,14 +147,14 @@ class Sgd(_Optimizer):
 class Adam(_Optimizer):
     """torch.optim.Adam, with defaults for few, noisy steps instead of many small ones.
 
-    `beta2` and `epsilon` are those of Reddi et al. (2021), `lr` that of Flower's FedYogi. A run has
-    hundreds of rounds, too few for torch's second moment with its memory of 1,000 steps. A delta is
-    not a gradient: its entries are client learning rates times gradients, and torch's epsilon of 1e-8
-    would blow up entries no client really moved to full steps of noise. With epsilon = 1e-3 an entry
-    moves by at most about `lr`, and by at most lr/epsilon = 10 times its mean delta.
+    `beta2` and `epsilon` are those of Reddi et al. (2021), `lr` that of Flower's FedYogi. A run has hundreds
+    of rounds, too few for torch's second moment with its memory of 1,000 steps. Entries of a delta are
+    gradients times client learning rates; torch's epsilon of 1e-8 would turn tiny ones into full steps of
+    noise. With epsilon = 1e-3 an entry moves by at most about `lr`, and by at most lr/epsilon = 10 times its
+    mean delta.
 
-    Flower's FedAdam adds its tau before the bias correction and corrects round r as if it were r+1; its
-    round r is this with epsilon = tau / sqrt(1 − beta2^r) and `lr` rescaled (a test does exactly that).
+    Flower's FedAdam adds its tau before the bias correction and corrects round r as if it were r+1. Its round
+    r is this one with epsilon = tau / sqrt(1 − beta2^r) and another `lr` (a test compares them).
     """
 
     lr: float = 0.01
@@ -166,17 +164,17 @@ class Adam(_Optimizer):
 
     def _move(self, old: Row, grads: Row, moments: Moments, lr: float) -> Row:
         first = moments.first(grads, self.beta1)
-        spread = moments.debiased_root(grads, self.beta2, self.epsilon)
-        return torch._foreach_addcdiv(old, first, spread, value=-lr / (1 - self.beta1**moments.step))
+        divisor = moments.debiased_root(grads, self.beta2, self.epsilon)
+        return torch._foreach_addcdiv(old, first, divisor, value=-lr / (1 - self.beta1**moments.step))
 
 
 @dataclass(frozen=True)
 class Yogi(_Optimizer):
-    """FedYogi (Reddi et al. 2021, Algorithm 2): Adam whose second moment moves by at most (1−β2)Δ².
+    """FedYogi (Reddi et al. 2021, Algorithm 2): Adam whose second moment changes by at most (1−β2)Δ².
 
-    No bias correction, as printed there. The second moment starts at 0, as in Flower's FedYogi; the
-    paper asks for v ≥ τ² at the start, but with β1 = 0.9 and β2 = 0.99 the first step has the right
-    size anyway: (1−β1) / sqrt(1−β2) = 1. Defaults as for `Adam`.
+    No bias correction, as in the paper. The second moment starts at 0, as in Flower's FedYogi. The paper asks
+    for v ≥ τ² at the start, but with β1 = 0.9 and β2 = 0.99 the first step has the right size: (1−β1) /
+    √(1−β2) = 1.
     """
 
     lr: float = 0.01
@@ -195,7 +193,7 @@ class Yogi(_Optimizer):
 
 @dataclass(frozen=True)
 class Adagrad(_Optimizer):
-    """torch.optim.Adagrad, with the epsilon of Reddi et al. (2021); see `Adam` for why."""
+    """torch.optim.Adagrad, with the epsilon of Reddi et al. (2021), as in `Adam`."""
 
     lr: float = 0.01
     epsilon: float = 1e-3
@@ -209,10 +207,10 @@ class Adagrad(_Optimizer):
 class Lamb(_Optimizer):
     """LAMB (You et al. 2020, arXiv:1904.00962, Algorithm 2): Adam's direction, scaled to each tensor's norm.
 
-    Both moments are debiased, φ is the identity, and every tensor is one layer; a tensor whose norm
-    or direction is zero takes Adam's step (ratio 1), else a zero bias could never leave zero. A round
-    moves a tensor by `lr` of its norm. timm's Lamb agrees when given `always_adapt=True` (without
-    weight decay it otherwise skips the ratio) and `max_grad_norm=None` (it otherwise clips).
+    Both moments are debiased, φ is the identity, and every tensor is one layer. A tensor with a norm or
+    direction of zero takes Adam's step (ratio 1): otherwise a zero bias would stay zero. A round moves a
+    tensor by `lr` times its norm. timm's Lamb with `always_adapt=True` and `max_grad_norm=None` computes the
+    same.
     """
 
     lr: float = 0.01
@@ -237,9 +235,9 @@ class Lamb(_Optimizer):
 class Lars(_Optimizer):
     """LARS (You et al. 2017, arXiv:1708.03888, Algorithm 1): momentum SGD with a rate for each tensor.
 
-    The local rate is trust · ‖w‖ / (‖Δ‖ + weight_decay · ‖w‖), and 1 when either norm is zero, which
-    for lr 1 is FedAvg's step. Deviation: the paper puts `lr` inside the momentum; here it multiplies the
-    momentum, as in torch.optim.SGD and timm, so a schedule acts at once. The same for a constant `lr`.
+    The local rate is trust · ‖w‖ / (‖Δ‖ + weight_decay · ‖w‖), and 1 if a norm is zero, which for lr 1 is
+    FedAvg's step. Deviation: `lr` multiplies the momentum, as in torch.optim.SGD and timm, so a schedule acts
+    at once. In the paper it is inside the momentum, which is the same for a constant `lr`.
     """
 
     lr: float = 1.0
@@ -259,7 +257,7 @@ class Lars(_Optimizer):
 
 
 class ServerOptimizer(Protocol):
-    """A frozen dataclass: (params, delta, opt, scale) -> (params, opt). Nothing it is given changes."""
+    """A frozen dataclass: (params, delta, opt, scale) -> (params, opt). It changes none of its arguments."""
 
     @property
     def lr(self) -> float: ...

@@ -1,4 +1,4 @@
-"""What an algorithm must know before a run begins, and how it gets to know it."""
+"""The facts that an algorithm gets before a run begins."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def _same_labels(labels: Any, teacher_run: str, teacher_folder: str) -> tuple[An
 
 @dataclass(frozen=True)
 class RunContext:
-    """What is known before the first round."""
+    """What is known before the first round of a run."""
 
     clients: tuple[str, ...] = ()  # all clients that may be drawn for training
     valid: tuple[str, ...] = ()  # validation clients; they live with the server
     seed: int = 0
     num_rounds: int = 0
     folder: Path | None = None  # of the run; None while settings are only checked
-    structure: Callable[[], Sequence[Any]] = _no_structure  # layers that can lose units (`tasks.layers`)
+    structure: Callable[[], Sequence[Any]] = _no_structure  # layers that can lose units
     # Settings of labels, a teacher's run and folder -> settings and folder that every process can open.
     resolve_labels: Callable[[Any, str, str], tuple[Any, str]] = _same_labels
 

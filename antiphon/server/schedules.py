@@ -1,6 +1,6 @@
-"""Learning-rate schedules: the round (from 0) to a factor on the learning rate, for either tier.
+"""Learning-rate schedules: from the round (starting at 0) to a factor on the learning rate.
 
-No schedule gives 0 within its rounds unless told to, so no round is spent on a model that cannot move.
+No schedule gives 0 within its rounds unless it is set to, so every round changes the model.
 
 >>> [round(Cosine(rounds=4)(r), 3) for r in range(5)]
 [1.0, 0.854, 0.5, 0.146, 0.0]
@@ -38,7 +38,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class _Falling:
-    """Rises linearly for `warmup` rounds, then goes from 1 to `final`, reached after `rounds`."""
+    """A linear rise for `warmup` rounds, then a fall from 1 to `final`, which is reached after `rounds`."""
 
     rounds: int
     final: float = 0.0
@@ -59,7 +59,7 @@ class _Falling:
 
 @SCHEDULES.register
 class Cosine(_Falling):
-    """Rises linearly for `warmup` rounds, then half a cosine from 1 to `final`, reached after `rounds`."""
+    """A linear rise for `warmup` rounds, then half a cosine from 1 to `final`, reached after `rounds`."""
 
     def _after(self, progress: float) -> float:
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
@@ -67,7 +67,7 @@ class Cosine(_Falling):
 
 @SCHEDULES.register
 class Linear(_Falling):
-    """Rises linearly for `warmup` rounds, then a straight line from 1 to `final`, reached after `rounds`."""
+    """A linear rise for `warmup` rounds, then a straight line from 1 to `final`, reached after `rounds`."""
 
     def _after(self, progress: float) -> float:
         return 1 + (self.final - 1) * progress
@@ -76,7 +76,7 @@ class Linear(_Falling):
 @SCHEDULES.register
 @dataclass(frozen=True)
 class Step:
-    """Multiplied by `factor` after every `every` rounds."""
+    """A factor of `factor` after every `every` rounds."""
 
     every: int
     factor: float = 0.5
@@ -92,7 +92,7 @@ class Step:
 @SCHEDULES.register
 @dataclass(frozen=True)
 class InverseSqrt:
-    """Rises linearly to 1 in `warmup` rounds, then falls as 1/sqrt(round) (Vaswani et al. 2017)."""
+    """A linear rise to 1 in `warmup` rounds, then a fall as 1/sqrt(round) (Vaswani et al. 2017)."""
 
     warmup: int = 1
 

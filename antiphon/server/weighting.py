@@ -1,8 +1,8 @@
-"""How much a client counts: each weighting turns a client's report into a log-weight.
+"""Weightings: from a client's report to its log-weight.
 
-`Update.+` makes α_k = exp(l_k) / Σ_j exp(l_j) of log-weights l_k, so weights stream and never
-overflow. Reports are read by these keys: "num_utterances", "loss" (mean training loss per token, in
-nats), "norm" (L2 norm of the client's delta).
+`Update.+` makes α_k = exp(l_k) / Σ_j exp(l_j) of log-weights l_k, in a stream and without overflow.
+Weightings read these keys of reports: "num_utterances", "loss" (mean training loss per token, in nats),
+"norm" (L2 norm of the client's delta).
 
 >>> from antiphon.core import Report
 >>> ByExamples()(Report("speaker/84", {"num_utterances": 1}))
@@ -18,7 +18,7 @@ from typing import Protocol
 from antiphon.core import Report
 from antiphon.registry import Registry, open_kind
 
-# exp(this) is 0 beside any real weight, yet it is finite: clients that all have it still average.
+# 0 compared with any real weight, but finite: clients that all have it still have a mean.
 NEGLIGIBLE = -1e30
 
 
@@ -37,7 +37,7 @@ WEIGHTINGS = open_kind(
 @WEIGHTINGS.register
 @dataclass(frozen=True)
 class Uniform:
-    """Every client counts the same: α_k = 1/N."""
+    """Equal weights: α_k = 1/N."""
 
     def __call__(self, report: Report) -> float:
         return 0.0
@@ -60,11 +60,10 @@ class ByExamples:
 class SoftmaxLoss:
     """DGA's softmax flavour (Dimitriadis et al. 2021, arXiv:2106.07578, eq. 6).
 
-    α_k = exp(−β L_k) / Σ_j exp(−β L_j): clients the model fits badly count less. `beta` is the paper's
-    temperature (an inverse one: 0 is uniform); the default is the one that cost nothing in docs/table1.md.
-    Chosen: L_k is the loss per *token*, so that a client with long sentences is not punished for them.
-    Slip corrected: the numerator in FTL (2020) §3.3 lacks the minus sign, which would favour the worst
-    clients.
+    α_k = exp(−β L_k) / Σ_j exp(−β L_j): clients that the model fits badly get smaller weights. `beta` is the
+    paper's (inverse) temperature: 0 is uniform. The default does no harm in docs/table1.md. L_k is the loss
+    per *token*, so that long sentences do not reduce a weight. The numerator in FTL (2020) §3.3 lacks the
+    minus sign, which would favour the worst clients.
     """
 
     beta: float = 0.3
@@ -78,13 +77,13 @@ class SoftmaxLoss:
 class ByNorm:
     """Weighting by update norm, from the variance argument of DGA (2021), Appendix A.
 
-    α_k ∝ 1 / ‖Δ_k‖^power. The appendix borrows Alain et al. (2016): the estimate of a mean gradient
-    has the least variance when samples are drawn with probability q ∝ ‖g‖ and weighted by 1/q, so
-    the weights are ∝ 1/‖Δ_k‖ (power 1, the default): all clients pull equally hard, whatever the size
-    of their updates. Taking ‖Δ_k‖² for the variance of Δ_k, the mean of least variance has weights
-    ∝ 1/‖Δ_k‖² (power 2). The appendix then assumes ‖Δ_k‖ grows with the loss, which leads to `SoftmaxLoss`.
+    α_k ∝ 1 / ‖Δ_k‖^power. The appendix follows Alain et al. (2016): the estimate of a mean gradient has the
+    least variance if samples are drawn with probability q ∝ ‖g‖ and weighted by 1/q. So weights are ∝ 1/‖Δ_k‖
+    (power 1, the default): all clients have the same influence, whatever the size of their updates. If ‖Δ_k‖²
+    is the variance of Δ_k, the mean of least variance has weights ∝ 1/‖Δ_k‖² (power 2). The appendix then
+    assumes that ‖Δ_k‖ grows with the loss, which leads to `SoftmaxLoss`.
 
-    A client that did not move has no direction to give: it gets a negligible weight, not an infinite one.
+    A client that did not move gets a negligible weight, not an infinite one.
     """
 
     power: float = 1.0

@@ -9,7 +9,7 @@ from antiphon.server.weighting import Uniform
 
 
 def measure(pool: Pool, params: Tensors, clients: Sequence[str], held_out: bool = False) -> dict[str, float]:
-    """WER and CER, pooled over all words and characters of the clients that answered.
+    """Return WER and CER over all words and characters of the clients that answered.
 
     With `held_out`, on the utterances that each client does not train on.
     """

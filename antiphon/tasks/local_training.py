@@ -1,8 +1,8 @@
-"""How a client trains in a round: what an algorithm writes into a task and a client reads from it.
+"""Local training: what an algorithm writes into a task about training, and a client reads from it.
 
-Work that trains is a pair of functions: `plan` says which SGD steps to take, `answer` turns what came of them
-into an update. A client takes the steps alone, or a GPU takes those of many clients at once; the work cannot
-tell. This is all of plain local training:
+Work that trains is a pair of functions: `plan` says which SGD steps to take, `answer` makes an update of
+their result. A client takes the steps alone, or a GPU takes those of many clients at once; the work is the
+same. This is plain local training:
 
 >>> @training_work("doctest.train", plan=plan_local_steps, answers="parameters")
 ... def answer(task, client, trained):
@@ -24,7 +24,7 @@ from antiphon.tasks.client_work import CLIENT_WORK, Answer
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Plain SGD on the client's own utterances: stateless, so nothing has to stay on the device.
+    """Plain SGD on the client's own utterances, without state.
 
     The objective is the mean over utterances of (loss of the utterance / its number of tokens).
     """
@@ -32,7 +32,7 @@ class LocalTraining:
     lr: float = 0.05
     epochs: int = 1
     steps: int = 0  # more than 0: exactly this many steps, instead of epochs
-    batch_seconds: float = 60.0  # of audio in a batch, padding included; 0: everything in one batch
+    batch_seconds: float = 60.0  # of audio in a batch, with padding; 0: all utterances in one batch
     clip_norm: float = 1.0  # largest l2 norm of a step's gradient; 0: no clipping
     proximal: float = 0.0  # FedProx (Li et al. 2020): adds proximal/2 · ||w − w_server||² to the loss
 
@@ -48,7 +48,7 @@ class LocalTraining:
     def task_config(
         self, state: ServerState | WrapperState, scale: float = 1.0, purpose: str = "train"
     ) -> dict[str, Scalar]:
-        """The configuration of a task: learning rate after its schedule, and the round's own seed."""
+        """Return the configuration of a task: these settings, the scaled learning rate, the round's seed."""
         seed = derive(state.seed, purpose, state.round)
         return {**asdict(self), "lr": self.lr * scale, "round": state.round, "seed": seed}
 
@@ -59,11 +59,11 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """Steps of SGD that a client is to take.
+    """SGD steps for a client.
 
-    start: the parameters to train, at the values they start from.
+    start: the parameters to train, with their first values.
     correction: added to the gradient of every step, for the parameters it names.
-    anchor: where `local.proximal` pulls the parameters to; those it does not name, to their start.
+    anchor: the values that `local.proximal` pulls parameters to; for others, their first values.
     """
 
     start: Tensors
@@ -75,7 +75,7 @@ class LocalSteps:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of local steps: start − end by parameter, and a report with "loss", "num_steps", "norm", …"""
+    """The result of local steps: start − end of each parameter, and a report with "loss", "norm", …"""
 
     delta: Tensors
     report: Report
@@ -96,7 +96,7 @@ class TrainingWork:
 def training_work(
     kind: str, plan: Callable[[Task, Any], LocalSteps], answers: str = ""
 ) -> Callable[[Callable[[Task, Any, Trained], Update | Answer]], TrainingWork]:
-    """Register work for tasks of a kind: `plan`, and the decorated function, which answers."""
+    """Register work for a kind of task: `plan`, and the decorated function as `answer`."""
 
     def register(answer: Callable[[Task, Any, Trained], Update | Answer]) -> TrainingWork:
         work = TrainingWork(plan, answer, answers)
@@ -108,7 +108,7 @@ def training_work(
 
 
 def plan_local_steps(task: Task, client: Any) -> LocalSteps:
-    """Plan the steps that the task's configuration describes, from the parameters that travelled."""
+    """Plan the steps of the task's configuration, for the parameters in the task."""
     return LocalSteps(parameters_in(task.tensors), LocalTraining.from_task(task.config), seed_of(task))
 
 

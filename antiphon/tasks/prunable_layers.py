@@ -1,7 +1,7 @@
-"""What can be removed from a model: its layers, as far as removing units is concerned.
+"""The layers of a model that can lose units, and what remains of them.
 
-A model's `structure` (`models.reduced.structure_of`) names its layers with their sizes, and which of them
-have units in common. Nothing here knows a model, and nothing in `algorithms` needs to.
+A model's `structure` (`models.reduced.structure_of`) lists its layers with their sizes, and which of them
+share units. This module knows no model, and algorithms need none.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from antiphon.tasks.submodel import (
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """A weight [num_outputs, num_inputs]; `num_matrices` of equal size may lie in it, one below the other.
+    """A weight [num_outputs, num_inputs]; it may hold `num_matrices` of equal size, one below the other.
 
-    `feeds` is a linear layer that alone reads the outputs: a hidden unit between the two leaves both.
+    `feeds` is the linear layer that alone reads the outputs: a unit between them is removed from both.
     """
 
     name: str
@@ -40,13 +40,13 @@ class LinearLayer:
 
     @property
     def weight(self) -> tuple[str, tuple[int, int]]:
-        """How its parameter's name begins, and the shape of that."""
+        """The beginning of the name of its parameter, and the shape."""
         return f"{self.name}.weight", (self.num_outputs, self.num_inputs)
 
 
 @dataclass(frozen=True)
 class RecurrentLayer:
-    """An LSTM; `hears` are the LSTMs whose units, one after another, are its inputs: none if they are not."""
+    """An LSTM; `hears` names the LSTMs whose units, concatenated, are its inputs, if they are."""
 
     name: str
     num_units: int
@@ -72,18 +72,18 @@ class EmbeddingLayer:
 
 
 Layer = LinearLayer | RecurrentLayer | EmbeddingLayer
-Region = tuple[Tensor, Tensor]  # of a linear layer's weight, a bool for each output and for each input
+Region = tuple[Tensor, Tensor]  # a part of a linear layer's weight: masks of its outputs and inputs
 
 
 @dataclass(frozen=True)
-class Left:
-    """What is left of each layer that was cut: regions of a weight, or units of an LSTM or embedding."""
+class RemainingUnits:
+    """What remains of each layer that loses units: regions of a weight, or units of an LSTM or embedding."""
 
     regions: Mapping[str, Sequence[Region]]
     units: Mapping[str, Tensor]
 
     def submodel(self, structure: Sequence[Layer]) -> Submodel:
-        """The same, with the units that layers have in common gone from all of them."""
+        """Return the submodel: a unit that layers share is removed from all of them."""
         linear = {layer.name: layer for layer in structure if isinstance(layer, LinearLayer)}
         alive = {
             first.name: self._alive(first, linear[first.feeds])
@@ -91,36 +91,38 @@ class Left:
             if first.feeds and not {first.name, first.feeds}.isdisjoint(self.regions)
         }
         before = {first.feeds: alive[first.name] for first in linear.values() if first.name in alive}
-        kept: dict[str, SubmodelLayer] = {}
+        layers: dict[str, SubmodelLayer] = {}
         for layer in structure:
             if isinstance(layer, LinearLayer):
-                kept[layer.name] = self._linear(layer, alive.get(layer.name), before.get(layer.name))
+                layers[layer.name] = self._linear(layer, alive.get(layer.name), before.get(layer.name))
             elif isinstance(layer, RecurrentLayer):
-                kept[layer.name] = self._recurrent(layer, structure)
+                layers[layer.name] = self._recurrent(layer, structure)
             elif layer.name in self.units:
-                kept[layer.name] = SubmodelEmbedding(write_units(self.units[layer.name]))
+                layers[layer.name] = SubmodelEmbedding(write_units(self.units[layer.name]))
         whole: tuple[SubmodelLayer, ...] = (SubmodelLinear(), SubmodelRecurrent(), SubmodelEmbedding())
-        return Submodel({name: layer for name, layer in kept.items() if layer not in whole})
+        return Submodel({name: layer for name, layer in layers.items() if layer not in whole})
 
     def _regions(self, layer: LinearLayer) -> Sequence[Region]:
         everything = torch.ones(layer.num_outputs).bool(), torch.ones(layer.num_inputs).bool()
         return self.regions.get(layer.name, [everything])
 
     def _alive(self, first: LinearLayer, second: LinearLayer) -> Tensor:
-        """Hidden units that still have something to come from and somewhere to go."""
-        come = torch.stack([outputs for outputs, _ in self._regions(first)]).any(dim=0)
-        go = torch.stack([inputs for _, inputs in self._regions(second)]).any(dim=0)
-        return refuse_none(come & go, first.name)
+        """Return the units between two layers that both layers still use."""
+        written = torch.stack([outputs for outputs, _ in self._regions(first)]).any(dim=0)
+        read = torch.stack([inputs for _, inputs in self._regions(second)]).any(dim=0)
+        if not bool((written & read).any()):
+            raise ValueError(f"{first.name} would lose every unit: choose a lower sparsity")
+        return written & read
 
     def _linear(self, layer: LinearLayer, outputs: Tensor | None, inputs: Tensor | None) -> SubmodelLinear:
         outputs = torch.ones(layer.num_outputs).bool() if outputs is None else outputs
         inputs = torch.ones(layer.num_inputs).bool() if inputs is None else inputs
-        by_inputs: dict[str, Tensor] = {}  # regions with the same inputs are one product
+        by_inputs: dict[str, Tensor] = {}  # regions with the same inputs become one block
         for region_outputs, region_inputs in self._regions(layer):
-            key, own = write_units(region_inputs & inputs), region_outputs & outputs
-            if bool((region_inputs & inputs).any()) and bool(own.any()):
-                by_inputs[key] = by_inputs[key] | own if key in by_inputs else own
-        blocks = tuple(Block(key, write_units(own)) for key, own in by_inputs.items())
+            key, rows = write_units(region_inputs & inputs), region_outputs & outputs
+            if bool((region_inputs & inputs).any()) and bool(rows.any()):
+                by_inputs[key] = by_inputs[key] | rows if key in by_inputs else rows
+        blocks = tuple(Block(key, write_units(rows)) for key, rows in by_inputs.items())
         if not blocks:
             raise ValueError(f"{layer.name} would lose every unit: choose a lower sparsity")
         return SubmodelLinear(blocks, write_units(inputs), write_units(outputs))
@@ -133,16 +135,10 @@ class Left:
 
 
 def check_structure(structure: Sequence[Layer], params: Tensors) -> None:
-    """Refuses the layers of another model."""
+    """Refuse the layers of another model."""
     for layer in structure:
         beginning, shape = layer.weight
-        found = [tuple(p.shape) for name, p in params.items() if name.startswith(beginning)]
-        if found != [shape]:
-            has = f"has {found[0]}" if found else "has none"
+        shapes = [tuple(p.shape) for name, p in params.items() if name.startswith(beginning)]
+        if shapes != [shape]:
+            has = f"has {shapes[0]}" if shapes else "has none"
             raise ValueError(f"{layer.name}: a weight of {shape} was expected, but the model {has}")
-
-
-def refuse_none(units: Tensor, layer: str) -> Tensor:
-    if not bool(units.any()):
-        raise ValueError(f"{layer} would lose every unit: choose a lower sparsity")
-    return units

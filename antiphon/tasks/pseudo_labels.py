@@ -1,35 +1,35 @@
-"""How speech without a text is labelled: what an algorithm writes into a task and a client reads from it.
+"""Pseudo-labels: what an algorithm writes into a task about labelling speech, and a client reads from it.
 
-A teacher recognises an utterance; the scores s of its hypotheses become p = softmax(s / temperature); the
-best `num_hypotheses` of them, weighted by p, are what the client trains on. Labels are a pure function of the
-teacher, the client's speech and these settings, so nothing has to be kept from round to round.
+A teacher recognises an utterance. The scores s of its hypotheses become p = softmax(s / temperature), and the
+client trains on the best `num_hypotheses`, weighted by p. Labels are a pure function of the teacher, the
+client's speech and these settings, so nothing has to be kept from round to round.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 
 from antiphon import config
-from antiphon.core import Collected, Pool, Report, Task, Tensors, Update, Weigh, lives_with_server
+from antiphon.core import Pool, Report, Task, Tensors, lives_with_server
 from antiphon.tasks.local_training import as_part
+from antiphon.tasks.pool_wrapper import PoolWrapper
 from antiphon.tasks.views import through_named
 
 TEACHER = "teacher"  # the part of a task that holds the teacher's parameters
-VIEW = "pseudo_labels"  # the view that labels a client's speech: only clients have its code
-RENAMED = {"least": "threshold"}
+VIEW = "pseudo_labels"  # the name of the view that labels a client's speech; only clients import its code
 COUNTS = ("num_labelled", "num_filtered")
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of an utterance's hypotheses: posteriors p, and of the best one ln p(tokens | speech).
+    """Posteriors p of an utterance's hypotheses, and ln p(tokens | speech) of the best one.
 
-    `log_lm` is ln p(words) of the best one, where a language model took part in the search.
+    `log_lm` is ln p(words) of the best one, if the search used a language model.
     """
 
     posteriors: Sequence[float]
@@ -38,45 +38,41 @@ class Evidence:
     log_lm: float = 0.0
 
 
-class Confidence(Protocol):
+@dataclass(frozen=True)
+class _Confidence:
     """How far an utterance is trusted, from 0 to 1; below `threshold` it is left out."""
 
-    @property
-    def threshold(self) -> float: ...
-    def __call__(self, evidence: Evidence) -> float: ...
+    threshold: float
+    renamed: ClassVar = {"least": "threshold"}
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"a confidence is between 0 and 1: threshold cannot be {self.threshold}")
 
 
 @dataclass(frozen=True)
-class TopPosterior:
-    """By the share of the best hypothesis.
+class TopPosterior(_Confidence):
+    """The posterior of the best hypothesis.
 
     >>> TopPosterior()(Evidence([0.75, 0.25]))
     0.75
     """
 
     threshold: float = 0.0
-    renamed: ClassVar = RENAMED
-
-    def __post_init__(self) -> None:
-        _check_threshold(self.threshold)
 
     def __call__(self, evidence: Evidence) -> float:
         return max(evidence.posteriors)
 
 
 @dataclass(frozen=True)
-class LowEntropy:
-    """By how few hypotheses share the mass: 1 − H(p) / ln (their number).
+class LowEntropy(_Confidence):
+    """1 − H(p) / ln (number of hypotheses): high if few hypotheses have most of the probability.
 
     >>> LowEntropy()(Evidence([0.5, 0.5])), LowEntropy()(Evidence([1.0, 0.0]))
     (0.0, 1.0)
     """
 
     threshold: float = 0.1
-    renamed: ClassVar = RENAMED
-
-    def __post_init__(self) -> None:
-        _check_threshold(self.threshold)
 
     def __call__(self, evidence: Evidence) -> float:
         posteriors = evidence.posteriors
@@ -87,54 +83,41 @@ class LowEntropy:
 
 
 @dataclass(frozen=True)
-class TokenProbability:
-    """By the geometric mean of the probabilities of the best hypothesis's tokens: exp(ln p / tokens).
+class TokenProbability(_Confidence):
+    """The geometric mean of the probabilities of the best hypothesis's tokens: exp(ln p / tokens).
 
-    Hypotheses of a beam differ in a word or two, so their posteriors say little of how much else is wrong in
-    a long utterance. This does: see docs/self-training.md.
+    Hypotheses of a beam differ in a word or two, so their posteriors say little about the other words of a
+    long utterance. The token probability does: see docs/self-training.md.
 
     >>> TokenProbability()(Evidence([1.0], log_prob=2 * math.log(0.25), num_tokens=2))
     0.25
     """
 
     threshold: float = 0.8
-    renamed: ClassVar = RENAMED
-
-    def __post_init__(self) -> None:
-        _check_threshold(self.threshold)
 
     def __call__(self, evidence: Evidence) -> float:
         return math.exp(evidence.log_prob / max(1, evidence.num_tokens))
 
 
 @dataclass(frozen=True)
-class SentenceProbability:
-    """By token probability with the language model's of the words: exp((ln p + ln p(words)) / tokens).
+class SentenceProbability(_Confidence):
+    """As `TokenProbability`, with the language model: exp((ln p + ln p(words)) / tokens).
 
-    What has been heard badly and then mended into words that nobody says is found out by this.
+    It also finds speech that was recognised badly and then turned into unlikely words.
 
     >>> SentenceProbability()(Evidence([1.0], math.log(0.5), num_tokens=2, log_lm=math.log(0.125)))
     0.25
     """
 
     threshold: float = 0.2
-    renamed: ClassVar = RENAMED
-
-    def __post_init__(self) -> None:
-        _check_threshold(self.threshold)
 
     def __call__(self, evidence: Evidence) -> float:
         return math.exp((evidence.log_prob + evidence.log_lm) / max(1, evidence.num_tokens))
 
 
-def _check_threshold(threshold: float) -> None:
-    if not 0 <= threshold <= 1:
-        raise ValueError(f"a confidence is between 0 and 1: threshold cannot be {threshold}")
-
-
 @dataclass(frozen=True)
 class Ngram:
-    """A language model that takes part in the teacher's search (shallow fusion), and what its words weigh."""
+    """A language model in the teacher's search (shallow fusion), and its weights."""
 
     path: str = ""  # an ARPA file or a folder of `antiphon lm`; empty: estimated from the server's texts
     weight: float = 0.5
@@ -148,7 +131,7 @@ class Ngram:
 
 @dataclass(frozen=True)
 class SecondPass:
-    """A language model that ranks the teacher's lists anew: score + weight · ln p(text)."""
+    """A language model that ranks the teacher's lists again: score + weight · ln p(text)."""
 
     path: str  # a folder of `antiphon lm`, neural or n-grams, or an ARPA file
     weight: float = 0.5
@@ -162,8 +145,8 @@ class SecondPass:
 class Labelling:
     """N-best lists as soft labels; num_hypotheses=1 gives hard ones."""
 
-    num_hypotheses: int = 4  # hypotheses an utterance is trained on, at most
-    width: int = 8  # of the beam; posteriors are over all it finds
+    num_hypotheses: int = 4  # at most this many hypotheses of an utterance are trained on
+    width: int = 8  # of the beam; posteriors are over all its hypotheses
     temperature: float = 1.0
     confidence: TopPosterior | LowEntropy | TokenProbability | SentenceProbability = TopPosterior()
     lm: Ngram | None = None
@@ -183,7 +166,7 @@ class Labelling:
             raise ValueError(f"labels: batch_seconds must be above 0, not {self.batch_seconds}")
 
     def posteriors(self, scores: Sequence[float]) -> list[float]:
-        """softmax(scores / temperature).
+        """Return softmax(scores / temperature).
 
         >>> Labelling(temperature=2.0).posteriors([0.0, -2.0 * math.log(3.0)])
         [0.75, 0.25]
@@ -195,9 +178,9 @@ class Labelling:
 
 @dataclass(frozen=True)
 class TeacherInstruction:
-    """Who labels, and how. `model` is a teacher's folder; empty: a model built as the one that is trained.
+    """The teacher and its settings. `model` is its folder; empty: a model built like the trained one.
 
-    Of that one, `teacher` holds the parameters that differ from those the run began with.
+    In that case `teacher` holds the parameters that differ from those at the start of the run.
     """
 
     labelling: Labelling
@@ -205,58 +188,43 @@ class TeacherInstruction:
     teacher: Tensors = field(default_factory=dict)
 
     def add_to(self, task: Task) -> Task:
-        """The task, done through the view that labels speech."""
-        # Only what is trained can differ from what a client has already.
+        """Return the task with the view that labels speech, and with the teacher's parameters."""
+        # Clients have the others: only parameters that are trained can differ.
         teacher = {name: tensor for name, tensor in self.teacher.items() if name in task.tensors}
         values = {"labelling": config.to_dict(self.labelling), "model": self.model}
         task = replace(task, tensors={**task.tensors, **as_part(teacher, TEACHER)})
         return through_named(task, VIEW, values)
 
-    def has_words_of(self, other: TeacherInstruction) -> bool:
-        """Whether settings and folder are the same."""
+    def has_settings_of(self, other: TeacherInstruction) -> bool:
+        """Return whether settings and folder are the same."""
         return (self.labelling, self.model) == (other.labelling, other.model)
 
     def has_teacher_of(self, other: TeacherInstruction) -> bool:
-        """Whether the teachers' parameters are the same to the last bit."""
-        mine, others = self.teacher, other.teacher
-        return mine.keys() == others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
+        """Return whether the teachers' parameters are the same to the last bit."""
+        if self.teacher.keys() != other.teacher.keys():
+            return False
+        return all(torch.equal(tensor, other.teacher[name]) for name, tensor in self.teacher.items())
 
 
-class TeachingPool:
-    """A pool whose clients label their speech; those that live with the server, and evaluations, do not."""
+class TeachingPool(PoolWrapper):
+    """A pool whose clients label their speech; not in evaluations, nor where the server's own data are."""
 
     def __init__(self, pool: Pool, instruction: TeacherInstruction) -> None:
-        self.pool, self.instruction = pool, instruction
-        self.reports: dict[str, Report] = {}  # the last one of each client
+        super().__init__(pool)
+        self.instruction = instruction
+        self.stats: dict[str, Mapping[str, float]] = {}  # client -> its last report about labels
 
-    def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
-        if not self._is_taught(task, cohort):
-            return self.pool.reduce(task, cohort, weigh)
-        update = self.pool.reduce(self.instruction.add_to(task), cohort, weigh)
-        self._note(update.reports)
-        return update
+    def outgoing(self, task: Task, cohort: Sequence[str]) -> Task:
+        is_taught = task.kind != "evaluate" and not all(map(lives_with_server, cohort))
+        return self.instruction.add_to(task) if is_taught else task
 
-    def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
-        if not self._is_taught(task, cohort):
-            return self.pool.collect(task, cohort)
-        collected = self.pool.collect(self.instruction.add_to(task), cohort)
-        self._note(collected.reports)
-        return collected
-
-    def _is_taught(self, task: Task, cohort: Sequence[str]) -> bool:
-        return task.kind != "evaluate" and not all(map(lives_with_server, cohort))
-
-    def _note(self, reports: Sequence[Report]) -> None:
-        self.reports |= {report.client: report for report in reports}
+    def answered(self, reports: Sequence[Report]) -> None:
+        self.stats |= {r.client: r.stats for r in reports if r.stats.keys() >= {*COUNTS, "confidence"}}
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Utterances that were labelled and filtered out in the cohort, and the mean confidence of both."""
-        reports = self.reports.values()
-        found = {key: sum(report.stats.get(key, 0.0) for report in reports) for key in COUNTS}
-        judged = sum(found.values())
-        total = math.fsum(
-            report.stats.get("confidence", 0.0) * sum(report.stats.get(key, 0.0) for key in COUNTS)
-            for report in reports
-        )
-        return {**found, "confidence": total / judged if judged else 0.0}
+        """Numbers of utterances that were labelled and filtered out, and their mean confidence."""
+        clients = self.stats.values()
+        counts = {key: sum(stats[key] for stats in clients) for key in COUNTS}
+        total = math.fsum(stats["confidence"] * sum(stats[key] for key in COUNTS) for stats in clients)
+        return {**counts, "confidence": total / (sum(counts.values()) or 1.0)}

@@ -1,11 +1,11 @@
-"""What is kept of a model: small tensors out of large ones (`shrink`), and back (`expand`).
+"""Submodels: small tensors from large ones (`shrink`), and back (`expand`).
 
-A `Submodel` names layers and, for each, the units that are left. It is data only: it travels in a task, it is
-saved in a checkpoint, and it is the part of a small model's configuration that says how small it is
-(`models.reduced` builds a model of it). Weights are [outputs, inputs], as torch stores them.
+A `Submodel` lists the remaining units of layers. It is data only: it travels in a task, is saved in a
+checkpoint, and is part of a small model's configuration (`models.reduced` builds the model). Weights are
+[outputs, inputs], as in torch.
 
-Units are written as text, their number and a bit for each in hexadecimal: "6:b4" keeps 0, 2, 3 and 5 of 6.
-"" keeps all, however many there are.
+Units are written as text, their number and a bit for each in hexadecimal: "6:b4" keeps 0, 2, 3 and 5 of 6. ""
+keeps all, whatever their number.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ import torch
 from torch import Tensor
 
 from antiphon import config
-from antiphon.core import Collected, Failure, Pool, Report, Task, Tensors, Update, Weigh
+from antiphon.core import Collected, Pool, Task, Tensors, Update, Weigh
 from antiphon.tasks.client_work import Answer
+from antiphon.tasks.pool_wrapper import PoolWrapper, WatchedUpdates
 from antiphon.tasks.views import CLIENT_VIEWS, View, through
 
 NUM_GATES = 4  # of an LSTM, one below the other in its weights
-Index = Tensor | None  # of the rows or columns that are left; None: all
+Index = Tensor | None  # the remaining rows or columns; None: all
 
 
 def write_units(mask: Tensor) -> str:
-    """A bool for each unit, as text.
+    """Return a mask of units as text.
 
     >>> write_units(torch.tensor([True, False, True, True, False, True])), write_units(torch.ones(3).bool())
     ('6:b4', '')
@@ -38,7 +39,7 @@ def write_units(mask: Tensor) -> str:
 
 
 def read_units(text: str, size: int, layer: str = "a layer") -> Tensor:
-    """A bool for each of `size` units; refuses text that is about another number of them.
+    """Return a mask of `size` units; ValueError if the text is for another number of units.
 
     >>> read_units("6:b4", 6).int().tolist()
     [1, 0, 1, 1, 0, 1]
@@ -57,20 +58,20 @@ def indices(text: str, size: int, layer: str) -> Index:
 
 @dataclass(frozen=True)
 class Piece:
-    """A small tensor by its name, and which rows and columns of the large one it is."""
+    """The name of a small tensor, and its rows and columns in the large one."""
 
     name: str
     rows: Index
     columns: Index = None
 
     def of(self, full: Tensor) -> Tensor:
-        """The small tensor."""
+        """Return the small tensor."""
         for dim, index in enumerate((self.rows, self.columns)):
             full = full if index is None else full.index_select(dim, index.to(full.device))
         return full
 
     def put(self, small: Tensor, full: Tensor) -> None:
-        """Writes the small tensor to its places in the large one."""
+        """Write the small tensor into the large one."""
         rows = slice(None) if self.rows is None else self.rows.to(full.device)
         if full.dim() == 1 or self.columns is None:
             full[rows] = small
@@ -81,7 +82,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Block:
-    """Part of a weight: these inputs to these outputs."""
+    """The part of a weight between some inputs and some outputs."""
 
     inputs: str = ""
     outputs: str = ""
@@ -89,10 +90,10 @@ class Block:
 
 @dataclass(frozen=True)
 class SubmodelLinear:
-    """A linear layer whose weight is the sum of blocks; a bias is left whole.
+    """A linear layer whose weight is the sum of blocks.
 
-    `inputs` and `outputs` are those that still exist between it and the layer before or after: a hidden unit
-    that is gone leaves both layers. An output without a weight that is still there is the bias alone.
+    `inputs` and `outputs` are the units that remain between it and the layers before and after. An output
+    without remaining weights is its bias.
     """
 
     choice: ClassVar[str] = "kept_linear"
@@ -113,7 +114,7 @@ class SubmodelLinear:
 
 @dataclass(frozen=True)
 class SubmodelRecurrent:
-    """An LSTM: a unit that is gone has no gate, no bias and no way back into the layer."""
+    """An LSTM. A removed unit loses its gates, its biases and its recurrent inputs."""
 
     choice: ClassVar[str] = "kept_recurrent"
     units: str = ""
@@ -135,7 +136,7 @@ class SubmodelRecurrent:
 
 @dataclass(frozen=True)
 class SubmodelEmbedding:
-    """An embedding of fewer values; those that are gone are 0."""
+    """An embedding with fewer values; removed values are 0."""
 
     choice: ClassVar[str] = "kept_embedding"
     outputs: str = ""
@@ -149,12 +150,12 @@ SubmodelLayer = SubmodelLinear | SubmodelRecurrent | SubmodelEmbedding
 
 @dataclass(frozen=True)
 class Submodel:
-    """Layers by their names; those that are not named are whole."""
+    """The layers that lost units, by name; other layers are whole."""
 
     layers: dict[str, SubmodelLayer] = field(default_factory=dict)
 
     def write(self) -> str:
-        """As text that travels in a task; "" where everything is kept."""
+        """Return the submodel as text; "" if the model is whole."""
         return json.dumps(config.to_dict(self), separators=(",", ":")) if self.layers else ""
 
     @classmethod
@@ -162,24 +163,24 @@ class Submodel:
         return config.from_dict(cls, json.loads(text)) if text else cls()
 
     def pieces(self, params: Tensors) -> dict[str, list[Piece]]:
-        """Of every parameter of a layer that is named, the small tensors it becomes."""
-        found = {}
+        """Return the small tensors of every parameter of the listed layers."""
+        all_pieces = {}
         for name, full in params.items():
             part, slash, parameter_name = name.rpartition("/")
             layer, _, parameter = parameter_name.rpartition(".")
             if layer in self.layers:
                 pieces = self.layers[layer].pieces(layer, parameter, full)
-                found[name] = [replace(piece, name=f"{part}{slash}{piece.name}") for piece in pieces]
-        return found
+                all_pieces[name] = [replace(piece, name=f"{part}{slash}{piece.name}") for piece in pieces]
+        return all_pieces
 
     def check(self, layers: set[str]) -> None:
-        """Refuses to be laid over a model that does not have the layers."""
+        """Refuse a model that does not have the layers."""
         if unknown := sorted(self.layers.keys() - layers):
             raise ValueError(f"{unknown[0]}: the mask is for a layer that the model does not have")
 
 
 def shrink(params: Tensors, submodel: Submodel) -> Tensors:
-    """The small tensors; a parameter that is whole is the same tensor, not a copy."""
+    """Return the small tensors; parameters of whole layers are not copied."""
     pieces, small = submodel.pieces(params), {}
     for name, full in params.items():
         small.update({p.name: p.of(full) for p in pieces[name]} if name in pieces else {name: full})
@@ -187,48 +188,43 @@ def shrink(params: Tensors, submodel: Submodel) -> Tensors:
 
 
 def expand(small: Tensors, submodel: Submodel, onto: Tensors) -> Tensors:
-    """The large tensors `onto`, with the small ones in their places; nothing that was given changes."""
+    """Return copies of the large tensors `onto` with the small ones in them."""
     pieces, large = submodel.pieces(onto), {}
     for name, full in onto.items():
-        found = [piece for piece in pieces.get(name, [Piece(name, None)]) if piece.name in small]
-        if name not in pieces and found:
-            large[name] = small[name]
+        if name not in pieces:
+            large[name] = small.get(name, full)
             continue
-        large[name] = full.clone() if found else full
-        for piece in found:
+        present = [piece for piece in pieces[name] if piece.name in small]
+        large[name] = full.clone() if present else full
+        for piece in present:
             piece.put(small[piece.name], large[name])
     return large
-
-
-def small_names(params: Tensors, submodel: Submodel, small: Mapping[str, Tensor]) -> list[str]:
-    """The large tensors of which there is anything among the small ones."""
-    pieces = submodel.pieces(params)
-    return [n for n in params if any(p.name in small for p in pieces.get(n, [Piece(n, None)]))]
 
 
 def expand_parts(
     small: Mapping[str, Tensor], submodel: Submodel, model: Tensors, before: Mapping[str, Tensor]
 ) -> Tensors:
-    """The large tensors of small ones that are shaped like a model's parameters ("name" or "part/name").
+    """Expand small tensors that are shaped like a model's parameters ("name" or "part/name").
 
-    Entries that were removed are as they are in `before`, or 0 where that does not have them. Tensors of
-    other names stay as they are.
+    Removed entries are those of `before`, or 0 if `before` has none. Tensors of other names stay as they are.
     """
     onto: Tensors = {}
-    taken: set[str] = set()
+    expanded: set[str] = set()
     for part in dict.fromkeys(name.rpartition("/")[0] for name in small):
         prefix = f"{part}/" if part else ""
         full = {f"{prefix}{name}": parameter for name, parameter in model.items()}
         pieces = submodel.pieces(full)
-        for name in small_names(full, submodel, small):
-            onto[name] = before.get(name, torch.zeros_like(full[name]))
-            taken |= {piece.name for piece in pieces.get(name, [Piece(name, None)])}
-    others = {name: tensor for name, tensor in small.items() if name not in taken}
+        for name in full:
+            names = {piece.name for piece in pieces.get(name, [Piece(name, None)])}
+            if names & small.keys():
+                onto[name] = before.get(name, torch.zeros_like(full[name]))
+                expanded |= names
+    others = {name: tensor for name, tensor in small.items() if name not in expanded}
     return {**expand(dict(small), submodel, onto), **others}
 
 
 def masked(params: Tensors, submodel: Submodel) -> Tensors:
-    """The model as large as ever, with zeros where the small one has nothing."""
+    """Return the large tensors with zeros for removed entries."""
     zeros = {name: torch.zeros_like(p) for name, p in params.items()}
     return expand(shrink(params, submodel), submodel, zeros)
 
@@ -239,7 +235,7 @@ def masked(params: Tensors, submodel: Submodel) -> Tensors:
 @CLIENT_VIEWS.register
 @dataclass(frozen=True)
 class SubmodelView(View):
-    """The client works on a smaller model. What it keeps for later rounds is kept in full size."""
+    """The client works on a smaller model. Its state for later rounds is stored in full size."""
 
     submodel: str  # as `Submodel.write` writes it
     effect: ClassVar[str] = "reshapes"
@@ -252,44 +248,25 @@ class SubmodelView(View):
         return update, expand_parts(changes, Submodel.read(self.submodel), client.base, client.state)
 
 
-class SubmodelPool:
-    """A pool whose clients work on a smaller model; remembers the aggregate that a round began with."""
+class SubmodelPool(PoolWrapper):
+    """A pool whose clients work on a smaller model. `aggregate` is the sum of the round's first updates."""
 
     def __init__(self, pool: Pool, submodel: str) -> None:
-        self.pool, self.submodel = pool, submodel
-        self.aggregate: Update | None = None  # what was added up first, or combined last
+        super().__init__(pool)
+        self.submodel = submodel
+        self.aggregate: Tensors = {}  # the first result of `reduce`, or the last one of `combine`
+
+    def outgoing(self, task: Task, cohort: Sequence[str]) -> Task:
+        return through(task, SubmodelView(self.submodel)) if self.submodel else task
 
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
-        update = self.pool.reduce(self._reduced(task), cohort, weigh)
-        if self.aggregate is None and update.mean:
-            self.aggregate = update
+        update = super().reduce(task, cohort, weigh)
+        self.aggregate = self.aggregate or update.mean
         return update
 
     def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
-        return CombinedUpdates(self, self.pool.collect(self._reduced(task), cohort))
+        def remember(log_weights: Sequence[float], update: Update) -> None:
+            self.aggregate = update.mean
 
-    def _reduced(self, task: Task) -> Task:
-        return through(task, SubmodelView(self.submodel)) if self.submodel else task
-
-
-@dataclass(frozen=True)
-class CombinedUpdates:
-    """Collected updates; a pool remembers what they were combined to."""
-
-    pool: SubmodelPool
-    collected: Collected
-
-    @property
-    def reports(self) -> Sequence[Report]:
-        return self.collected.reports
-
-    @property
-    def failures(self) -> Sequence[Failure]:
-        return self.collected.failures
-
-    def combine(self, log_weights: Sequence[float]) -> Update:
-        self.pool.aggregate = self.collected.combine(log_weights)
-        return self.pool.aggregate
-
-    def distances(self, point: Tensors) -> Sequence[float]:
-        return self.collected.distances(point)
+        collected = super().collect(task, cohort)
+        return WatchedUpdates(collected, collected.failures, remember)

@@ -1,21 +1,22 @@
-"""Views: what a wrapper does on the client, around any kind of work. A plain round has none.
+"""Views: code of a wrapper that runs on the client, around any kind of work. A plain round has none.
 
-A view is a frozen dataclass of plain values, registered under a name. It travels in a task by that name with
-its values, and a client builds only views that it has registered itself. The first view of a task is nearest
-to the work, the last one nearest to the wire: `Compressed(Private(FedAvg))` clips, then compresses.
+A view is a frozen dataclass of plain values, registered under a name. A task carries the name and the values;
+a client builds only views that it has registered itself. The first view of a task is nearest to the work, the
+last one nearest to the network: `Compressed(Private(FedAvg))` clips, then compresses.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from antiphon import config
-from antiphon.core import Collected, Pool, Task, Update, Weigh
+from antiphon.core import Pool, Task, Update
 from antiphon.registry import Registry
-from antiphon.tasks.client_work import Answer
+from antiphon.tasks.client_work import Answer, Entered
+from antiphon.tasks.pool_wrapper import PoolWrapper
 
 VIEWS = "views"  # the key in a task's configuration
 
@@ -28,10 +29,10 @@ CLIENT_VIEWS = Registry(
 
 
 class View:
-    """Does nothing; a view overrides what it needs.
+    """A view that does nothing; subclasses override what they need.
 
-    `effect` names what the view does to tensors; `refuses` maps effects of views that must not be nearer to
-    the work to advice.
+    `effect` names what the view does to tensors. `refuses` maps the effect of a view that must not be nearer
+    to the work to advice.
     """
 
     effect: ClassVar[str] = ""
@@ -43,7 +44,7 @@ class View:
         return task, client
 
     def after(self, task: Task, client: Any, answer: Answer) -> Answer:
-        """On the client: change the update and the changes of state. Task and client as `before` got them."""
+        """On the client: change the answer. Task and client are the arguments of `before`."""
         return answer
 
     def arrive(self, update: Update) -> Update:
@@ -52,12 +53,12 @@ class View:
 
 
 def through(task: Task, view: View) -> Task:
-    """Return the task, to be done through one more view outside those it has."""
+    """Return the task with one more view, outside those it has."""
     return through_named(task, CLIENT_VIEWS.name_of(type(view)), config.to_dict(view))
 
 
 def through_named(task: Task, name: str, values: Mapping[str, Any]) -> Task:
-    """As `through`, for a view whose class only clients need."""
+    """Do as `through`, for a view whose class only clients import."""
     refuses = CLIENT_VIEWS[name].refuses
     for nearer in views_of(task) if refuses else ():
         if advice := refuses.get(nearer.effect):
@@ -76,24 +77,8 @@ def _written(task: Task) -> list[Any]:
     return written
 
 
-@dataclass(frozen=True)
-class Entered:
-    """A task and a client as the work sees them, and the way back out through the views."""
-
-    task: Task
-    client: Any
-    layers: Sequence[tuple[View, Task, Any]]  # nearest to the work first
-
-    def leave(self, answer: Update | Answer) -> Answer:
-        """Return what leaves the client and what it keeps, given what the work answered."""
-        answer = answer if isinstance(answer, tuple) else (answer, {})
-        for view, task, client in self.layers:
-            answer = view.after(task, client, answer)
-        return answer
-
-
 def enter(task: Task, client: Any) -> Entered:
-    """Take a task and a client through the task's views."""
+    """Apply the views of a task to the task and a client."""
     layers: list[tuple[View, Task, Any]] = []
     views = views_of(task)
     task = replace(task, config={key: value for key, value in task.config.items() if key != VIEWS})
@@ -103,15 +88,12 @@ def enter(task: Task, client: Any) -> Entered:
     return Entered(task, client, layers)
 
 
-@dataclass(frozen=True)
-class ViewPool:
+class ViewPool(PoolWrapper):
     """A pool that sends every task through a view."""
 
-    pool: Pool
-    view: View
+    def __init__(self, pool: Pool, view: View) -> None:
+        super().__init__(pool)
+        self.view = view
 
-    def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
-        return self.pool.reduce(through(task, self.view), cohort, weigh)
-
-    def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
-        return self.pool.collect(through(task, self.view), cohort)
+    def outgoing(self, task: Task, cohort: Sequence[str]) -> Task:
+        return through(task, self.view)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphon.engine import Listener, Silent
+from antiphon.engine import Listener
 from antiphon.experiment.runner import Screen
 from antiphon.experiment.settings import Run
 
@@ -37,7 +37,7 @@ def no_messages(text: str) -> None:
 
 
 @dataclass
-class _Rounds(Silent):
+class _Rounds(Listener):
     """A listener that reports the finished rounds of one run."""
 
     progress: Progress

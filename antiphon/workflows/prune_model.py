@@ -13,7 +13,7 @@ from antiphon import config
 from antiphon.algorithms.fedavg import hierarchical
 from antiphon.algorithms.pruning import FederatedPruning, prunable_algorithm
 from antiphon.algorithms.pruning_scores import Unified
-from antiphon.algorithms.pruning_slices import moving
+from antiphon.algorithms.pruning_slices import weights_of
 from antiphon.core import Tensors, size_in_bytes
 from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
@@ -129,7 +129,7 @@ def plan_pruning(model: str | Path, *, sparsity: float = 0.5, settings: Sequence
     submodel = pruning.keep(params, sparsity)
     pieces = submodel.pieces(params)
     weights = []
-    for name, full in moving(params, pruning.slices).items():
+    for name, full in weights_of(params, pruning.slices).items():
         shapes = [tuple(piece.of(full).shape) for piece in pieces[name]] if name in pieces else []
         weights.append(PlannedWeight(name, tuple(full.shape), tuple(shapes or [tuple(full.shape)])))
     return Plan(tuple(weights), size_in_bytes(params), size_in_bytes(shrink(params, submodel)))

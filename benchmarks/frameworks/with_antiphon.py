@@ -17,7 +17,7 @@ from workload import SEED, Gate, Workload, client_names, load, local_sgd
 from antiphon import __version__
 from antiphon.algorithms.fedavg import fedavg
 from antiphon.core import Report, Task, Tensors, Update, Worker
-from antiphon.engine import Engine, Rounds, Silent
+from antiphon.engine import Engine, Listener, Rounds
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.rendezvous import find_rank, join
 from antiphon.pools.spawning import run_processes
@@ -75,7 +75,7 @@ def update_of(client: str, delta: Tensors, loss: float, workload: Workload) -> U
     return Update(delta, reports=(Report(client, {"loss": loss, "num_utterances": workload.num_samples}),))
 
 
-class Turns(Silent):
+class Turns(Listener):
     """After every turn the first process waits at the gate, and the others for it."""
 
     def __init__(self, gate: Gate | None, group: ProcessGroup, turn: int) -> None:

@@ -19,7 +19,7 @@ from world import World, assert_same, tones, write_source, write_wav
 
 from antiphon import config
 from antiphon.core import Report, Task, Update, Weigh
-from antiphon.engine import Engine, Outcome, Rounds, Silent
+from antiphon.engine import Engine, Listener, Outcome, Rounds
 from antiphon.experiment import runner
 from antiphon.experiment.settings import Experiment
 from antiphon.pools.local import LocalPool
@@ -193,7 +193,7 @@ class Killed(Exception):
     pass
 
 
-class KilledAfter(Silent):
+class KilledAfter(Listener):
     """Ends a run between the journal and the checkpoint of a round."""
 
     def __init__(self, round: int) -> None:
@@ -207,7 +207,7 @@ class KilledAfter(Silent):
 def test_the_algorithm_resumes_exactly(median_norm: Any, world: World, tmp_path: Path) -> None:
     clients = world.clients()
 
-    def run(folder: Path, resume: bool = False, listener: Silent | None = None) -> Outcome:
+    def run(folder: Path, resume: bool = False, listener: Listener | None = None) -> Outcome:
         algorithm = median_norm(LocalTraining(lr=0.05, batch_seconds=1.5), window=3)
         rounds = Rounds(total=5, cohort=3, save_every=2)
         engine = Engine(

@@ -122,7 +122,7 @@ def test_an_interrupt_finishes_the_client_saves_and_says_how_to_go_on(
     arguments = run_arguments(world.corpus, tmp_path / "out")
     stopped = in_fork(arguments, tmp_path / "log", Fault(STEP, number, kind))
     assert stopped.code == 130
-    assert "finishing the client in hand" in stopped.output
+    assert "finishing the current client" in stopped.output
     again = resume_command(stopped.output)
     assert again == [*arguments, "--resume"]
     assert in_fork(again, tmp_path / "log").code == 0

@@ -149,7 +149,7 @@ def test_interrupts_stop_all_workers_and_resumes_give_the_undisturbed_experiment
         assert stopped.code == 130, stopped.output
         assert stopped.output.count("Stopped: interrupted") == 1
         if fault["target"] == "parent":
-            assert stopped.output.count("finishing the client in hand") == 1
+            assert stopped.output.count("finishing the current client") == 1
         again = re.search(r"Go on with: antiphon (.*)", stopped.output)
         assert again, stopped.output
         arguments = shlex.split(again[1])

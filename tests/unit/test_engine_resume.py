@@ -15,7 +15,7 @@ import torch
 from toy_runs import Interrupt, Trial
 
 from antiphon.core import Stopped
-from antiphon.engine import Silent
+from antiphon.engine import Listener
 from antiphon.records import checkpoint
 from antiphon.records.checkpoint import CorruptCheckpoint
 from antiphon.records.writer import Record
@@ -63,7 +63,7 @@ def test_ctrl_c_while_the_last_round_is_saved_is_not_lost(
 
 
 def test_ctrl_c_twice_stops_at_once_and_the_signal_handlers_come_back(trial: Trial) -> None:
-    class Twice(Silent):
+    class Twice(Listener):
         def replied(self, client: str) -> None:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)

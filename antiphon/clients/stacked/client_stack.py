@@ -1,18 +1,17 @@
-"""Many clients' parameters side by side, and one SGD step for all of them at once.
+"""The parameters of many clients in one matrix, and one SGD step for all of them at once.
 
-A client's parameters are a row of a matrix. One `vmap` of the model's forward pass takes every client's own
-batch through its own parameters; the losses, which have no parameters, are one call over all utterances of
-all clients; one backward pass gives each client its own gradient. A step may be of some of the clients: their
-rows are taken out, and put back.
+Every client has a row of parameters. One `vmap` of the model's forward pass runs each client's batch through
+its own parameters; the losses, which have no parameters, are one call over all utterances; one backward pass
+gives each client its own gradient. A step of some of the clients copies their rows out and back.
 
-Launching kernels is most of a step on a GPU. So rows are clipped and moved whole, not tensor by tensor, and
-where shapes repeat, forward and backward are CUDA graphs.
+Most of the time of a step on a GPU is spent on launching kernels. So rows are clipped and moved as a whole,
+and where shapes repeat, forward and backward are CUDA graphs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -22,23 +21,54 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from antiphon.clients.client import ClientRuntime
-from antiphon.clients.stacked.layout import Layout
 from antiphon.core import Tensors
 from antiphon.data.batches import Batch
 from antiphon.models.noise import noise_from
 from antiphon.tasks.local_training import LocalSteps, LocalTraining
 
 CAPTURED_AFTER = 2  # steps of a shape before its graph is captured: capturing costs about as much as three
-MOST_GRAPHS = 4  # each keeps its own activations …
-RARER = 2  # … and gives way to a shape that is seen so many times as often
+MAX_GRAPHS = 4  # each keeps its own activations
+RARER = 2  # a graph is replaced by that of a shape which is seen so many times as often
+ALIGNED = 32  # numbers: tensors that begin at multiples of 128 bytes are multiplied fastest
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Tensors one after another in a row, each at a multiple of ALIGNED, with zeros between them."""
+
+    shapes: dict[str, torch.Size]
+
+    @classmethod
+    def of(cls, tensors: Tensors) -> Layout:
+        dtypes = sorted({str(tensor.dtype) for tensor in tensors.values()})
+        if len(dtypes) > 1:
+            raise ValueError(f"parameters of {' and '.join(dtypes)} do not share a row")
+        return cls({name: tensor.shape for name, tensor in tensors.items()})
+
+    def join(self, tensors: Iterable[Tensor]) -> Tensor:
+        """Return rows [n, width] of the tensors of n clients, each [n, ...], in the order of the shapes."""
+        pieces = []
+        for tensor, shape in zip(tensors, self.shapes.values(), strict=True):
+            pieces.append(tensor.reshape(len(tensor), -1))
+            if gap := -shape.numel() % ALIGNED:
+                pieces.append(tensor.new_zeros(len(tensor), gap))
+        return torch.cat(pieces, dim=1)
+
+    def split(self, rows: Tensor) -> Tensors:
+        """Return views of the tensors in rows [n, width], each [n, ...]."""
+        tensors, begin = {}, 0
+        for name, shape in self.shapes.items():
+            tensors[name] = rows[:, begin : begin + shape.numel()].view(len(rows), *shape)
+            begin += shape.numel() + -shape.numel() % ALIGNED
+        return tensors
 
 
 @dataclass(frozen=True)
 class StackedBatch:
     """The batches of n clients, padded to B rows each: `batch` and `keys` hold n · B utterances.
 
-    share [n, B] is 1 / (the client's utterances) on real rows and 0 on placeholders; members [n] are the
-    clients' places in the stack, ascending.
+    share [n, B] is 1 / (utterances of the client) on real rows and 0 on placeholders; members [n] are the
+    rows of the clients in the stack, ascending.
     """
 
     batch: Batch
@@ -51,13 +81,13 @@ class StackedBatch:
         return *self.batch.tensors, self.keys, self.share, self.members
 
     def per_client(self) -> Iterator[Tensor]:
-        """Keys and the batch's tensors, each [n, B, ...]; those of texts [n, B · N, ...]."""
+        """Yield keys and the batch's tensors, each [n, B, ...]; those of texts [n, B · N, ...]."""
         for tensor in (self.keys, *self.batch.tensors):
             yield tensor.unflatten(0, (len(self.share), -1))
 
 
 class Stack:
-    """`size` clients, each with parameters of its own; any of them take a step together.
+    """`size` clients, each with parameters of its own. Any of them can take a step together.
 
     `start`, `anchor` and `correction` have a row for each client, or one row for all of them.
     """
@@ -75,118 +105,111 @@ class Stack:
         self._graphs: dict[tuple[object, ...], Captured] = {}
 
     def serves(self, start: Tensors, size: int) -> bool:
-        """Whether it holds these parameters of so many clients."""
+        """Return whether the stack fits these parameters of this many clients."""
         return size == self.size and Layout.of(start) == self.layout
 
     def restart(self, wanted: Sequence[LocalSteps]) -> None:
-        """Put every client to where its steps start."""
-        self.start = self._keep("start", [steps.start for steps in wanted])
+        """Set every client to the start of its steps."""
+        self.start = self._table("start", [steps.start for steps in wanted])
         self.rows.copy_(self.start.expand_as(self.rows))
         self.anchor, self.correction = self.start, None
         if any(steps.anchor for steps in wanted):
-            self.anchor = self._keep("anchor", [{**steps.start, **steps.anchor} for steps in wanted])
+            self.anchor = self._table("anchor", [{**steps.start, **steps.anchor} for steps in wanted])
         if any(steps.correction for steps in wanted):
-            self.correction = self._keep("correction", [_completed(steps) for steps in wanted])
+            zeros = {name: torch.zeros_like(p) for name, p in wanted[0].start.items()}
+            self.correction = self._table("correction", [{**zeros, **steps.correction} for steps in wanted])
 
-    def _table(self, tensors: Sequence[Tensors]) -> Tensor:
-        """Rows of all clients [size, width]; a single one where they all have the same tensors."""
-        first = tensors[0]
-        if all(own[name] is first[name] for own in tensors for name in first):
-            return self._row(first)
-        return torch.cat([self._row(own) for own in tensors])
+    def _table(self, name: str, clients: Sequence[Tensors]) -> Tensor:
+        """Return the rows of all clients [size, width]; a single row if all have the same tensors.
 
-    def _keep(self, name: str, tensors: Sequence[Tensors]) -> Tensor:
-        """Their table in the memory of the one before, which captured graphs read; new memory ends them."""
-        table, before = self._table(tensors), self._tables.get(name)
+        Captured graphs read the memory of the last table of this name: it is used again if it fits.
+        """
+        is_shared = all(tensors.get(n) is p for tensors in clients for n, p in clients[0].items())
+        table = torch.cat([self._row(tensors) for tensors in (clients[:1] if is_shared else clients)])
+        before = self._tables.get(name)
         if before is not None and before.shape == table.shape:
             return before.copy_(table)
         self._graphs.clear()
         self._tables[name] = table
         return table
 
-    def _rows_of(self, table: Tensor, members: Tensor) -> Tensor:
-        """A table's rows of some clients, or its single row."""
-        whole = len(table) == 1 or len(members) == self.size
-        return table if whole else table.index_select(0, members)
+    def rows_of(self, table: Tensor, members: Tensor) -> Tensor:
+        """Return the members' rows of a table: a copy, unless they are all rows, or it has a single row."""
+        is_whole = len(table) == 1 or len(members) == self.size
+        return table if is_whole else table.index_select(0, members)
 
     def deltas(self) -> Tensor:
-        """Δ = w − w_k of every client: [size, width], to be parted by the layout."""
+        """Return Δ = w − w_k of every client [size, width]; the layout splits it."""
         return self.start - self.rows
 
     def _row(self, tensors: Tensors) -> Tensor:
-        """Of one client: [1, width]."""
-        return self.layout.joined(tensors[name].detach()[None] for name in self.layout.shapes)
+        """Return the tensors of one client as a row [1, width]."""
+        return self.layout.join(tensors[name].detach()[None] for name in self.layout.shapes)
 
-    def step(self, given: StackedBatch, local: LocalTraining) -> Tensor:
-        """One SGD step of the members, each on its own rows; losses per token of all rows [n, B]."""
-        rate = torch.full((), local.lr, dtype=given.share.dtype, device=given.share.device)
+    def step(self, batch: StackedBatch, local: LocalTraining) -> Tensor:
+        """Take one SGD step of the members; return the losses per token of all utterances [n, B]."""
+        rate = torch.full((), local.lr, dtype=batch.share.dtype, device=batch.share.device)
         if not self.graphs:
-            return self._step(given, rate, local)
-        shapes = tuple(tensor.shape for tensor in given.tensors)
+            return self._step(batch, rate, local)
+        shapes = tuple(tensor.shape for tensor in batch.tensors)
         corrected, anchored = self.correction is not None, self.anchor is not self.start
         key = (shapes, local.clip_norm, local.proximal, corrected, anchored)
         self._seen[key] += 1
         if key not in self._graphs:
             if not self._pays(key):
-                return self._step(given, rate, local)
-            if len(self._graphs) >= MOST_GRAPHS:
+                return self._step(batch, rate, local)
+            if len(self._graphs) >= MAX_GRAPHS:
                 del self._graphs[self._rarest()]
-            self._graphs[key] = Captured(self, given, local)
-        return self._graphs[key].replay(given, rate)
+            self._graphs[key] = Captured(self, batch, local)
+        return self._graphs[key].replay(batch, rate)
 
     def _pays(self, key: tuple[object, ...]) -> bool:
-        """Whether to capture a shape: shapes in turn must not drive out each other, again and again."""
-        if len(self._graphs) < MOST_GRAPHS:
+        """Return whether to capture a shape; shapes that alternate must not replace each other every time."""
+        if len(self._graphs) < MAX_GRAPHS:
             return self._seen[key] > CAPTURED_AFTER
         return self._seen[key] > max(CAPTURED_AFTER, RARER * self._seen[self._rarest()])
 
     def _rarest(self) -> tuple[object, ...]:
         return min(self._graphs, key=lambda key: self._seen[key])
 
-    def _step(self, given: StackedBatch, rate: Tensor, local: LocalTraining) -> Tensor:
-        rows = self.taken(given.members)
+    def _step(self, batch: StackedBatch, rate: Tensor, local: LocalTraining) -> Tensor:
+        rows = self.rows_of(self.rows, batch.members)
         trained = self.leaves(rows)
-        outputs = self.forward(trained, given)
-        losses, upstream = self.score(outputs, given)
-        self.descend(rows, trained, outputs, upstream, rate, local, given.members)
-        self.put_back(rows, given.members)
+        outputs = self.forward(trained, batch)
+        losses, upstream = self.score(outputs, batch)
+        self.descend(rows, trained, outputs, upstream, rate, local, batch.members)
+        self.put_back(rows, batch.members)
         return losses
 
-    def taken(self, members: Tensor) -> Tensor:
-        """The members' rows [n, width]: a copy, unless they are everybody's."""
-        return self.rows if len(members) == self.size else self.rows.index_select(0, members)
-
     def leaves(self, rows: Tensor) -> Tensors:
-        """The parameters in them [n, ...], to be differentiated."""
-        return {n: p.detach().requires_grad_() for n, p in self.layout.parted(rows).items()}
+        """Return the parameters in the rows [n, ...], with gradients."""
+        return {n: p.detach().requires_grad_() for n, p in self.layout.split(rows).items()}
 
     def put_back(self, rows: Tensor, members: Tensor) -> None:
         if len(members) < self.size:
-            with in_any_order():
+            with nondeterministic():
                 self.rows.index_copy_(0, members, rows)
 
-    def forward(self, trained: Tensors, given: StackedBatch) -> tuple[Tensor, ...]:
-        """The model's outputs, [n, B, ...] or [n, B · N, ...] each."""
+    def forward(self, trained: Tensors, batch: StackedBatch) -> tuple[Tensor, ...]:
+        """Return the model's outputs, each [n, B, ...] or [n, B · N, ...]."""
 
         def alone(parameters: Tensors, keys: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             with noise_from(keys):
                 outputs: tuple[Tensor, ...] = functional_call(
-                    self.model,
-                    {**self.shared, **parameters},
-                    (Batch.of(tensors),),
+                    self.model, {**self.shared, **parameters}, (Batch.of(tensors),)
                 )
                 return outputs
 
         with self.runtime.precision(), sdpa_kernel(SDPBackend.MATH):  # fused kernels have no rule for vmap
-            outputs: tuple[Tensor, ...] = vmap(alone)(trained, *given.per_client())
+            outputs: tuple[Tensor, ...] = vmap(alone)(trained, *batch.per_client())
         return outputs
 
-    def score(self, outputs: Sequence[Tensor], given: StackedBatch) -> tuple[Tensor, list[Tensor]]:
-        """Losses per token [n, B], and the gradient of the clients' mean losses by each real output."""
+    def score(self, outputs: Sequence[Tensor], batch: StackedBatch) -> tuple[Tensor, list[Tensor]]:
+        """Return losses per token [n, B], and the gradients of the mean losses by each real output."""
         leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in outputs]
         flat = tuple(leaf.flatten(0, 1) for leaf in leaves)
-        losses = given.batch.per_token(self.model.score(flat, given.batch)).view_as(given.share)
-        total = (losses * given.share).sum()
+        losses = batch.batch.per_token(self.model.score(flat, batch.batch)).view_as(batch.share)
+        total = (losses * batch.share).sum()
         upstream = torch.autograd.grad(total, [leaf for leaf in leaves if leaf.requires_grad])
         return losses.detach(), list(upstream)
 
@@ -200,33 +223,25 @@ class Stack:
         local: LocalTraining,
         members: Tensor,
     ) -> None:
-        """Each client's gradient, its correction, its proximal term and clipping, and the step itself."""
+        """Compute each client's gradient with correction, proximal term and clipping, and take the step."""
         real = [tensor for tensor in outputs if tensor.is_floating_point()]
         # In subspace training an output may depend on nothing that is trained.
-        pairs = [(own, above) for own, above in zip(real, upstream, strict=True) if own.requires_grad]
+        pairs = [(out, grad) for out, grad in zip(real, upstream, strict=True) if out.requires_grad]
         reached, gradients = zip(*pairs, strict=True)
-        grads = self.layout.joined(torch.autograd.grad(reached, list(trained.values()), gradients))
+        grads = self.layout.join(torch.autograd.grad(reached, list(trained.values()), gradients))
         if self.correction is not None:
-            grads.add_(self._rows_of(self.correction, members))
+            grads.add_(self.rows_of(self.correction, members))
         if local.proximal > 0:
-            grads.add_(rows - self._rows_of(self.anchor, members), alpha=local.proximal)
+            grads.add_(rows - self.rows_of(self.anchor, members), alpha=local.proximal)
         if local.clip_norm > 0:
             length = torch.linalg.vector_norm(grads, dim=1, keepdim=True)
             rate = rate * (local.clip_norm / (length + 1e-12)).clamp(max=1.0)
         rows.addcmul_(grads, rate, value=-1)
 
 
-def _completed(steps: LocalSteps) -> Tensors:
-    """The correction of every parameter: 0 where none is given."""
-    return {
-        n: steps.correction[n] if n in steps.correction else torch.zeros_like(p)
-        for n, p in steps.start.items()
-    }
-
-
 @contextmanager
-def in_any_order() -> Iterator[None]:
-    """Within: no sorting for the sake of the same bits, which different places do not need."""
+def nondeterministic() -> Iterator[None]:
+    """Turn off torch's deterministic mode, which sorts: copies to different rows do not need that."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("default")
     try:
@@ -236,14 +251,14 @@ def in_any_order() -> Iterator[None]:
 
 
 class Captured:
-    """A step of one shape as two CUDA graphs; the losses between them have no parameters to wait for."""
+    """A step of one shape as two CUDA graphs; the losses, which have no parameters, are between them."""
 
-    def __init__(self, stack: Stack, given: StackedBatch, local: LocalTraining) -> None:
+    def __init__(self, stack: Stack, batch: StackedBatch, local: LocalTraining) -> None:
         self.stack = stack
-        *tensors, keys, share, members = (tensor.clone() for tensor in given.tensors)
+        *tensors, keys, share, members = (tensor.clone() for tensor in batch.tensors)
         self.inputs = StackedBatch(Batch.of(tensors), keys, share, members)
-        self.rate = torch.zeros((), dtype=given.share.dtype, device=given.share.device)  # nobody moves yet
-        rows = stack.taken(members)
+        self.rate = torch.zeros((), dtype=batch.share.dtype, device=batch.share.device)  # no client moves yet
+        rows = stack.rows_of(stack.rows, members)
         trained = stack.leaves(rows)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -255,7 +270,7 @@ class Captured:
         torch.cuda.current_stream().wait_stream(side)
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.forward):
-            rows = stack.taken(members)
+            rows = stack.rows_of(stack.rows, members)
             trained = stack.leaves(rows)
             outputs = stack.forward(trained, self.inputs)
         with torch.cuda.graph(self.backward, pool=self.forward.pool()):
@@ -263,13 +278,13 @@ class Captured:
             stack.put_back(rows, members)
         self.outputs = [tensor.detach() for tensor in outputs]
 
-    def replay(self, given: StackedBatch, rate: Tensor) -> Tensor:
-        for mine, new in zip(self.inputs.tensors, given.tensors, strict=True):
-            mine.copy_(new)
+    def replay(self, batch: StackedBatch, rate: Tensor) -> Tensor:
+        for old, new in zip(self.inputs.tensors, batch.tensors, strict=True):
+            old.copy_(new)
         self.rate.copy_(rate)
         self.forward.replay()
         losses, upstream = self.stack.score(self.outputs, self.inputs)
-        for mine, new in zip(self.upstream, upstream, strict=True):
-            mine.copy_(new)
+        for old, new in zip(self.upstream, upstream, strict=True):
+            old.copy_(new)
         self.backward.replay()
         return losses

@@ -1,4 +1,4 @@
-"""How much memory a stacked client takes: what decides how many are trained at once."""
+"""The memory that a stacked client takes, which decides how many clients are trained at once."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from antiphon.core import Tensors, size_in_bytes
 from antiphon.data.batches import Batch
 from antiphon.tasks.local_training import LocalTraining
 
-LONG = 512  # frames of the longer of two utterances that are measured; the other has a quarter
+LONG = 512  # frames of the longer of two measured utterances; the other has a quarter
 FRAMES_PER_TOKEN = 8
-COPIES = 4  # of a client's parameters in a launch: themselves, gradients, and something to move them with
-WAITING = 2  # of every client's: its parameters between launches, and its update
-SHARE = 0.7  # of the memory a process may have that stacked training may fill …
-HELD = 0.3  # … and of that, by clients and updates that wait for their turn
-FREE = 0.9  # of what is free when it is measured: no more than that is counted on
+COPIES = 4  # copies of a client's parameters in a launch: parameters, gradients, and buffers
+WAITING = 2  # copies between launches: parameters and update
+SHARE = 0.7  # the share of the process's memory that stacked training may fill
+HELD = 0.3  # the share of that for clients and updates that wait
+FREE = 0.9  # the share of the free memory that is relied on
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes: a client's update takes `update`; WAITING of that as long as its round lasts, COPIES more while
-    it takes a step, and then an utterance of T frames takes linear·T + quadratic·T². There are `room`.
+    """Memory in bytes. `room` is available; an update takes `update`.
+
+    A client takes WAITING updates during its round, and COPIES more while it takes a step. In a step an
+    utterance of T frames takes linear·T + quadratic·T².
     """
 
     room: float = math.inf
@@ -35,24 +37,21 @@ class Footprint:
     quadratic: float = 0.0
 
     def fits(self, num_clients: np.ndarray, shapes: np.ndarray) -> np.ndarray:
-        """Whether launches of so many clients [launches] fit.
-
-        shapes [launches, 2] are rows and frames of the largest batch of each.
-        """
+        """Return whether launches fit: num_clients [launches], and shapes [launches, 2] of their batches."""
         rows, frames = shapes[:, 0].astype(float), shapes[:, 1].astype(float)
         largest = rows * (self.linear * frames + self.quadratic * frames**2)
         fits: np.ndarray = num_clients * (COPIES * self.update + largest) <= (1 - HELD) * self.room
         return fits
 
-    def held(self, max_clients: int) -> int:
-        """How many clients may be under way at once, `max_clients` at most and one at least."""
+    def max_in_training(self, max_clients: int) -> int:
+        """Return how many clients may be in training at once: from 1 to `max_clients`."""
         return int(max(1, min(max_clients, HELD * self.room / (WAITING * self.update))))
 
 
 def measure_footprint(runtime: ClientRuntime, tensors: Tensors) -> Footprint:
-    """Takes trial steps with stacked parameters; raises what a model that cannot be stacked raises.
+    """Take trial steps with stacked parameters; a model that cannot be stacked raises its error.
 
-    Without a GPU memory is not measured: launches are then bounded by their number of clients alone.
+    Without a GPU, memory is not measured, and only the number of clients limits a launch.
     """
     frames = longest_trial(runtime)
     if runtime.device.type != "cuda":
@@ -66,22 +65,22 @@ def measure_footprint(runtime: ClientRuntime, tensors: Tensors) -> Footprint:
 
 
 def room(allowed: float, free: float) -> float:
-    """Bytes to be filled: SHARE of what is allowed, or half of that and so on until it is free.
+    """Return the bytes to use: SHARE of the allowed ones, halved until they are free.
 
-    Not a share of what happens to be free: then who is trained with whom would vary with what else is on the
-    device, and with that the last bits of every update.
+    A share of the free bytes would depend on other programs on the device, and with it which clients are
+    trained together, and the last bits of every update.
 
     >>> room(allowed=100.0, free=100.0), room(allowed=100.0, free=80.0), room(allowed=100.0, free=70.0)
     (70.0, 70.0, 35.0)
     """
-    found = SHARE * allowed
-    while found > FREE * free > 0:
-        found /= 2
-    return found
+    usable = SHARE * allowed
+    while usable > FREE * free > 0:
+        usable /= 2
+    return usable
 
 
 def _room_on(device: torch.device) -> float:
-    """Of a GPU that others may use too: `torch.cuda.set_per_process_memory_fraction` says what is ours."""
+    """Return the room on a GPU. `torch.cuda.set_per_process_memory_fraction` limits this process."""
     free, total = torch.cuda.mem_get_info(device)
     reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -89,7 +88,7 @@ def _room_on(device: torch.device) -> float:
 
 
 def longest_trial(runtime: ClientRuntime) -> int:
-    """LONG, or half of that and so on until the model takes it: the window of some is limited."""
+    """Return LONG, halved until the model accepts it: some models take limited lengths only."""
     frames = LONG
     while frames > 2 * FRAMES_PER_TOKEN and not runtime.model.fits(frames, [1]):
         frames //= 2
@@ -97,7 +96,7 @@ def longest_trial(runtime: ClientRuntime) -> int:
 
 
 def _trial(runtime: ClientRuntime, tensors: Tensors, num_frames: int) -> float:
-    """Bytes of activations of one utterance of so many frames."""
+    """Return the bytes of activations of one utterance of this many frames."""
     runtime.model.train()
     dtype = next(iter(tensors.values())).dtype
     features = torch.zeros(2, num_frames, runtime.store.dim, dtype=dtype, device=runtime.device)

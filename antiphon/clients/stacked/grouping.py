@@ -1,4 +1,4 @@
-"""Who takes a step together: launches of stacked clients for which padding and launching cost least."""
+"""Which clients take a step together: the launches with the least padding and launching cost."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from antiphon.clients.client import Client, Step
 from antiphon.clients.stacked.footprint import Footprint
 from antiphon.tasks.local_training import LocalSteps
 
-# What one more launch costs, as frames that could have been computed meanwhile: on an H200 a model of
-# 3 M parameters takes about 1 µs a frame, and the kernels of a step take about 15 ms to launch.
+# The cost of a launch, in frames that could be computed in the same time: on an H200 a model of 3 M
+# parameters takes about 1 µs for a frame, and the kernels of a step take about 15 ms to launch.
 LAUNCH = 15_000
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A client and the steps it will take in this round, from the parameters that `wanted` names."""
+    """A client and the batches of its steps in this round; `wanted` has parameters and settings."""
 
     client: Client
     steps: Sequence[Step]
@@ -27,58 +27,58 @@ class Plan:
 
     @cached_property
     def shapes(self) -> np.ndarray:
-        """Rows and frames of each step's batch [steps, 2]; a text counts as much as an utterance."""
+        """Rows and frames of each step's batch [steps, 2]; every text of an utterance counts as a row."""
         num_frames, texts = self.client.runtime.store.num_frames, self.client.labels.texts
-        found = []
+        shapes = []
         for step in self.steps:
             num_texts = max(len(texts.get(index, (None,))) for index in step.indices.tolist())
-            found.append((len(step.indices) * num_texts, int(num_frames[step.indices].max())))
-        return np.array(found)
+            shapes.append((len(step.indices) * num_texts, int(num_frames[step.indices].max())))
+        return np.array(shapes)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Clients (their places among the plans) that take their step of this number at once."""
+    """Clients (by index of their plans) that take their step of this number at once."""
 
     number: int
     members: np.ndarray
 
 
 def launches(plans: Sequence[Plan], footprint: Footprint, max_clients: int) -> Iterator[Launch]:
-    """All steps of all clients, first steps first; a launch fits the memory and has at most `max_clients`.
+    """Yield launches for all steps of all clients, first steps first, that fit the memory and `max_clients`.
 
-    Who shares a launch is found anew at every step: those whose batches are alike then.
+    At every step, clients whose batches are alike are grouped again.
     """
     for number in range(max((len(plan.steps) for plan in plans), default=0)):
-        at_work = np.array([place for place, plan in enumerate(plans) if number < len(plan.steps)])
-        shapes = np.stack([plans[place].shapes[number] for place in at_work])
+        active = np.array([index for index, plan in enumerate(plans) if number < len(plan.steps)])
+        shapes = np.stack([plans[index].shapes[number] for index in active])
         for members in cut(shapes, footprint, max_clients):
-            yield Launch(number, np.sort(at_work[members]))
+            yield Launch(number, np.sort(active[members]))
 
 
 def cut(shapes: np.ndarray, footprint: Footprint, max_clients: int) -> list[np.ndarray]:
-    """Which of these batches (rows and frames [n, 2]) to compute together; the same for the same shapes.
+    """Group batches (rows and frames [n, 2]) that are computed together; the same for the same shapes.
 
-    A launch of n batches costs LAUNCH, and n · rows · frames of the largest, padding included. Few large ones
-    launch less, many small ones of similar batches pad less: of all ways to cut the batches, ordered by their
-    length, dynamic programming finds the cheapest. One that does not fit the memory stands alone.
+    A launch of n batches costs LAUNCH, and n · rows · frames of the largest, padding included. Few large
+    launches cost less launching, many small ones less padding. Dynamic programming finds the cheapest way to
+    cut the batches, ordered by length. A batch that does not fit the memory has a launch of its own.
     """
     order = np.lexsort((shapes[:, 0], shapes[:, 1]))
-    least = np.full(len(order) + 1, np.inf)  # of the first n batches
+    least = np.full(len(order) + 1, np.inf)  # the least cost of the first n batches
     least[0], last_start = 0.0, np.zeros(len(order) + 1, dtype=np.int64)
     for start in range(len(order)):
         costs = least[start] + _costs(shapes[order[start : start + max_clients]], footprint)
         ends = start + 1 + np.flatnonzero(costs < least[start + 1 : start + 1 + len(costs)])
         least[ends], last_start[ends] = costs[ends - start - 1], start
-    found, end = [], len(order)
+    groups, end = [], len(order)
     while end > 0:
-        found.append(order[last_start[end] : end])
+        groups.append(order[last_start[end] : end])
         end = int(last_start[end])
-    return found[::-1]
+    return groups[::-1]
 
 
 def _costs(shapes: np.ndarray, footprint: Footprint) -> np.ndarray:
-    """Of launches of the first batch, the first two, and so on; infinite where more than one do not fit."""
+    """Return the costs of launching the first batch, the first two, and so on; infinite without memory."""
     largest, counts = np.maximum.accumulate(shapes), np.arange(1, len(shapes) + 1)
     costs = LAUNCH + counts * largest.prod(axis=1).astype(float)
     fits = footprint.fits(counts, largest)

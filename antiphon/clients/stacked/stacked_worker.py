@@ -1,8 +1,7 @@
 """A worker that trains many clients at once on one GPU, instead of one after another.
 
-Every client of a cohort has its own parameters on the device. At each step those with similar batches are
-launched together, as many as fit the memory (`grouping`); a client whose steps are done stays as it is. Each
-client's update is what it would get alone.
+Every client of a cohort has its own parameters on the device. At each step, clients with similar batches are
+launched together, as many as the memory can hold (`grouping`). Each client gets the same update as alone.
 """
 
 from __future__ import annotations
@@ -21,24 +20,23 @@ from antiphon.clients.stacked.footprint import Footprint, measure_footprint
 from antiphon.clients.stacked.grouping import Launch, Plan, launches
 from antiphon.clients.states import ClientStates
 from antiphon.clients.train import delta_stats, report
-from antiphon.clients.worker import PlainTask, SpeechWorker, named_failure
+from antiphon.clients.worker import SpeechWorker, named_failure
 from antiphon.core import Task, Tensors, Update
-from antiphon.tasks.client_work import work_for
-from antiphon.tasks.local_training import LocalTraining, Trained, TrainingWork
-from antiphon.tasks.views import Entered
+from antiphon.tasks.client_work import Entered, work_for
+from antiphon.tasks.local_training import Trained, TrainingWork
 
 log = logging.getLogger("antiphon")
 
 
 @dataclass
 class StackedWorker:
-    """Trains as `SpeechWorker` does, many clients at once; everything else it leaves to that one."""
+    """Trains many clients at once; a `SpeechWorker` does all other work."""
 
     runtime: ClientRuntime
     clients: Mapping[str, np.ndarray]  # client -> its utterances in the store
     states: ClientStates | None = None
     held_out: Mapping[str, np.ndarray] = field(default_factory=dict)
-    max_clients: int = 256  # clients under way at once, however much memory there is
+    max_clients: int = 256  # clients in training at once, however much memory there is
     graphs: bool = True  # CUDA graphs where shapes repeat
     _trainer: StackedTrainer | None = field(default=None, init=False)
 
@@ -57,29 +55,29 @@ class StackedWorker:
 
     @cached_property
     def alone(self) -> SpeechWorker:
-        """Takes one client after another."""
+        """The worker that takes one client after another."""
         return SpeechWorker(self.runtime, self.clients, self.states, self.held_out)
 
     def trainer(self, runtime: ClientRuntime) -> StackedTrainer:
         """Return the trainer for a runtime. A smaller model has its own, and only the last one is kept."""
         if self._trainer is None or self._trainer.runtime is not runtime:
-            self._trainer = None  # its memory first
+            self._trainer = None  # free its memory first
             self._trainer = StackedTrainer(runtime, self.max_clients, self.graphs)
         return self._trainer
 
 
 class Window:
-    """Clients that are under way at once: those that can train are planned, those that cannot have failed."""
+    """The clients in training at once: those that can train have plans, the others have failed."""
 
     def __init__(self, worker: StackedWorker, task: Task, work: TrainingWork) -> None:
         self.worker, self.task, self.work = worker, task, work
         self.names: list[str] = []
         self.failed: dict[str, Update] = {}
-        self.entered: dict[str, Entered | PlainTask] = {}
+        self.entered: dict[str, Entered] = {}
         self.plans: dict[str, Plan] = {}
 
     def add(self, name: str) -> None:
-        self.worker.alone.utterances(name)  # one that is not here is no client's fault
+        self.worker.alone.utterances(name)  # an unknown client is an error, not a failure
         self.names.append(name)
 
         def plan() -> Update:
@@ -96,7 +94,7 @@ class Window:
     @property
     def is_full(self) -> bool:
         footprint = self.footprint
-        return footprint is not None and len(self.names) >= footprint.held(self.worker.max_clients)
+        return footprint is not None and len(self.names) >= footprint.max_in_training(self.worker.max_clients)
 
     @cached_property
     def trainer(self) -> StackedTrainer:
@@ -104,7 +102,7 @@ class Window:
 
     @property
     def footprint(self) -> Footprint | None:
-        """The memory that a client takes; None while no client is planned, or where none can be stacked."""
+        """The memory that a client takes; None if no client has a plan, or if the model cannot be stacked."""
         if not self.plans:
             return None
         return self.trainer.footprint(next(iter(self.plans.values())).wanted.start)
@@ -116,7 +114,7 @@ class Window:
             yield self.failed[name] if name in self.failed else self._finished(name, trained)
 
     def _trained(self) -> dict[str, Trained]:
-        """Train at once; empty where that cannot be done."""
+        """Train all clients at once; return nothing if that is impossible."""
         footprint, plans = self.footprint, list(self.plans.values())
         if footprint is None or any(plan.wanted.local != plans[0].wanted.local for plan in plans):
             return {}
@@ -137,30 +135,30 @@ class Window:
 
 @dataclass
 class StackedTrainer:
-    """Trains the clients of one runtime at once; it has memory and graphs for its model."""
+    """Trains clients of one runtime at once; holds memory and graphs for its model."""
 
     runtime: ClientRuntime
     max_clients: int
     graphs: bool
     _stack: Stack | None = field(default=None, init=False)
     _footprint: Footprint | None = field(default=None, init=False)
-    _why_not: str = field(default="", init=False)
+    _can_stack: bool = field(default=True, init=False)
 
     def footprint(self, start: Tensors) -> Footprint | None:
-        """Measured once, on a batch that is always the same: who is trained with whom must not vary.
+        """Return the footprint; None if this model cannot be stacked.
 
-        None where this model cannot be stacked.
+        Measured once, always on the same batch: which clients are trained together must not vary.
         """
-        if self._footprint is None and not self._why_not:
+        if self._footprint is None and self._can_stack:
             try:
                 self._footprint = measure_footprint(self.runtime, start)
-            except Exception as error:  # any model may come: what vmap cannot do, it says in many ways
-                self._why_not = f"{type(error).__name__}: {error}"
-                log.warning("clients are trained one after another, not stacked: %s", self._why_not)
+            except Exception as error:  # vmap raises many kinds of errors for models that it cannot run
+                self._can_stack, reason = False, f"{type(error).__name__}: {error}"
+                log.warning("clients are trained one after another, not stacked: %s", reason)
         return self._footprint
 
     def train(self, plans: Sequence[Plan], footprint: Footprint) -> list[Trained]:
-        """What came of the plans' steps; fewer clients at once where memory is short, [] where it fails."""
+        """Take the steps of all plans; fewer clients at once if memory is short. Return [] if that fails."""
         max_clients = self.max_clients
         while max_clients > 0:
             together = list(launches(plans, footprint, max_clients))
@@ -170,7 +168,7 @@ class StackedTrainer:
                 largest = max(len(launch.members) for launch in together)
                 log.warning("%d clients at once do not fit the GPU's memory: half of them", largest)
                 max_clients = largest // 2
-            except Exception as error:  # one of them broke: alone, it will be found and named
+            except Exception as error:  # a client is at fault: alone, it will be found and named
                 log.warning("%d clients are trained one after another: %s", len(plans), error)
                 max_clients = 0
             self._stack = None
@@ -179,53 +177,45 @@ class StackedTrainer:
     def _launch(self, plans: Sequence[Plan], together: Sequence[Launch]) -> list[Trained]:
         start, local = plans[0].wanted.start, plans[0].wanted.local
         if self._stack is None or not self._stack.serves(start, len(plans)):
-            self._stack = None  # its memory first
+            self._stack = None  # free its memory first
             self._stack = Stack(self.runtime, start, len(plans), self.graphs)
         stack = self._stack
         stack.restart([plan.wanted for plan in plans])
         self.runtime.model.train()
-        totals = self._totals(stack, plans, together, local)
-        rows = stack.deltas()
-        deltas = stack.layout.parted(rows)
-        num_entries = sum(delta[0].numel() for delta in deltas.values())
-        sums = torch.stack([torch.linalg.vector_norm(rows, ord=order, dim=1) for order in (2, 1)]).tolist()
-        trained = []
-        for place, (plan, total) in enumerate(zip(plans, totals, strict=True)):
-            loss = total / sum(len(step.indices) for step in plan.steps)
-            stats = delta_stats(sums[0][place], sums[1][place], num_entries)
-            delta = {name: values[place] for name, values in deltas.items()}
-            trained.append(Trained(delta, report(plan.client, loss, len(plan.steps), **stats)))
-        return trained
-
-    def _totals(
-        self, stack: Stack, plans: Sequence[Plan], together: Sequence[Launch], local: LocalTraining
-    ) -> list[float]:
-        """Take all steps; the sum of the losses of each client's utterances."""
         totals = torch.zeros(len(plans), device=self.runtime.device, dtype=torch.float64)
         for batch in stacked_batches(self.runtime, plans, together):
             losses = stack.step(batch, local).masked_fill(batch.share == 0, 0.0)
             totals[batch.members] += losses.sum(dim=1)
-        sums: list[float] = totals.tolist()
-        return sums
+        rows = stack.deltas()
+        deltas = stack.layout.split(rows)
+        num_entries = sum(delta[0].numel() for delta in deltas.values())
+        sums = torch.stack([torch.linalg.vector_norm(rows, ord=order, dim=1) for order in (2, 1)]).tolist()
+        trained = []
+        for row, (plan, total) in enumerate(zip(plans, totals.tolist(), strict=True)):
+            loss = total / sum(len(step.indices) for step in plan.steps)
+            stats = delta_stats(sums[0][row], sums[1][row], num_entries)
+            delta = {name: values[row] for name, values in deltas.items()}
+            trained.append(Trained(delta, report(plan.client, loss, len(plan.steps), **stats)))
+        return trained
 
 
 def stacked_batches(
     runtime: ClientRuntime, plans: Sequence[Plan], together: Sequence[Launch]
 ) -> Iterator[StackedBatch]:
-    """One launch after another: the batches of its clients, padded to one shape."""
+    """Yield one batch for each launch: the batches of its clients, padded to one shape."""
     tables = []
     for launch in together:
-        steps = [plans[place].steps[launch.number] for place in launch.members.tolist()]
-        places = np.full((len(steps), max(len(step.indices) for step in steps)), -1, dtype=np.int64)
-        for row, step in zip(places, steps, strict=True):
+        steps = [plans[member].steps[launch.number] for member in launch.members.tolist()]
+        indices = np.full((len(steps), max(len(step.indices) for step in steps)), -1, dtype=np.int64)
+        for row, step in zip(indices, steps, strict=True):
             row[: len(step.indices)] = step.indices
-        tables.append((places, [step.noise for step in steps], launch.members))
-    transcripts = {index: found for plan in plans for index, found in plan.client.labels.texts.items()}
-    batches = runtime.feed.one_by_one(places.reshape(-1) for places, _, _ in tables)
-    for (places, noise, members), fed in zip(tables, batches, strict=True):
+        tables.append((indices, [step.noise for step in steps], launch.members))
+    transcripts = {index: texts for plan in plans for index, texts in plan.client.labels.texts.items()}
+    batches = runtime.feed.one_by_one(indices.reshape(-1) for indices, _, _ in tables)
+    for (indices, noise, members), fed in zip(tables, batches, strict=True):
         batch = runtime.with_labels(fed, transcripts)
-        keys = runtime.keys(noise, places).flatten()
-        real = runtime.to_device(torch.from_numpy(places >= 0))
+        keys = runtime.keys(noise, indices).flatten()
+        real = runtime.to_device(torch.from_numpy(indices >= 0))
         share = (real / real.sum(dim=1, keepdim=True)).to(batch.features.dtype)
-        here = runtime.to_device(torch.from_numpy(members))
-        yield StackedBatch(runtime.augmented(batch, keys), keys, share, here)
+        rows = runtime.to_device(torch.from_numpy(members))
+        yield StackedBatch(runtime.augmented(batch, keys), keys, share, rows)

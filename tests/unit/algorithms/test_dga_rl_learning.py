@@ -12,7 +12,7 @@ from world import assert_same
 from antiphon.algorithms.dga_rl import DgaRl, DgaRlState
 from antiphon.algorithms.fedavg import dga
 from antiphon.core import Stopped, Tensors
-from antiphon.engine import Engine, Outcome, Rounds, Silent, sample_cohort
+from antiphon.engine import Engine, Listener, Outcome, Rounds, sample_cohort
 from antiphon.pools.local import LocalPool
 from antiphon.pools.recording import RecordingPool
 from antiphon.records.journal import read
@@ -23,7 +23,7 @@ from antiphon.tasks.evaluation import measure
 # --- In the engine --------------------------------------------------------------------------------
 
 
-class Halt(Silent):
+class Halt(Listener):
     """Stops a run when a round has been recorded."""
 
     def __init__(self, after: int) -> None:

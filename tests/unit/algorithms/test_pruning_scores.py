@@ -21,7 +21,7 @@ from antiphon.algorithms.pruning_scores import (
     num_kept,
     solve_densities,
 )
-from antiphon.algorithms.pruning_slices import HalfColumn, HalfRow, WholeColumn, WholeRow, cut, left
+from antiphon.algorithms.pruning_slices import HalfColumn, HalfRow, WholeColumn, WholeRow, cut, remaining
 from antiphon.tasks.prunable_layers import EmbeddingLayer, Layer, LinearLayer, RecurrentLayer
 from antiphon.tasks.submodel import Submodel, masked
 
@@ -43,7 +43,9 @@ def mask_of(structure: tuple[Layer, ...], pattern, chosen: list[list[int]]) -> d
     for own, numbers in zip(slices, chosen, strict=True):
         kept.append(torch.zeros(own.size, dtype=torch.bool))
         kept[-1][numbers] = True
-    return {n: m.tolist() for n, m in masked(ones(structure), left(slices, kept).submodel(structure)).items()}
+    return {
+        n: m.tolist() for n, m in masked(ones(structure), remaining(slices, kept).submodel(structure)).items()
+    }
 
 
 def test_a_column_that_goes_takes_the_row_behind_it_along() -> None:
@@ -80,11 +82,11 @@ def test_matrices_in_one_tensor_are_ranked_apart() -> None:
     params = {"qkv.weight": torch.arange(12.0).view(6, 2)}
     kept = choose(slices, params, {}, ByWeight(), Unified(), 0.5)
     assert [mask.tolist() for mask in kept] == [[False, True]] * 3
-    assert len(left(slices, kept).submodel(structure).layers["qkv"].blocks) == 1  # type: ignore[union-attr]
+    assert len(remaining(slices, kept).submodel(structure).layers["qkv"].blocks) == 1  # type: ignore[union-attr]
     rows = cut(structure, WholeRow())
     assert (
         len(
-            left(rows, [torch.tensor(m) for m in ([True, False], [False, True], [True, False])])
+            remaining(rows, [torch.tensor(m) for m in ([True, False], [False, True], [True, False])])
             .submodel(structure)
             .layers["qkv"]
             .blocks
@@ -138,7 +140,9 @@ def test_a_unit_of_an_lstm_is_not_heard_by_the_next_layer() -> None:
         RecurrentLayer("b", 2, 3),
         RecurrentLayer("next", 2, 4, hears=("f", "b")),
     )
-    kept = left(cut(structure[:2], WholeColumn()), [torch.tensor([True, False]), torch.tensor([False, True])])
+    kept = remaining(
+        cut(structure[:2], WholeColumn()), [torch.tensor([True, False]), torch.tensor([False, True])]
+    )
     found = kept.submodel(structure)
     assert found == Submodel.read(found.write())
     assert found.layers["next"].inputs == "4:90"  # type: ignore[union-attr]  # 1001: b's units come after f's

@@ -113,9 +113,9 @@ def test_a_footprint_grows_with_clients_rows_and_the_square_of_frames() -> None:
 
 def test_so_many_clients_are_under_way_as_their_parameters_and_updates_fit() -> None:
     footprint = Footprint(room=1000.0, update=10.0)
-    assert footprint.held(max_clients=256) == int(HELD * 1000 / (WAITING * 10))
-    assert footprint.held(max_clients=4) == 4
-    assert Footprint(room=1.0, update=10.0).held(max_clients=4) == 1
+    assert footprint.max_in_training(max_clients=256) == int(HELD * 1000 / (WAITING * 10))
+    assert footprint.max_in_training(max_clients=4) == 4
+    assert Footprint(room=1.0, update=10.0).max_in_training(max_clients=4) == 1
 
 
 def test_shapes_are_rows_and_longest_frames_of_each_step(world: World) -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.clients.stacked.layout import ALIGNED, Layout
+from antiphon.clients.stacked.client_stack import ALIGNED, Layout
 
 SHAPES = st.lists(st.lists(st.integers(1, 9), max_size=3), min_size=1, max_size=5)
 
@@ -16,8 +16,8 @@ SHAPES = st.lists(st.lists(st.integers(1, 9), max_size=3), min_size=1, max_size=
 def test_what_is_joined_is_parted_again(shapes: list[list[int]], num_clients: int) -> None:
     tensors = {str(place): torch.randn(num_clients, *shape) for place, shape in enumerate(shapes)}
     layout = Layout.of({name: tensor[0] for name, tensor in tensors.items()})
-    rows = layout.joined(tensors.values())
-    parted = layout.parted(rows)
+    rows = layout.join(tensors.values())
+    parted = layout.split(rows)
     assert list(parted) == list(tensors)
     for name, tensor in tensors.items():
         assert torch.equal(parted[name], tensor)
@@ -28,7 +28,7 @@ def test_what_is_joined_is_parted_again(shapes: list[list[int]], num_clients: in
 
 def test_a_number_alone_stays_one() -> None:
     layout = Layout.of({"scale": torch.tensor(3.0)})
-    assert layout.parted(torch.ones(2, ALIGNED))["scale"].tolist() == [1.0, 1.0]
+    assert layout.split(torch.ones(2, ALIGNED))["scale"].tolist() == [1.0, 1.0]
 
 
 def test_parameters_of_two_kinds_are_refused() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from world import MASKS, World
 
 from antiphon.clients.client import Client, ClientRuntime
-from antiphon.clients.stacked.client_stack import MOST_GRAPHS, Stack, StackedBatch
+from antiphon.clients.stacked.client_stack import MAX_GRAPHS, Stack, StackedBatch
 from antiphon.clients.stacked.grouping import LAUNCH, Launch, Plan
 from antiphon.clients.stacked.stacked_worker import StackedWorker, stacked_batches
 from antiphon.clients.worker import SpeechWorker
@@ -46,14 +46,14 @@ def test_shapes_that_take_turns_do_not_drive_out_each_other_s_graphs(
     stack.graphs = True
     several = [Launch(0, np.arange(count)) for count in range(1, len(plans) + 1)]
     batches = list(stacked_batches(runtime, plans, several))
-    assert len({batch.share.shape[0] for batch in batches}) > MOST_GRAPHS
+    assert len({batch.share.shape[0] for batch in batches}) > MAX_GRAPHS
     for _ in range(8):
         for batch in batches:
             stack.step(batch, local)
-    assert len(captured) == len(set(captured)) == MOST_GRAPHS
+    assert len(captured) == len(set(captured)) == MAX_GRAPHS
     for _ in range(20):  # one that comes far more often takes the place of another
         stack.step(batches[-1], local)
-    assert len(captured) == MOST_GRAPHS + 1
+    assert len(captured) == MAX_GRAPHS + 1
     assert captured[-1] == batches[-1].batch.features.shape
 
 

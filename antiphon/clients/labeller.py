@@ -1,11 +1,10 @@
-"""Labels for speech that nobody wrote down: a teacher's N-best lists, on the client that has the speech.
+"""Labels speech without transcripts on the client that has the speech: a teacher's N-best lists.
 
-The teacher is the clients' own model with the parameters that came with the task, or another model in a
-folder. Hypotheses are taken as text and spelled in the student's tokens: a teacher may have others.
+The teacher is a model like the student, with parameters that come with the task, or another model in a
+folder. Hypotheses are converted to text and to the student's tokens, since the teacher may have others.
 
-A client's utterances are recognised by themselves, in batches that depend on nobody else, so its labels are
-the same in any process and after any interruption. Those of the last teacher are kept, the latest of them,
-which saves time and changes nothing.
+The batches of a client depend on no other client, so its labels are the same in any process and after any
+interruption. The latest labels of the last teacher are kept. This saves time and changes nothing.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from antiphon.tasks.views import CLIENT_VIEWS, View
 @CLIENT_VIEWS.named(VIEW)
 @dataclass(frozen=True)
 class PseudoLabelView(View):
-    """The client trains on what a teacher recognises in its speech, wherever that has no text."""
+    """The client trains on the teacher's hypotheses for its utterances that have no text."""
 
     labelling: Labelling = Labelling()
-    model: str = ""  # the folder of a teacher; empty: a model built like the one that is trained
+    model: str = ""  # the folder of a teacher; empty: a model built like the trained one
     consumes: ClassVar[tuple[str, ...]] = (TEACHER,)
 
     def before(self, task: Task, client: Client) -> tuple[Task, Client]:
@@ -53,7 +52,7 @@ class PseudoLabelView(View):
 
 @dataclass(frozen=True)
 class Teacher:
-    """A model that is there to be listened to, the tokens it spells in, and how it searches and ranks."""
+    """A model that labels speech, its tokens, its search, and a language model for a second pass."""
 
     model: Model
     tokens: Tokens
@@ -61,8 +60,8 @@ class Teacher:
     second: SentenceModel | None = None
     weight: float = 0.0  # of the second pass
 
-    def hear(self, batch: Batch) -> list[tuple[Hypothesis, ...]]:
-        """Hypotheses of each utterance, best first."""
+    def recognise(self, batch: Batch) -> list[tuple[Hypothesis, ...]]:
+        """Return the hypotheses of each utterance, best first."""
         self.model.eval()
         lists = self.beam.nbest(self.model, self.tokens, batch)
         return lists if self.second is None else [self._ranked(hypotheses) for hypotheses in lists]
@@ -70,38 +69,35 @@ class Teacher:
     def _ranked(self, hypotheses: Sequence[Hypothesis]) -> tuple[Hypothesis, ...]:
         assert self.second is not None
         log_probs = self.second.score_sentences([hypothesis.text for hypothesis in hypotheses])
-        scored = [
-            replace(hypothesis, score=hypothesis.score + self.weight * log_prob)
-            for hypothesis, log_prob in zip(hypotheses, log_probs.tolist(), strict=True)
-        ]
+        pairs = zip(hypotheses, log_probs.tolist(), strict=True)
+        scored = [replace(h, score=h.score + self.weight * log_prob) for h, log_prob in pairs]
         return tuple(sorted(scored, key=lambda hypothesis: -hypothesis.score))
 
 
 @dataclass
 class Labeller:
-    """Labels the utterances without a text of one client after another, all in one process."""
+    """Labels the utterances without text of all clients of one process."""
 
     runtime: ClientRuntime
-    max_utterances: int = 100_000  # whose labels are kept: some hundred MiB, however many clients there are
+    max_utterances: int = 100_000  # with labels in memory: some hundred MiB, however many clients there are
     _instruction: TeacherInstruction | None = field(default=None, init=False)
     _teacher: Teacher | None = field(default=None, init=False)
-    _kept: dict[str, PseudoLabels] = field(default_factory=dict, init=False)  # by client, the latest last
-    _num_kept: int = field(default=0, init=False)
+    _labels: dict[str, PseudoLabels] = field(default_factory=dict, init=False)  # by client, the latest last
+    _num_stored: int = field(default=0, init=False)
 
     def labelled(self, client: Client, instruction: TeacherInstruction) -> Client:
-        """The client, with guesses for what has no text; one that has no text it can trust is unusable."""
-        self._learn(instruction)
+        """Return the client with labels for utterances without text; Unusable if it has no text at all."""
+        self._follow(instruction)
         unwritten = self.unwritten(client.indices)
         if len(unwritten) == 0:
             return client
-        labels, spent = self._take(client.id), {}
+        labels, times = self._remove(client.id), {}
         if labels is None:
             began = time.perf_counter()
             labels = self._label(unwritten, instruction)
-            spent = {"label_seconds": time.perf_counter() - began}
-        self._keep(client.id, labels)
-        # Time is of this round alone: labels that were kept cost nothing.
-        labels = replace(labels, stats={**labels.stats, **spent})
+            times = {"label_seconds": time.perf_counter() - began}
+        self._store(client.id, labels)
+        labels = replace(labels, stats={**labels.stats, **times})  # of this round only
         if not labels.texts and not self.runtime.fits(client.indices).any():
             raise Unusable(
                 f"no usable label for any of {len(unwritten)} utterances: "
@@ -109,31 +105,30 @@ class Labeller:
             )
         return replace(client, labels=labels)
 
-    def _keep(self, client: str, labels: PseudoLabels) -> None:
-        """Forgets those that were not asked for the longest where there are too many: they are heard anew."""
-        self._kept[client] = labels
-        self._num_kept += 1 + len(labels.texts)
-        while self._num_kept > self.max_utterances:
-            self._take(next(iter(self._kept)))
+    def _store(self, client: str, labels: PseudoLabels) -> None:
+        """Store labels; drop the least recently used ones if there are too many."""
+        self._labels[client] = labels
+        self._num_stored += 1 + len(labels.texts)
+        while self._num_stored > self.max_utterances:
+            self._remove(next(iter(self._labels)))
 
-    def _take(self, client: str) -> PseudoLabels | None:
-        """What is kept for a client, no longer kept."""
-        labels = self._kept.pop(client, None)
-        self._num_kept -= 1 + len(labels.texts) if labels else 0
+    def _remove(self, client: str) -> PseudoLabels | None:
+        labels = self._labels.pop(client, None)
+        self._num_stored -= 1 + len(labels.texts) if labels else 0
         return labels
 
     def unwritten(self, indices: np.ndarray) -> np.ndarray:
-        """Utterances that have no text."""
+        """Return the utterances that have no text."""
         return np.array([i for i in indices.tolist() if not self.runtime.store.text(i)], dtype=np.int64)
 
-    def _learn(self, instruction: TeacherInstruction) -> None:
-        """Forgets labels of another teacher, or of other settings."""
+    def _follow(self, instruction: TeacherInstruction) -> None:
+        """Drop the labels of another teacher, or of other settings."""
         before, self._instruction = self._instruction, instruction
-        if before is None or not instruction.has_words_of(before):
+        if before is None or not instruction.has_settings_of(before):
             self._teacher = open_teacher(instruction, self.runtime)
         elif instruction.has_teacher_of(before):
             return
-        self._kept, self._num_kept = {}, 0
+        self._labels, self._num_stored = {}, 0
 
     def _label(self, unwritten: np.ndarray, instruction: TeacherInstruction) -> PseudoLabels:
         teacher, runtime, settings = self._teacher, self.runtime, instruction.labelling
@@ -142,10 +137,9 @@ class Labeller:
             runtime.load(instruction.teacher)
         texts: dict[int, tuple[WeightedTranscript, ...]] = {}
         confidences = []
-        for index, hypotheses in heard(teacher, runtime, unwritten, settings):
-            transcripts, confidence = self.transcripts(
-                hypotheses, int(runtime.store.num_frames[index]), settings
-            )
+        for index, hypotheses in recognise(teacher, runtime, unwritten, settings):
+            num_frames = int(runtime.store.num_frames[index])
+            transcripts, confidence = self.transcripts(hypotheses, num_frames, settings)
             confidences.append(confidence)
             if transcripts:
                 texts[index] = transcripts
@@ -159,39 +153,37 @@ class Labeller:
     def transcripts(
         self, hypotheses: Sequence[Hypothesis], num_frames: int, settings: Labelling
     ) -> tuple[tuple[WeightedTranscript, ...], float]:
-        """The labels of an utterance, none if it is not to be trusted, and how far it is.
+        """Return the labels of an utterance and its confidence.
 
-        Posteriors are over all hypotheses; those that are kept add up to 1. Where the best cannot be trained
-        on (it is empty, or has more tokens than the frames can hold), nothing is known.
+        There are none if the confidence is too low, or if the best hypothesis cannot be trained on: it is
+        empty, or has too many tokens for the frames. Posteriors are over all hypotheses; those of the labels
+        add up to 1.
         """
         if not hypotheses:
             return (), 0.0
         posteriors = settings.posteriors([hypothesis.score for hypothesis in hypotheses])
         best = hypotheses[0]
         log_prob, log_lm = best.parts.get(ACOUSTIC, best.score), best.parts.get(LM, 0.0)
-        evidence = Evidence(posteriors, log_prob, len(best.tokens), log_lm)
-        confidence = settings.confidence(evidence)
+        confidence = settings.confidence(Evidence(posteriors, log_prob, len(best.tokens), log_lm))
         spelled = [tuple(self.runtime.tokens.encode(h.text)) for h in hypotheses[: settings.num_hypotheses]]
         fits = [self.runtime.model.fits(num_frames, tokens) for tokens in spelled]
         if confidence < settings.confidence.threshold or not fits[0]:
             return (), confidence
-        kept = [
-            WeightedTranscript(spelled[rank], posteriors[rank]) for rank, usable in enumerate(fits) if usable
-        ]
-        total = sum(transcript.weight for transcript in kept)
-        return tuple(replace(transcript, weight=transcript.weight / total) for transcript in kept), confidence
+        usable = [rank for rank, is_usable in enumerate(fits) if is_usable]
+        total = sum(posteriors[rank] for rank in usable)
+        return tuple(WeightedTranscript(spelled[r], posteriors[r] / total) for r in usable), confidence
 
 
-def heard(
+def recognise(
     teacher: Teacher, runtime: ClientRuntime, indices: np.ndarray, settings: Labelling
 ) -> Iterator[tuple[int, Sequence[Hypothesis]]]:
-    """What a teacher makes of each utterance, from the shortest to the longest."""
+    """Yield a teacher's hypotheses for each utterance, the shortest utterance first."""
     for chosen, batch in unlabelled_batches(runtime.store, indices, settings.batch_seconds, runtime.feed):
-        yield from zip(chosen.tolist(), teacher.hear(batch), strict=True)
+        yield from zip(chosen.tolist(), teacher.recognise(batch), strict=True)
 
 
 def open_teacher(instruction: TeacherInstruction, runtime: ClientRuntime) -> Teacher:
-    """The teacher of an instruction with what it searches by; refuses files and settings that do not fit."""
+    """Return the teacher of an instruction; ValueError for files and settings that do not fit."""
     settings = instruction.labelling
     model, tokens = runtime.model, runtime.tokens
     if instruction.model:

@@ -13,7 +13,7 @@ from runtimes import HEARD, talkative
 from world import FRONTEND, World
 
 from antiphon.clients.client import Client, ClientRuntime, PseudoLabels, WeightedTranscript
-from antiphon.clients.pseudo_label import Labeller, open_teacher
+from antiphon.clients.labeller import Labeller, open_teacher
 from antiphon.decoding.nbest import ACOUSTIC, LM, Hypothesis
 from antiphon.lm.arpa import save_ngram
 from antiphon.lm.kneser_ney import estimate

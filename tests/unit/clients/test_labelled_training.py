@@ -14,7 +14,7 @@ from runtimes import HEARD, talkative
 from world import MODELS, Doubled, World
 
 from antiphon.clients.client import Client, PseudoLabels, WeightedTranscript
-from antiphon.clients.pseudo_label import Labeller
+from antiphon.clients.labeller import Labeller
 from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.train import train
 from antiphon.clients.worker import SpeechWorker
@@ -47,7 +47,7 @@ def test_stacked_clients_get_what_they_get_alone(
     runtime, teacher, label = talkative(unheard, CONFIGS[name]), talkative(unheard), Labeller._label
     # An untrained decoder repeats itself: a CTC model's guesses are as good for it, and have an alignment.
     ctc = Labeller(teacher)
-    ctc._learn(TeacherInstruction(HEARD))
+    ctc._follow(TeacherInstruction(HEARD))
     monkeypatch.setattr(Labeller, "_label", lambda self, own, instruction: label(ctc, own, instruction))
     clients = {name: own[: 1 + n % 4] for n, (name, own) in enumerate(sorted(unheard.clients().items()))}
     told = task(runtime.base)
