@@ -13,8 +13,8 @@ import torch
 from antiphon.clients.client import Client, ClientRuntime
 from antiphon.clients.states import ClientStates
 from antiphon.core import Failure, Task, Unusable, Update
-from antiphon.tasks.client_work import Answer, Entered, work_for
-from antiphon.tasks.views import VIEWS, enter
+from antiphon.tasks.client_work import Answer, work_for
+from antiphon.tasks.views import VIEWS, Entered, enter
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class SpeechWorker:
 
             yield named_failure(name, run_one)
 
-    def enter(self, task: Task, name: str) -> Entered:
+    def enter(self, task: Task, name: str) -> Entered | PlainTask:
         """Return a task and a client as the work sees them: through the task's views."""
         read = partial(self._read_state, name, task)
         client = Client(
             name, self.utterances(name), self.runtime, held_out=self.held_out.get(name), read_state=read
         )
-        return enter(task, client) if VIEWS in task.config else Entered(task, client)
+        return enter(task, client) if VIEWS in task.config else PlainTask(task, client)
 
-    def finish(self, task: Task, name: str, entered: Entered, answer: Update | Answer) -> Update:
+    def finish(self, task: Task, name: str, entered: Entered | PlainTask, answer: Update | Answer) -> Update:
         """Return the update that leaves the client; store its state, unless it failed."""
         update, changes = entered.leave(answer)
         update = refuse_nonfinite(update)
@@ -67,6 +67,17 @@ class SpeechWorker:
         if name not in self.clients:
             raise ValueError(f"no client {name!r} among the {len(self.clients)} clients here")
         return self.clients[name]
+
+
+@dataclass(frozen=True)
+class PlainTask:
+    """A task without views, and a client."""
+
+    task: Task
+    client: Client
+
+    def leave(self, answer: Update | Answer) -> Answer:
+        return answer if isinstance(answer, tuple) else (answer, {})
 
 
 def named_failure(client: str, work: Callable[[], Update]) -> Update:

@@ -13,32 +13,14 @@ the client:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from antiphon.core import Task, Tensors, Update
+from antiphon.core import Tensors, Update
 from antiphon.registry import Registry, unknown_name
 
 Answer = tuple[Update, Tensors]  # what leaves the client; changes to its state, which stay there
-
-
-@dataclass(frozen=True)
-class Entered:
-    """A task and a client as the work sees them, and the views that the answer passes through."""
-
-    task: Task
-    client: Any
-    layers: Sequence[tuple[Any, Task, Any]] = ()  # views with their arguments, nearest to the work first
-
-    def leave(self, answer: Update | Answer) -> Answer:
-        """Return the answer after all views: the update, and changes to the client's state."""
-        final: Answer = answer if isinstance(answer, tuple) else (answer, {})
-        for view, task, client in self.layers:
-            final = view.after(task, client, final)
-        return final
-
 
 # Kinds of tasks come over a network, so only registered names and entry points are accepted.
 CLIENT_WORK = Registry(

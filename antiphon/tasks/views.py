@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from antiphon import config
 from antiphon.core import Pool, Task, Update
 from antiphon.registry import Registry
-from antiphon.tasks.client_work import Answer, Entered
+from antiphon.tasks.client_work import Answer
 from antiphon.tasks.pool_wrapper import PoolWrapper
 
 VIEWS = "views"  # the key in a task's configuration
@@ -75,6 +75,22 @@ def views_of(task: Task) -> list[View]:
 def _written(task: Task) -> list[Any]:
     written: list[Any] = json.loads(str(task.config.get(VIEWS, "[]")))
     return written
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A task and a client as the work sees them, and the views that its answer passes through."""
+
+    task: Task
+    client: Any
+    layers: Sequence[tuple[View, Task, Any]]  # nearest to the work first
+
+    def leave(self, answer: Update | Answer) -> Answer:
+        """Return the answer to the work after all views: the update, and changes to the client's state."""
+        answer = answer if isinstance(answer, tuple) else (answer, {})
+        for view, task, client in self.layers:
+            answer = view.after(task, client, answer)
+        return answer
 
 
 def enter(task: Task, client: Any) -> Entered:

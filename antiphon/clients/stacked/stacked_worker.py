@@ -20,10 +20,11 @@ from antiphon.clients.stacked.footprint import Footprint, measure_footprint
 from antiphon.clients.stacked.grouping import Launch, Plan, launches
 from antiphon.clients.states import ClientStates
 from antiphon.clients.train import delta_stats, report
-from antiphon.clients.worker import SpeechWorker, named_failure
+from antiphon.clients.worker import PlainTask, SpeechWorker, named_failure
 from antiphon.core import Task, Tensors, Update
-from antiphon.tasks.client_work import Entered, work_for
+from antiphon.tasks.client_work import work_for
 from antiphon.tasks.local_training import Trained, TrainingWork
+from antiphon.tasks.views import Entered
 
 log = logging.getLogger("antiphon")
 
@@ -73,7 +74,7 @@ class Window:
         self.worker, self.task, self.work = worker, task, work
         self.names: list[str] = []
         self.failed: dict[str, Update] = {}
-        self.entered: dict[str, Entered] = {}
+        self.entered: dict[str, Entered | PlainTask] = {}
         self.plans: dict[str, Plan] = {}
 
     def add(self, name: str) -> None:
