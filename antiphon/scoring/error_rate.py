@@ -1,5 +1,8 @@
 """Word and character error rates, split into substitutions, deletions and insertions.
 
+Words are separated by white space. The characters of a text are those of its words with one space between
+two words. This is what sclite counts, and what jiwer counts after its RemoveMultipleSpaces and Strip.
+
 Many alignments have the smallest distance; they differ in their split. This one is the split of rapidfuzz and
 jiwer: common ends are cut off; then, from the end backwards, a deletion is preferred to an insertion, and an
 insertion to a substitution or match. Without rapidfuzz the same split is computed here.
@@ -105,8 +108,14 @@ def word_errors(reference: str, hypothesis: str) -> Errors:
 
 
 def character_errors(reference: str, hypothesis: str) -> Errors:
-    """Count errors in characters, including spaces."""
-    return token_errors(reference, hypothesis)
+    """Count errors in characters. There is one space between two words, and none around them, in both texts.
+
+    So a text has the same errors before and after it is written to a file of transcripts.
+
+    >>> character_errors("a cat", " a  bat ")
+    Errors(substitutions=1, deletions=0, insertions=0, length=5)
+    """
+    return token_errors(*(" ".join(text.split()) for text in (reference, hypothesis)))
 
 
 def word_distances(texts: Sequence[str]) -> np.ndarray:

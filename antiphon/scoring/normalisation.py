@@ -24,8 +24,8 @@ class Normalisation:
     lower_case: no capitals
     strip_punctuation: every mark of Unicode's classes P becomes a space, except that an apostrophe inside a
         word becomes '; then single spaces. Symbols such as + and $ stay.
-    collapse_spaces: single spaces between words, none around. This only changes character errors: words are
-        split at any white space.
+    collapse_spaces: single spaces between words, none around. Errors are the same with and without this step:
+        words and characters are counted as if it was taken.
 
     >>> Normalisation(lower_case=True, strip_punctuation=True)("Don’t stop -- twenty-one!")
     "don't stop twenty one"

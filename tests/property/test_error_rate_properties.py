@@ -10,6 +10,7 @@ from antiphon.scoring.error_rate import (
     character_errors,
     find_edits,
     find_edits_without_rapidfuzz,
+    token_errors,
     word_errors,
 )
 
@@ -49,9 +50,15 @@ def test_our_edits_are_rapidfuzzs_edits(pair):
 @settings(max_examples=300, deadline=None)
 @given(pairs)
 def test_the_total_is_the_edit_distance(pair):
-    errors = character_errors(*pair)
+    errors = token_errors(*pair)
     assert errors.total == len(find_edits_without_rapidfuzz(*pair)) == quadratic_distance(*pair)
     assert errors.length + errors.insertions - errors.deletions == len(pair[1])
+
+
+@settings(max_examples=300, deadline=None)
+@given(corrupted())
+def test_characters_are_those_of_the_words_with_single_spaces(pair):
+    assert character_errors(*pair) == token_errors(*(" ".join(text.split()) for text in pair))
 
 
 @settings(max_examples=300, deadline=None)

@@ -6,7 +6,8 @@ import jiwer
 import pytest
 
 from antiphon.scoring import error_rate
-from antiphon.scoring.error_rate import Errors, alignment, character_errors, word_errors
+from antiphon.scoring.error_rate import Errors, Tally, alignment, character_errors, word_errors
+from antiphon.scoring.trn import read_trn, write_trn
 
 
 @pytest.fixture(params=["rapidfuzz", "own"])
@@ -30,6 +31,28 @@ def test_characters_include_spaces():
 
 def test_white_space_around_words_does_not_count():
     assert word_errors("  a  b ", "a b\n").total == 0
+    assert character_errors("  a  b ", "a b\n") == Errors(length=3)
+
+
+SPACED = [("the cat sat", " the  cat  sa "), ("a b", "ab"), (" on a  mat", "an a mat  t"), ("yes", "")]
+
+
+def test_character_errors_are_jiwers():
+    single = jiwer.Compose([jiwer.RemoveMultipleSpaces(), jiwer.Strip(), jiwer.ReduceToListOfListOfChars()])
+    references, hypotheses = map(list, zip(*SPACED, strict=True))
+    theirs = jiwer.process_characters(references, hypotheses, single, single)
+    ours = sum((character_errors(*pair) for pair in SPACED), Errors())
+    assert ours.rate == theirs.cer
+    kinds = (ours.substitutions, ours.deletions, ours.insertions)
+    assert kinds == (theirs.substitutions, theirs.deletions, theirs.insertions)
+
+
+@pytest.mark.parametrize(("reference", "hypothesis"), SPACED)
+def test_a_file_of_transcripts_keeps_the_errors(tmp_path, reference, hypothesis):
+    for name, text in (("ref", reference), ("hyp", hypothesis)):
+        write_trn(tmp_path / name, [(text, "ada", "1")])
+    texts = [read_trn(tmp_path / name)[0][0] for name in ("ref", "hyp")]
+    assert Tally.of(*texts) == Tally.of(reference, hypothesis)
 
 
 def test_an_empty_hypothesis_deletes_everything():
