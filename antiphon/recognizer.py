@@ -19,6 +19,7 @@ from antiphon.data.tokens import Tokens, load_tokens
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.model import Model, ModelConfig, load_parameters, save_parameters
 from antiphon.models.reduced import ReducedConfig
+from antiphon.models.torch_device import find_device
 from antiphon.records.files import read_format
 from antiphon.tasks.submodel import Submodel
 
@@ -92,11 +93,12 @@ class Recognizer:
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu") -> Recognizer:
         """Open a model folder, or the model of a run."""
+        chosen = find_device(device)
         folder, blueprint = open_blueprint(folder)
         tokens = load_tokens(folder)
         model = blueprint.build(tokens.size)
         load_parameters(model, folder / "model.safetensors")
-        return cls(blueprint, tokens, model.to(device))
+        return cls(blueprint, tokens, model.to(chosen))
 
     @torch.inference_mode()
     def transcribe(self, audio: str | Path | np.ndarray) -> str:

@@ -6,9 +6,12 @@ import os
 import shlex
 import sys
 import traceback
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.corpus_commands import corpus_commands
 from antiphon.cli.decoding_commands import nbest_command, rescore_command
@@ -28,27 +31,61 @@ from antiphon.pools.torch_group import PeerLost
 
 __all__ = ["app", "main"]
 
+
+class _Commands(TyperGroup):
+    """The commands; Ctrl-C in any of them prints one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            terminal.say_interrupted()
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Federated learning of speech recognition: speech never leaves its speaker.",
 )
-app.command("demo")(demo_command)
-app.command("recipes")(recipes_command)
-app.command("run")(run_command)
-app.command("evaluate")(evaluate_command)
-app.command("transcribe")(transcribe_command)
-app.command("report")(report_command)
-app.command("compare")(compare_command)
-app.command("alignments")(alignments_command)
-app.command("nbest")(nbest_command)
-app.command("rescore")(rescore_command)
-app.command("personalize")(personalize_command)
-app.command("prune")(prune_command)
-app.command("adapt")(adapt_command)
-app.add_typer(corpus_commands, name="corpus")
-app.add_typer(lm_commands, name="lm")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        terminal.say(f"antiphon {antiphon.__version__}")
+        raise typer.Exit()
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit."),
+]
+
+
+@app.callback(help=app.info.help)
+def _options(version: Version = False) -> None:
+    """Declare the options of `antiphon` itself."""
+
+
+# The groups of commands in --help.
+START, RESULTS, LANGUAGE, MORE = "Start here", "Results", "Language models and decoding", "More"
+app.command("demo", rich_help_panel=START)(demo_command)
+app.command("recipes", rich_help_panel=START)(recipes_command)
+app.command("run", rich_help_panel=START)(run_command)
+app.add_typer(corpus_commands, name="corpus", rich_help_panel=START)
+app.command("report", rich_help_panel=RESULTS)(report_command)
+app.command("compare", rich_help_panel=RESULTS)(compare_command)
+app.command("evaluate", rich_help_panel=RESULTS)(evaluate_command)
+app.command("transcribe", rich_help_panel=RESULTS)(transcribe_command)
+app.command("alignments", rich_help_panel=RESULTS)(alignments_command)
+app.command("nbest", rich_help_panel=LANGUAGE)(nbest_command)
+app.command("rescore", rich_help_panel=LANGUAGE)(rescore_command)
+app.command("personalize", rich_help_panel=LANGUAGE)(personalize_command)
+app.add_typer(lm_commands, name="lm", rich_help_panel=LANGUAGE)
+app.command("adapt", rich_help_panel=MORE)(adapt_command)
+app.command("prune", rich_help_panel=MORE)(prune_command)
 
 
 def main() -> None:

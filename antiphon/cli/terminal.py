@@ -42,6 +42,11 @@ def say_stopped(reason: str, command: str) -> None:
     errors.print(f"Go on with: {escape(command)}", soft_wrap=True, highlight=False)
 
 
+def say_interrupted() -> None:
+    """Print that Ctrl-C ended the command before it had anything to continue."""
+    errors.print("\n[yellow]Interrupted.[/]")
+
+
 def say_lost(message: str, command: str) -> None:
     """Print that another process ended during a round, and the command that continues the run."""
     errors.print(f"\n[red]error:[/] {escape(message)} The last checkpoint is intact.", soft_wrap=True)

@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context, resource_tracker
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -58,6 +58,7 @@ def map_in_processes(
     # server imports torch once for all processes.
     context = get_context("forkserver")
     context.set_forkserver_preload([make_work.__module__])
+    start_fork_server()
     executor = ProcessPoolExecutor(num_processes, context, _start, (make_work, *arguments))
     source = iter(items)
     chunks = iter(lambda: list(islice(source, chunk)), [])
@@ -67,9 +68,22 @@ def map_in_processes(
                 yield from zip(ordered, results, strict=True)
     except BrokenProcessPool as error:
         raise ValueError(
-            f"a worker process died while {doing} (out of memory? or a script without "
-            "`if __name__ == '__main__':`?); try num_processes=1"
+            f"a process died while {doing}: out of memory, or a script without "
+            "`if __name__ == '__main__':` (one process needs none: feature_processes=1)"
         ) from error
+
+
+def start_fork_server() -> None:
+    """Start the process that forks others, such that Ctrl-C does not reach it.
+
+    It would print a traceback if the signal came while it imports torch.
+    """
+    resource_tracker.ensure_running()  # unblocks signals: must come first
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 _work: Callable[[Any], Any] | None = None  # one in each process of the executor

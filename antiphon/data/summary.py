@@ -5,6 +5,7 @@ A client here is a speaker; `antiphon.data.partition` has other ways to split a 
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -187,7 +188,9 @@ def plot_hours(summary: CorpusSummary, path: str | Path) -> None:
         _plot_split(axes, split, COLOURS[row % len(COLOURS)])
     figure.supylabel("minutes of speech", fontsize=10)
     rows[-1].set_xlabel("clients (speakers), longest first")
-    figure.savefig(path, dpi=150)
+    with warnings.catch_warnings():  # matplotlib's font has not the letters of all names
+        warnings.filterwarnings("ignore", message="Glyph .* missing|Matplotlib currently does not support")
+        figure.savefig(path, dpi=150)
 
 
 def _plot_split(axes: Axes, split: SplitSummary, colour: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from antiphon import config
 from antiphon.experiment.score import write_json
 from antiphon.experiment.settings import Experiment
+from antiphon.records.files import check_new_folder
 
 EXPERIMENT_FORMAT = "antiphon-experiment/1"
 PACKAGES = "antiphon torch numpy safetensors sentencepiece onnxruntime rapidfuzz transformers peft"
@@ -21,6 +22,7 @@ PACKAGES = "antiphon torch numpy safetensors sentencepiece onnxruntime rapidfuzz
 
 def check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
     """Refuse a folder that has other files, or an experiment that is not the same or is not resumed."""
+    check_new_folder(out)
     path = out / "experiment.json"
     now = config.to_dict(experiment)  # refuses what could not be stored
     if not path.exists():

@@ -28,6 +28,7 @@ from antiphon.experiment.starting import check_start
 from antiphon.experiment.teaching import check_labels, unlabelled_clients
 from antiphon.models.model import Model
 from antiphon.models.reduced import structure_of
+from antiphon.models.torch_device import find_device
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.recording import Faults, no_faults
 from antiphon.recognizer import Blueprint, Recognizer
@@ -123,13 +124,7 @@ def choose_device(name: str) -> torch.device:
     torch.backends.cudnn.allow_tf32 = False  # with it, an LSTM would round to 10 bits, others to 23
     # Filling new memory would launch a kernel per allocation, and no code here reads unwritten memory.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (unknown to mypy)
-    try:
-        device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
-        hint = "use --device cpu, or install a CUDA build of torch"
-        raise ValueError(f"device {name!r} was not found ({error}): {hint}") from error
-    return device
+    return find_device(name)
 
 
 def device_name(device: torch.device) -> str:

@@ -45,13 +45,22 @@ def load_ngram(path: str | Path) -> NgramModel:
         raise ValueError(f"{path} cannot be read to its end as text: {error}") from error
 
 
+def is_arpa(path: Path) -> bool:
+    """Return whether the name is that of an ARPA file; a model with another name is a folder.
+
+    >>> is_arpa(Path("books.arpa.gz")), is_arpa(Path("books"))
+    (True, False)
+    """
+    return path.suffix == ".arpa" or path.suffixes[-2:] == [".arpa", ".gz"]
+
+
 def save_ngram(model: NgramModel, path: str | Path) -> None:
     """Write ARPA if the name ends in .arpa or .arpa.gz, a folder otherwise."""
     path = Path(path)
     if path.suffix == ".arpa":
         with path.open("w", encoding="utf-8") as file:
             write_arpa(model, file)
-    elif path.suffixes[-2:] == [".arpa", ".gz"]:
+    elif is_arpa(path):
         with gzip.open(path, "wt", encoding="utf-8", compresslevel=1) as file:
             write_arpa(model, file)
     else:

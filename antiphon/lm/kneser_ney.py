@@ -184,6 +184,6 @@ def _encode(texts: Iterable[str], vocabulary: Collection[str] | None) -> tuple[t
 def _thresholds(order: int, min_counts: Sequence[int]) -> list[int]:
     thresholds = [*min_counts, *[min_counts[-1] if min_counts else 1] * order][:order]
     if order < 1 or thresholds[0] != 1 or thresholds != sorted(thresholds):
-        needed = "an order of at least 1 and min_counts that begin with 1 and never fall are needed"
-        raise ValueError(f"{needed}, got order={order}, min_counts={list(min_counts)}")
+        needed = "--order must be at least 1; --min-counts begin with 1 and never fall"
+        raise ValueError(f"{needed} (in Python: order={order}, min_counts={list(min_counts)})")
     return thresholds

@@ -23,6 +23,21 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     os.replace(unfinished, path)
 
 
+def check_new_folder(folder: Path) -> None:
+    """Refuse, before any work, a folder that cannot be made because there is a file."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"{nearest} is a file, not a folder: choose another folder")
+
+
+def check_new_file(path: Path) -> None:
+    """Refuse, before any work, a file that cannot be written: it is a folder, or its folder is missing."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a file, such as one in it")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
+
+
 def read_format(path: Path, format: str, what: str) -> dict[str, Any]:
     """Read a JSON object that must name its format; an error says that the folder holds no `what`."""
     try:

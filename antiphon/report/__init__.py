@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from antiphon.records.files import replace_file
+from antiphon.records.files import check_new_folder, replace_file
 
 __all__ = ["report", "write_report"]
 
@@ -45,6 +45,7 @@ def write_report(runs: Sequence[Path], destination: Path) -> Path:
     if not runs:
         raise ValueError("a report needs at least one run folder")
     page = destination if destination.suffix == ".html" else destination / "report.html"
+    check_new_folder(page.parent)
     loaded = load_runs(runs)
     page.parent.mkdir(parents=True, exist_ok=True)
     for path, text in ((page, render(loaded)), (page.parent / "RESULTS.md", results_markdown(loaded))):

@@ -86,7 +86,8 @@ def as_svg(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Markup]:
     def drawn(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Markup:
         with matplotlib.rc_context(STYLE), warnings.catch_warnings():
             # The browser draws the letters, so matplotlib's font may lack some.
-            warnings.filterwarnings("ignore", message="Glyph .* missing")
+            missing = "Glyph .* missing|Matplotlib currently does not support"
+            warnings.filterwarnings("ignore", message=missing)
             return Markup(_to_svg(draw(*args, **kwargs)))
 
     return drawn

@@ -24,6 +24,7 @@ from antiphon.experiment.score import write_json
 from antiphon.experiment.starting import SeedModel
 from antiphon.recipes.session_adaptation import SESSIONS, adapted_experiment
 from antiphon.recognizer import Recognizer
+from antiphon.records.files import check_new_folder
 from antiphon.scoring.error_rate import Errors, Tally
 from antiphon.workflows.adaptation_corpus import Speaking, Texts, compute_features, make_corpus, read_texts
 from antiphon.workflows.arguments import (
@@ -117,6 +118,7 @@ def adapt(
         print(adaptation.sessions[0].loss_before, adaptation.sessions[0].loss_after)
     """
     out = Path(out)
+    check_new_folder(out)
     runs = out / "runs"
     seed, corpus = SeedModel.open(Path(run)), Corpus.open(Path(rehearse))
     how = config.override(Speaking(), speaking)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.experiment.score import write_json
+from antiphon.records.files import check_new_file, check_new_folder
 from antiphon.scoring.alignment import (
     AlignedUtterance,
     Confusions,
@@ -135,6 +136,8 @@ def compare(
     Example:
         print(antiphon.compare("out/seed", "out/dga").verdict)
     """
+    if out is not None:
+        check_new_file(Path(out))
     one, other = (read_transcripts(source, split, which, reference) for source in (first, second))
     steps = Normalisation.of(normalise) if normalise else shared_normalisation(one, other)
     comparison = compare_transcripts(one, other, steps)
@@ -175,6 +178,7 @@ def alignments(
     utterances = normalised.aligned()
     confusions = find_confusions(utterances)
     folder = Path(out) if out is not None else transcripts.folder
+    check_new_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "alignments.txt").write_text(format_alignments(str(source), utterances), encoding="utf-8")
     (folder / "confusions.txt").write_text(format_confusions(confusions), encoding="utf-8")

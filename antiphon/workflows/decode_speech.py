@@ -15,6 +15,7 @@ from antiphon.decoding.rescoring import tabulate
 from antiphon.decoding.search import beam_for
 from antiphon.decoding.tuning import Ranking
 from antiphon.lm.arpa import load_ngram
+from antiphon.records.files import check_new_file
 from antiphon.workflows.arguments import Notify, Progress, no_messages, no_progress
 from antiphon.workflows.rescore_lists import ListScores, describe_weights, oracles, score_choices
 from antiphon.workflows.run_decoder import RunDecoder
@@ -76,6 +77,7 @@ def nbest(
         decoding = antiphon.nbest("out/dga", "lists.jsonl", beam=8, lm="books.arpa", tune="heldout")
         print(decoding.scores.choices[0].errors.rate)
     """
+    check_new_file(Path(out))
     decoder = RunDecoder.open(run, data, device, feature_processes, partial(progress, "features"))
     fusion = Fusion(load_ngram(lm), lm_weight, word_bonus) if lm is not None else None
     ranking = Ranking(fusion, Penalties(length_normalisation, token_bonus, coverage))

@@ -21,6 +21,7 @@ from antiphon.personalisation.trial import BASELINE, Row, Trial, described, writ
 from antiphon.pools.rendezvous import find_rank
 from antiphon.pools.spawning import run_processes
 from antiphon.privacy.samplers import Secure, Seeded
+from antiphon.records.files import check_new_folder
 from antiphon.workflows.arguments import Notify, Progress, no_messages, no_progress
 from antiphon.workflows.rescore_lists import describe_weights, lists_of_splits, make_columns
 from antiphon.workflows.run_recipe import joined_group
@@ -160,7 +161,7 @@ def personalize(
     if process is None and num_processes > 1:
         sys.exit(run_processes(num_processes))
     if depth < 1:
-        raise ValueError(f"depth must be at least 1, got {depth}")
+        raise ValueError(f"--depth (in Python: depth) must be at least 1, not {depth}")
     numbers = sorted(rounds)
     schedule = Schedule(numbers[-1], every_utterance, cohort)
     models = {name: load_sentence_model(path) for name, path in lm.items()}
@@ -191,8 +192,10 @@ def personalize(
 
 def _check_folder(out: Path | None, resume: bool) -> None:
     """Refuse to continue nothing, and to write over the rounds of an earlier call."""
+    if out is not None:
+        check_new_folder(out)
     if resume and out is None:
-        raise ValueError("there is no folder to resume from: name the one that the rounds were written to")
+        raise ValueError("there is no folder to resume from: name it with --out (in Python: out=)")
     if not resume and out is not None and find_rank(os.environ) is None and (out / ROUNDS).exists():
         raise ValueError(f"{out / ROUNDS} exists: continue its rounds (--resume), or choose another folder")
 

@@ -25,6 +25,7 @@ from antiphon.decoding.rescoring import (
 )
 from antiphon.decoding.rescoring import tune as tune_weights
 from antiphon.lm.neural_lm import load_sentence_model
+from antiphon.records.files import check_new_file
 from antiphon.scoring.error_rate import Errors
 from antiphon.scoring.statistics import Interval, difference_interval, rate_interval
 from antiphon.workflows.arguments import Paths, Progress, no_progress, paths_of
@@ -111,6 +112,8 @@ def rescore(
         rescoring = antiphon.rescore("lists.jsonl", lm={"books": "books.arpa"}, tune="heldout", split="test")
         print(rescoring.weights["books"])
     """
+    if out is not None:
+        check_new_file(Path(out))
     entries = united([list(read_nbest(path)) for path in paths_of(nbest)])
     for wanted in filter(None, (split, tune)):
         check_split(entries, wanted)

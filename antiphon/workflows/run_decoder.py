@@ -17,6 +17,7 @@ import torch
 
 from antiphon.data.batches import collate
 from antiphon.data.corpus import Corpus
+from antiphon.data.processes import start_fork_server
 from antiphon.data.store import FeatureStore, compute_features
 from antiphon.decoding.beams.attention_beam import Penalties
 from antiphon.decoding.fusion import Fusion
@@ -89,6 +90,7 @@ class RunDecoder:
             yield self
             return
         # Do not fork from here: see `data.processes`.
+        start_fork_server()
         context, ngram = get_context("forkserver"), fusion.model if fusion else None
         with ProcessPoolExecutor(num_processes, context, _start_process, (self, ngram)) as executor:
             yield replace(self, processes=executor)

@@ -19,6 +19,7 @@ from antiphon.pools.rendezvous import Rank, choose_gpu, find_rank, join
 from antiphon.pools.spawning import end_with_starter, run_processes
 from antiphon.recipes import RECIPES
 from antiphon.recipes import recipe as load_recipe
+from antiphon.records.files import check_new_folder
 from antiphon.workflows.arguments import Progress, no_progress, screen_for
 
 
@@ -117,6 +118,7 @@ def demo(
     from antiphon.data.tts.demo_corpus import SpeakerGroup, synthesise_corpus
 
     experiment = _experiment("demo", settings)
+    check_new_folder(Path(out))
     corpus = Path(out) / "corpus"
     if not (corpus / "corpus.json").exists():
         report = partial(progress, "synthesis")
@@ -144,7 +146,8 @@ def _experiment(recipe: str | Path | Experiment, settings: Sequence[str]) -> Exp
 def _check_processes(process: Rank | None, num_processes: int, jobs: int) -> None:
     """Refuse numbers below 1, and two ways of using several processes at once."""
     if num_processes < 1 or jobs < 1:
-        raise ValueError(f"there must be at least 1 process and 1 job, not {num_processes} and {jobs}")
+        numbers = f"not {num_processes} and {jobs} (--workers, --jobs; in Python: num_processes, jobs)"
+        raise ValueError(f"there must be at least 1 process and 1 job, {numbers}")
     if jobs > 1 and (process is not None or num_processes > 1):
         raise ValueError("--jobs is for runs of one process each: leave out --jobs or the other processes")
     if jobs == 1 and process is not None and num_processes not in (1, process.size):

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from antiphon.data.tokens import UnigramConfig, WordsConfig
 from antiphon.data.transcripts import read_sentences
-from antiphon.lm.arpa import save_ngram
+from antiphon.lm.arpa import is_arpa, save_ngram
 from antiphon.lm.kneser_ney import estimate
 from antiphon.lm.neural_lm import LmTraining, NeuralLm, train_lm
 from antiphon.lm.ngram import NgramModel, Perplexity
+from antiphon.models.torch_device import find_device
+from antiphon.records.files import check_new_file, check_new_folder
 from antiphon.workflows.arguments import Paths, Progress, no_progress, paths_of
 
 MAX_FOR_TOKENS = 200_000  # sentences to learn subwords from
@@ -57,10 +59,12 @@ def train_ngram_lm(
         training = antiphon.train_ngram_lm(["books.txt"], "books.arpa", order=3, heldout=["other.txt"])
         print({file.name: perplexity.value for file, perplexity in training.perplexities.items()})
     """
+    out = Path(out)
+    (check_new_file if is_arpa(out) else check_new_folder)(out)
     started = time.monotonic()
     model = estimate(sentences_of(texts), order, list(min_counts))
     seconds = time.monotonic() - started
-    save_ngram(model, Path(out))
+    save_ngram(model, out)
     return NgramTraining(model, seconds, _perplexities(model, heldout))
 
 
@@ -89,7 +93,7 @@ def train_transformer_lm(
         batch_tokens: The number of tokens in a step, including padding.
         lr: The highest learning rate.
         seed: The seed of the first parameters, of the order of sentences, and of dropout.
-        device: cpu or cuda.
+        device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
         heldout: Text files to measure perplexity on.
         progress: A function that is called with (stage, steps done, number of steps).
 
@@ -97,13 +101,15 @@ def train_transformer_lm(
         model = antiphon.train_transformer_lm(["books.txt"], "books-lm", steps=500).model
         print(model.score_sentences(["the cat sat"]))
     """
+    chosen = str(find_device(device))
+    check_new_folder(Path(out))
     sentences = sentences_of(texts)
     sample = sentences[:: -(-len(sentences) // MAX_FOR_TOKENS) or 1]
     config = UnigramConfig(subwords) if subwords else WordsConfig(words)
     tokens = config.fit(sample if subwords else sentences, alphabet=None)
     training = LmTraining(steps=steps, batch_tokens=batch_tokens, lr=lr, seed=seed)
     report = lambda done, _: progress("training", done, steps)  # noqa: E731
-    model = train_lm(sentences, tokens, training=training, device=device, progress=report)
+    model = train_lm(sentences, tokens, training=training, device=chosen, progress=report)
     model.save(Path(out), {"steps": steps, "batch_tokens": batch_tokens, "lr": lr, "seed": seed})
     return TransformerTraining(model, _perplexities(model, heldout))
 

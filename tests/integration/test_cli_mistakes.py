@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command import Antiphon, run_arguments
+from command import Antiphon, Fault, in_fork, run_arguments
 from world import World, write_source
 
 from antiphon import config
@@ -95,6 +96,22 @@ def test_a_yaml_file_changes_a_recipe(antiphon: Antiphon, world: World, tmp_path
     assert "did you mean 'total'?" in done.output
 
 
+def test_a_device_that_there_is_not_is_named_with_those_that_there_are(
+    antiphon: Antiphon, world: World, tmp_path: Path
+) -> None:
+    done = antiphon(*run_arguments(world.corpus, tmp_path / "out", "--device", "gpu"))
+    assert done.code == 2
+    assert done.output.startswith("error: no device 'gpu': cpu, cuda, cuda:1 … or auto")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupt_while_features_are_computed_is_one_line(world: World, tmp_path: Path) -> None:
+    fault = Fault("antiphon.experiment.preparation.compute_features", 1, signal.SIGINT)
+    done = in_fork(run_arguments(world.corpus, tmp_path / "out"), tmp_path / "log", fault)
+    assert (done.code, done.output.strip()) == (130, "Interrupted.")
+    assert not (tmp_path / "out").exists()
+
+
 # --- Folders that are there already ---------------------------------------------------------------
 
 
@@ -108,6 +125,17 @@ def test_a_folder_with_an_experiment_or_anything_else_in_it_is_not_overwritten(
     done = antiphon(*run_arguments(world.corpus, tmp_path))
     assert done.code == 2
     assert "is not empty and holds no experiment" in done.output
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(antiphon: Antiphon, world: World, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("my work")
+    done = antiphon(*run_arguments(world.corpus, tmp_path / "thesis.tex"))
+    assert done.code == 2
+    assert "thesis.tex is a file, not a folder: choose another folder" in done.output
+    assert "Errno" not in done.output
+    done = antiphon("demo", "--out", tmp_path / "thesis.tex" / "demo")
+    assert "thesis.tex is a file" in done.output
+    assert (tmp_path / "thesis.tex").read_text() == "my work"
 
 
 @pytest.mark.parametrize(

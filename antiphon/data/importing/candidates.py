@@ -66,14 +66,14 @@ class ImportOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.min_seconds < self.max_seconds:
             bounds = f"{self.min_seconds:g} and {self.max_seconds:g}"
-            raise ValueError(f"min_seconds must be at least 0 and below max_seconds, got {bounds}")
+            raise ValueError(f"--min-seconds must be at least 0 and below --max-seconds, got {bounds}")
         fractions = self.split_speakers
         if fractions and (len(fractions) != 3 or min(fractions) < 0 or not math.isclose(sum(fractions), 1)):
-            raise ValueError(f"split_speakers takes three fractions that add up to 1, got {fractions}")
+            raise ValueError(f"--split-speakers takes three fractions that add up to 1, got {fractions}")
         if self.alphabet == "":
-            raise ValueError("the alphabet is empty: no text could be taken (None takes every character)")
+            raise ValueError("--alphabet is empty: 'any' (in Python: alphabet=None) takes every character")
         if bad := [speed for speed in self.speeds if not 0.5 <= speed <= 2 or speed == 1]:
-            raise ValueError(f"speeds are between 0.5 and 2, and 1 is always included: got {bad[0]:g}")
+            raise ValueError(f"--speeds are between 0.5 and 2, and 1 is always included: got {bad[0]:g}")
         if len(set(self.speeds)) < len(self.speeds):
             raise ValueError(f"a speed is given twice: {', '.join(f'{speed:g}' for speed in self.speeds)}")
         if self.num_threads is not None and self.num_threads < 1:

@@ -24,7 +24,7 @@ from antiphon.data.importing.candidates import Blob, Candidate, ImportOptions, R
 from antiphon.data.importing.formats import FORMATS, choose_format
 from antiphon.data.processes import map_ahead
 from antiphon.data.transcripts import is_utf8, normalise, strange_characters
-from antiphon.records.files import new_folder, sync
+from antiphon.records.files import check_new_folder, new_folder, sync
 from antiphon.seeding import derive
 
 Progress = Callable[[int, int | None], None]  # done, total (None until the whole source is listed)
@@ -110,6 +110,7 @@ def import_corpus(
 
 def check_destination(source: Path, destination: Path, overwrite: bool) -> None:
     """Refuse, before any work, a destination that must not be written or replaced."""
+    check_new_folder(destination.parent)
     if not destination.exists() and not destination.is_symlink():
         return
     if not overwrite:

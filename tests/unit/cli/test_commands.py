@@ -13,6 +13,7 @@ from typing import Any
 import click
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import antiphon
 from antiphon.cli import app
@@ -130,6 +131,62 @@ def test_command_and_function_have_the_same_defaults(name: str) -> None:
         if default is None or isinstance(default, list | tuple):
             continue
         assert str(default) == str(parameter.default), option.name
+
+
+def test_every_command_is_in_a_group_of_the_help() -> None:
+    groups = {name: command.rich_help_panel for name, command in get_command(app).commands.items()}
+    titles = {"Start here", "Results", "Language models and decoding", "More"}
+    assert set(groups.values()) == titles
+    assert {"demo", "run", "corpus"} <= {name for name, title in groups.items() if title == "Start here"}
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["corpus", "-h"], ["lm", "train", "-h"], ["--help"]])
+def test_help_has_a_short_option_everywhere(arguments: list[str]) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0
+    assert "Usage:" in done.output
+
+
+def test_the_version_is_printed() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"antiphon {antiphon.__version__}\n")
+
+
+def test_the_shell_can_complete_commands() -> None:
+    typed = {"_ANTIPHON_COMPLETE": "complete_bash", "COMP_WORDS": "antiphon re", "COMP_CWORD": "1"}
+    done = CliRunner().invoke(app, [], prog_name="antiphon", env=typed)
+    assert {"recipes", "report", "rescore"} <= set(done.output.split())
+
+
+# Sends Ctrl-C to itself when torch is imported, which is what takes the first seconds.
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == "torch":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from antiphon.__main__ import main
+main()
+"""
+
+
+def test_an_interrupt_during_the_imports_is_one_line() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.split("\n") == ["", "Interrupted: nothing was done.", ""]
+
+
+def test_an_interrupt_in_a_command_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(antiphon, "list_recipes", interrupt, raising=False)
+    done = CliRunner().invoke(app, ["recipes"])
+    assert done.exit_code == 130
+    assert done.output.strip() in ("", "Interrupted.")  # it goes to the terminal's standard error
+    assert isinstance(done.exception, SystemExit)
 
 
 def test_a_name_that_is_not_there_is_refused() -> None:

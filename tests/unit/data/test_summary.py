@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,12 @@ def test_a_plot_is_saved_for_few_and_for_many_clients(tmp_path: Path, num_client
     plot_hours(summarise(corpus(tmp_path / "corpus", utterances)), path)
     assert path.read_bytes().startswith(b"\x89PNG" if ending == "png" else b"<?xml")
     assert path.stat().st_size < 2_000_000
+
+
+def test_names_that_the_font_does_not_have_are_drawn_without_a_warning(tmp_path: Path) -> None:
+    names = ["张伟", "محمد", "שרה"]
+    utterances = [Utterance(f"{n}", name, "x", "组", 1.0, "a", 0, 0) for n, name in enumerate(names)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plot_hours(summarise(corpus(tmp_path / "corpus", utterances)), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").exists()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.records.files import new_folder, replace_file
+from antiphon.records.files import check_new_file, check_new_folder, new_folder, replace_file
 
 
 def test_a_file_is_replaced_when_it_is_complete(tmp_path: Path) -> None:
@@ -49,3 +49,21 @@ def test_an_interruption_leaves_everything_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert [path.name for path in tmp_path.rglob("*")] == ["made", "old"]
+
+
+def test_a_folder_where_a_file_is_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    for folder in (tmp_path / "thesis.tex", tmp_path / "thesis.tex" / "deep" / "er"):
+        with pytest.raises(ValueError, match=r"thesis\.tex is a file, not a folder: choose another folder"):
+            check_new_folder(folder)
+    for folder in (tmp_path, tmp_path / "new" / "er", Path("relative")):
+        check_new_folder(folder)
+
+
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is a folder: name a file"):
+        check_new_file(tmp_path)
+    with pytest.raises(ValueError, match=r"cannot be written: there is no folder .*missing"):
+        check_new_file(tmp_path / "missing" / "lists.jsonl")
+    check_new_file(tmp_path / "lists.jsonl")
+    check_new_file(Path("lists.jsonl"))

@@ -187,7 +187,7 @@ def test_too_few_speakers_to_divide_is_an_error(run: Callable[..., ImportSummary
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"min_seconds": 2, "max_seconds": 1}, "below max_seconds"),
+        ({"min_seconds": 2, "max_seconds": 1}, "below --max-seconds"),
         ({"split_speakers": (0.5, 0.1, 0.1)}, "add up to 1"),
         ({"alphabet": ""}, "alphabet is empty"),
         ({"num_threads": 0}, "at least 1"),
