@@ -6,23 +6,27 @@ import importlib.metadata
 import json
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from antiphon import config
 from antiphon.experiment.score import write_json
-from antiphon.experiment.settings import Experiment
+from antiphon.experiment.settings import Experiment, Run
 from antiphon.records.files import check_new_folder
 
 EXPERIMENT_FORMAT = "antiphon-experiment/1"
 PACKAGES = "antiphon torch numpy safetensors sentencepiece onnxruntime rapidfuzz transformers peft"
 
 
-def check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
-    """Refuse a folder that has other files, or an experiment that is not the same or is not resumed."""
+def check_folder(out: Path, experiment: Experiment, resume: bool, only: Sequence[str] = ()) -> None:
+    """Refuse a folder that has other files, or an experiment that is not the same or is not resumed.
+
+    Also refuses runs named in `only` that cannot begin: a wrong command must not leave a folder.
+    """
     check_new_folder(out)
+    _check_chosen(out, experiment.chosen(only))
     path = out / "experiment.json"
     now = config.to_dict(experiment)  # refuses what could not be stored
     if not path.exists():
@@ -48,6 +52,17 @@ def check_folder(out: Path, experiment: Experiment, resume: bool) -> None:
     if changed:
         lines = "".join(f"\n  {key}: was {old!r}, now {new!r}" for key, old, new in changed[:10])
         raise ValueError(f"{out} cannot be resumed with another configuration:{lines}")
+
+
+def _check_chosen(out: Path, runs: Mapping[str, Run]) -> None:
+    """Refuse a run that needs another one which is neither finished nor carried out now."""
+    for name, run in runs.items():
+        for need, role in ((run.start_run, "starts from"), (run.teacher_run, "is taught by")):
+            if need and need not in runs and not (out / need / "model" / "model.safetensors").exists():
+                raise ValueError(
+                    f"run {name!r} {role} {need!r}, which has not finished in {out}: add --only {need} "
+                    f"(in Python: only=[{need!r}, …]), or leave out --only"
+                )
 
 
 def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:

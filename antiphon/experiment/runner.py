@@ -69,7 +69,7 @@ def run_experiment(
     function; only the first one writes files.
     """
     data, out, screen, group = Path(data), Path(out), screen or NullScreen(), group or SingleProcess()
-    group.on_rank_zero(lambda: check_folder(out, experiment, resume))
+    group.on_rank_zero(lambda: check_folder(out, experiment, resume, only))
     prepared = prepare(experiment, data, device, num_processes, screen.features, group)
     group.on_rank_zero(lambda: claim_folder(out, experiment, data, prepared.store.fingerprint))
     scores = {}
@@ -102,7 +102,7 @@ def run_side_by_side(
     from there.
     """
     data, out, screen = Path(data), Path(out), screen or NullScreen()
-    check_folder(out, experiment, resume)
+    check_folder(out, experiment, resume, only)
     prepared = prepare(experiment, data, device, num_processes, screen.features)
     claim_folder(out, experiment, data, prepared.store.fingerprint)
     runs, split = experiment.chosen(only), experiment.speakers.test

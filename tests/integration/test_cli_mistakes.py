@@ -127,6 +127,21 @@ def test_a_folder_with_an_experiment_or_anything_else_in_it_is_not_overwritten(
     assert "is not empty and holds no experiment" in done.output
 
 
+@pytest.mark.parametrize("more", [(), ("--jobs", "2")])
+def test_a_wrong_only_leaves_no_folder_that_would_block_the_right_one(
+    antiphon: Antiphon, world: World, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    out = tmp_path / "out"
+    done = antiphon(*run_arguments(world.corpus, out, *more, "--only", "fedagv"))
+    assert done.code == 2
+    assert "unknown run 'fedagv'; did you mean 'fedavg'?" in done.output
+    done = antiphon(*run_arguments(world.corpus, out, *more, "--only", "fedavg"))
+    assert done.code == 2
+    assert "run 'fedavg' starts from 'seed', which has not finished in" in done.output
+    assert "add --only seed (in Python: only=['seed', …]), or leave out --only" in done.output
+    assert not out.exists()
+
+
 def test_a_file_in_the_place_of_the_folder_is_named(antiphon: Antiphon, world: World, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("my work")
     done = antiphon(*run_arguments(world.corpus, tmp_path / "thesis.tex"))

@@ -37,11 +37,15 @@ def test_runs_side_by_side_leave_what_one_process_leaves(world: World, tmp_path:
 
 def test_a_run_that_fails_is_named_and_resumed(world: World, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    arguments = run_arguments(world.corpus, out, "--jobs", "2", "--only", "fedavg")
-    done = antiphon(arguments)
+    assert antiphon(run_arguments(world.corpus, out, "--only", "seed")).code == 0
+    obstacle = out / "fedavg" / "checkpoints"
+    obstacle.parent.mkdir()
+    obstacle.touch()
+    done = antiphon(run_arguments(world.corpus, out, "--jobs", "2", "--only", "fedavg", "--resume"))
     assert done.code == 3, done.output
     assert "1 of 1 runs failed (fedavg: error: " in done.output
     assert "--resume" in done.output
+    obstacle.unlink()
     whole = antiphon(run_arguments(world.corpus, out, "--jobs", "2", "--resume"))
     assert whole.code == 0, whole.output
     assert (out / "fedavg" / "model" / "model.safetensors").exists()
