@@ -45,7 +45,7 @@ class Frontend(Protocol):
 
 
 NEEDS = ("dim", "frames_per_second", "key", "load")
-HOMES = ["antiphon.data.frontends", "antiphon.data.huggingface_folder"]
+HOMES = ["antiphon.data.frontends", "antiphon.data.encoders", "antiphon.data.huggingface_folder"]
 FRONTENDS = open_kind(Frontend, Registry("antiphon.frontends", NEEDS, HOMES, default="filterbank"))
 
 
@@ -148,7 +148,8 @@ def check_samples(samples: np.ndarray) -> None:
 class OnnxEncoder:
     """A pretrained encoder in an ONNX file: float32 [1, samples] at 16 kHz in, [1, frames, dim] out.
 
-    Dimension and frame rate are measured on silence.
+    It may also take a mask of the samples, int64 [1, samples]. Dimension and frame rate are measured on
+    silence.
     """
 
     path: str
@@ -226,14 +227,15 @@ def next_frame_at(num_frames: Callable[[int], int], start: int) -> int:
 
 def load_encoder(path: str) -> Extract:
     session = open_session(path)
-    name = session.get_inputs()[0].name
+    names = [node.name for node in session.get_inputs()]
 
     def extract(samples: np.ndarray) -> np.ndarray:
         """Samples [samples] to the encoder's frames [frames, dim] float32."""
         check_samples(samples)
         # The errors of onnxruntime have no base class but Exception. A too short input is one of them.
+        inputs = (samples.astype(np.float32)[None], np.ones((1, len(samples)), dtype=np.int64))
         try:
-            frames = session.run(None, {name: samples.astype(np.float32)[None]})[0]
+            frames = session.run(None, dict(zip(names, inputs, strict=False)))[0]
         except Exception as error:
             raise ValueError(f"the encoder {path} failed on {len(samples)} samples: {error}") from error
         if frames.ndim != 3 or frames.shape[0] != 1:
@@ -260,7 +262,8 @@ def open_session(path: str) -> Any:
     except Exception as error:
         raise ValueError(f"{path} is not an ONNX model that onnxruntime can run: {error}") from error
     inputs = session.get_inputs()
-    if len(inputs) != 1 or len(inputs[0].shape) != 2 or inputs[0].type != "tensor(float)":
+    types = [(node.type, len(node.shape)) for node in inputs]
+    if types not in ([("tensor(float)", 2)], [("tensor(float)", 2), ("tensor(int64)", 2)]):
         shapes = ", ".join(f"{node.name} {node.type} {node.shape}" for node in inputs)
         raise ValueError(
             f"the ONNX encoder {path} must take one float input [batch, samples] of audio at "

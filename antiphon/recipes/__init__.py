@@ -15,13 +15,14 @@ import yaml
 from antiphon import config
 from antiphon.experiment.settings import Experiment
 from antiphon.recipes import single_algorithm, speech
-from antiphon.recipes.demo import demo
+from antiphon.recipes.demo import demo, demo_filterbank
 from antiphon.recipes.librispeech_tables import librispeech, pruning_librispeech, self_training
 from antiphon.recipes.session_adaptation import session_adaptation
 from antiphon.recipes.table1 import table1, table1_trials
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
     "demo": demo,
+    "demo-filterbank": demo_filterbank,
     "central": single_algorithm.central_training,
     "fedsgd": single_algorithm.federated_sgd,
     "fedavg": single_algorithm.federated_averaging,

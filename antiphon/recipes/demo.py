@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from antiphon.algorithms.fedavg import FedAvg, dga, fedavg, hierarchical
+from antiphon.data.encoders import Moonshine
 from antiphon.engine import Rounds
 from antiphon.experiment.settings import Experiment, Run, Speakers
 from antiphon.models.blstm import BlstmConfig
@@ -18,6 +19,19 @@ from antiphon.tasks.local_training import LocalTraining
 
 def demo() -> Experiment:
     """FedAvg, hierarchical optimisation and DGA softmax side by side, small enough for a laptop."""
+    if not Moonshine.is_installed():
+        return demo_filterbank()
+    return replace(
+        demo_filterbank(),
+        recipe="demo",
+        frontend=Moonshine(),
+        model=CtcConfig(BlstmConfig(dim=64, num_layers=2, stack=1)),
+        augment=SpecAugment(num_time_masks=1, time_width=6, num_frequency_masks=0),
+    )
+
+
+def demo_filterbank() -> Experiment:
+    """The demo on log-mel filterbanks, without a pretrained encoder."""
     local, server = LocalTraining(lr=0.3, epochs=2, batch_seconds=16.0), Adam(lr=5e-3, epsilon=1e-5)
 
     def run(algorithm: FedAvg) -> Run:
