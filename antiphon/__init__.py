@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from antiphon.config import override
     from antiphon.data.corpus import Corpus
-    from antiphon.data.encoders import check_encoders
+    from antiphon.data.encoders import encoders
     from antiphon.data.importing.candidates import ImportOptions
     from antiphon.data.importing.conversion import import_corpus
     from antiphon.data.summary import describe_corpus
@@ -37,7 +37,7 @@ __version__ = "0.1.0"
 
 _EXPORTS = {  # module -> its public names
     "config": ["override"],
-    "data.encoders": ["check_encoders"],
+    "data.encoders": ["encoders"],
     "data.importing.candidates": ["ImportOptions"],
     "data.corpus": ["Corpus"],
     "data.importing.conversion": ["import_corpus"],

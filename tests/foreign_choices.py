@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from antiphon.core import ALGORITHMS, Metrics, Pool, Report, ServerState, Task, Tensors
+from antiphon.core import Metrics, Pool, Report, ServerState, Task, Tensors
 from antiphon.server.weighting import Uniform, Weighting
 from antiphon.tasks.local_training import LocalTraining
 

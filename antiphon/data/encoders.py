@@ -96,7 +96,7 @@ class EncoderFile:
     encoder: KnownEncoder | None
 
 
-def check_encoders(files: Sequence[str | Path] = ()) -> list[EncoderFile]:
+def encoders(files: Sequence[str | Path] = ()) -> list[EncoderFile]:
     """Check encoder files by their checksums: those that are installed, and these.
 
     Args:
@@ -106,7 +106,7 @@ def check_encoders(files: Sequence[str | Path] = ()) -> list[EncoderFile]:
         An `EncoderFile` for each file, the installed ones first.
 
     Example:
-        for file in antiphon.check_encoders(["encoder_model.onnx"]):
+        for file in antiphon.encoders(["encoder_model.onnx"]):
             print(file.path, file.encoder.name if file.encoder else "not known")
     """
     missing = [str(file) for file in files if not Path(file).is_file()]

@@ -58,6 +58,7 @@ def definition(name: str) -> ast.FunctionDef:
 def test_no_command_is_missing_or_new() -> None:
     plain = (
         "demo recipes run evaluate transcribe report compare alignments nbest rescore personalize prune adapt"
+        " encoders"
     )
     assert set(COMMANDS) == {*plain.split(), "corpus import", "corpus show", "lm ngram", "lm train"}
 
@@ -112,7 +113,7 @@ def test_every_option_is_described_in_sentences(name: str) -> None:
 
 
 # Functions that end within seconds report no progress.
-QUICK = {"recipes", "report", "compare", "alignments", "corpus show", "lm ngram"}
+QUICK = {"encoders", "recipes", "report", "compare", "alignments", "corpus show", "lm ngram"}
 
 
 @every_command

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from antiphon.config import from_dict, to_dict
-from antiphon.data import encoders
-from antiphon.data.encoders import KNOWN_ENCODERS, MOONSHINE_TINY, Moonshine, check_encoders, find_installed
+from antiphon.data import encoders as module
+from antiphon.data.encoders import KNOWN_ENCODERS, MOONSHINE_TINY, Moonshine, find_installed
 from antiphon.experiment.settings import Experiment
 from antiphon.recipes import recipe
 
@@ -33,7 +33,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "find_installed", lambda encoder: None)
+    monkeypatch.setattr(module, "find_installed", lambda encoder: None)
 
 
 def test_the_file_is_found_in_the_installed_package_without_an_import(installed: Path) -> None:
@@ -51,13 +51,13 @@ def test_files_are_told_apart_by_their_checksums(
 ) -> None:
     (tmp_path / "other.onnx").write_bytes(b"other")
     known = replace(MOONSHINE_TINY, sha256=hashlib.sha256(b"weights").hexdigest())
-    monkeypatch.setattr(encoders, "KNOWN_ENCODERS", (known,))
-    first, second = check_encoders([tmp_path / "other.onnx"])
+    monkeypatch.setattr(module, "KNOWN_ENCODERS", (known,))
+    first, second = module.encoders([tmp_path / "other.onnx"])
     assert (first.path, first.encoder) == (installed, known)
     assert second.encoder is None
     assert second.sha256 == hashlib.sha256(b"other").hexdigest()
     with pytest.raises(ValueError, match=r"there is no file .*gone\.onnx"):
-        check_encoders([tmp_path / "gone.onnx"])
+        module.encoders([tmp_path / "gone.onnx"])
 
 
 def test_known_encoders_have_different_names_and_checksums() -> None:
@@ -88,7 +88,7 @@ def test_with_the_package_the_demo_runs_on_the_encoder(installed: Path) -> None:
 def test_the_encoder_that_pip_installs_turns_a_second_into_forty_frames() -> None:
     if not Moonshine.is_installed():
         pytest.skip("not installed: pip install 'antiphon[encoder]'")
-    (file,) = [file for file in check_encoders() if file.encoder == MOONSHINE_TINY]
+    (file,) = [file for file in module.encoders() if file.encoder == MOONSHINE_TINY]
     assert file.sha256 == MOONSHINE_TINY.sha256
     frontend = Moonshine()
     assert frontend.dim == MOONSHINE_TINY.dim
