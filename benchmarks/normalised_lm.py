@@ -28,7 +28,12 @@ from antiphon.lm.neural_lm import MAX_LOGITS, NeuralLm, plan_text_batches
 from antiphon.lm.ngram import END_ID, NONE, START_ID, NgramModel, contexts_of, walk
 from antiphon.lm.transformer import text_batch
 from antiphon.lm.unigram import Unigram
-from antiphon.personalisation.marginal_adaptation import Factors
+
+
+class Factors(Protocol):
+    """What adaptation adds to ln p of every word."""
+
+    def log_factors(self, ids: np.ndarray) -> np.ndarray: ...
 
 
 class Normalised(Protocol):

@@ -73,7 +73,7 @@ class Lists:
 
     def best(self, weights: Mapping[str, float]) -> np.ndarray:
         """The row of the best hypothesis of each list; of equal ones the first."""
-        return _first_maxima(self.scores(weights), self.starts)
+        return first_maxima(self.scores(weights), self.starts)
 
     def first(self) -> np.ndarray:
         return self.starts[:-1]
@@ -83,7 +83,7 @@ class Lists:
         wrong = self.errors[:, :3].sum(axis=1)
         ranks = np.arange(len(wrong)) - np.repeat(self.starts[:-1], np.diff(self.starts))
         is_seen = ranks < (len(wrong) if depth is None else depth)
-        return _first_maxima(np.where(is_seen, -wrong, -1 - wrong.max()), self.starts)
+        return first_maxima(np.where(is_seen, -wrong, -1 - wrong.max()), self.starts)
 
     def count(self, rows: np.ndarray) -> Errors:
         """The sum of the errors of these hypotheses."""
@@ -97,7 +97,8 @@ class Lists:
         return Lists(entries, self.columns, self.values[chosen], self.errors[chosen], starts)
 
 
-def _first_maxima(scores: np.ndarray, starts: np.ndarray) -> np.ndarray:
+def first_maxima(scores: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """The row with the highest score of each list; of equal ones the first."""
     highest = np.repeat(np.maximum.reduceat(scores, starts[:-1]), np.diff(starts))
     rows = np.where(scores == highest, np.arange(len(scores)), len(scores))
     return np.minimum.reduceat(rows, starts[:-1])

@@ -63,7 +63,7 @@ class Personalizer:
         """Return the list sorted by the weighted sum, which becomes the score; the sort is stable."""
         if not nbest.hypotheses:
             return nbest
-        adapted = AdaptedLm(self.lm, self.background, self.marginals)
+        adapted = AdaptedLm(self.lm, self.marginals)
         log_probs = adapted.score_sentences([hypothesis.text for hypothesis in nbest.hypotheses])
         scored = [
             self._scored(hypothesis, float(log_prob), nbest.id)

@@ -26,7 +26,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -84,12 +83,6 @@ class Marginals:
         return self.mixture.lam * self.log_ratios(ids)
 
 
-class Factors(Protocol):
-    """What adaptation adds to ln p of every word."""
-
-    def log_factors(self, ids: np.ndarray) -> np.ndarray: ...
-
-
 @dataclass(frozen=True)
 class WordsOfTexts:
     """The words of several texts. Each different word is stored once, so that its factor is looked up once.
@@ -120,10 +113,9 @@ class AdaptedLm:
     """A `SentenceModel` that computes p' of eq. 1 without normalisation."""
 
     lm: SentenceModel
-    background: Unigram
-    factors: Factors
+    marginals: Marginals
 
     def score_sentences(self, texts: Sequence[str]) -> np.ndarray:
         """Return ln p'(text) without normalisation, with the end of the sentence: [len(texts)] float64."""
-        words = WordsOfTexts.of(texts, self.background)
-        return self.lm.score_sentences(texts) + words.sums(self.factors.log_factors(words.different))
+        words = WordsOfTexts.of(texts, self.marginals.background)
+        return self.lm.score_sentences(texts) + words.sums(self.marginals.log_factors(words.different))

@@ -9,9 +9,10 @@ A client's own words never leave it. So the noise affects only the shared words 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,6 @@ from antiphon.privacy.mechanisms import (
     Cap,
     CapL1,
     CapL2,
-    Gaussian,
     Laplace,
     Mechanism,
     Rounded,
@@ -36,66 +36,32 @@ from antiphon.privacy.mechanisms import (
 from antiphon.privacy.release import PrivateRelease
 from antiphon.privacy.samplers import Randomness, Seeded
 
-
-class Protection(Protocol):
-    """A kind of protection: the cap on clients, the noise for an ε, and the ledger of the rounds."""
-
-    def cap(self) -> Cap: ...
-    def mechanism(self, epsilon: float, rounds: int) -> Mechanism: ...
-    def ledger(self, epsilon: float, rounds: int) -> Ledger: ...
+# ε, number of rounds -> the cap on clients, the noise, and the ledger of the rounds
+Protection = Callable[[float, int], tuple[Cap, Mechanism, Ledger]]
 
 
-@dataclass(frozen=True)
-class PaperNoise:
+def paper_noise(epsilon: float, rounds: int) -> tuple[Cap, Mechanism, Ledger]:
     """Eq. 9: Laplace(1/ε) in every round protects one word of one utterance. The ledger adds up rounds."""
-
-    def cap(self) -> Rounded:
-        return Rounded()
-
-    def mechanism(self, epsilon: float, rounds: int) -> Laplace:
-        return Laplace(1.0, epsilon)
-
-    def ledger(self, epsilon: float, rounds: int) -> Ledger:
-        return Ledger(Budget(epsilon * rounds))
+    return Rounded(), Laplace(1.0, epsilon), Ledger(Budget(epsilon * rounds))
 
 
-@dataclass(frozen=True)
-class ClientLaplace:
+def client_laplace(epsilon: float, rounds: int, limit: float = 100.0) -> tuple[Cap, Mechanism, Ledger]:
     """(ε, 0)-DP of a whole client for all rounds: a cap on the l1 norm, an equal part of ε for each round."""
-
-    limit: float = 100.0
-
-    def cap(self) -> CapL1:
-        return CapL1(self.limit)
-
-    def mechanism(self, epsilon: float, rounds: int) -> Laplace:
-        return Laplace(self.limit, epsilon / rounds)
-
-    def ledger(self, epsilon: float, rounds: int) -> Ledger:
-        return Ledger(Budget(epsilon))
+    return CapL1(limit), Laplace(limit, epsilon / rounds), Ledger(Budget(epsilon))
 
 
-@dataclass(frozen=True)
-class ClientGaussian:
+def client_gaussian(
+    epsilon: float, rounds: int, limit: float = 20.0, delta: float = 1e-5
+) -> tuple[Cap, Mechanism, Ledger]:
     """(ε, δ)-DP of a whole client for all rounds: a cap on the l2 norm, Rényi composition of rounds."""
-
-    limit: float = 20.0
-    delta: float = 1e-5
-
-    def cap(self) -> CapL2:
-        return CapL2(self.limit)
-
-    def mechanism(self, epsilon: float, rounds: int) -> Gaussian:
-        return gaussian_for(self.limit, Budget(epsilon, self.delta), rounds)
-
-    def ledger(self, epsilon: float, rounds: int) -> Ledger:
-        return Ledger(Budget(epsilon, self.delta), Renyi())
+    budget = Budget(epsilon, delta)
+    return CapL2(limit), gaussian_for(limit, budget, rounds), Ledger(budget, Renyi())
 
 
-PROTECTIONS: dict[str, type[PaperNoise] | type[ClientLaplace] | type[ClientGaussian]] = {
-    "paper": PaperNoise,
-    "laplace": ClientLaplace,
-    "gaussian": ClientGaussian,
+PROTECTIONS: dict[str, Protection] = {
+    "paper": paper_noise,
+    "laplace": client_laplace,
+    "gaussian": client_gaussian,
 }
 
 
@@ -146,8 +112,7 @@ class PrivateTrial:
 
     def row(self, name: str, protection: Protection, epsilon: float) -> PrivateRow:
         rounds = self.trial.federation.num_releases(self.trial.schedule)
-        mechanism, cap = protection.mechanism(epsilon, rounds), protection.cap()
-        ledger = protection.ledger(epsilon, rounds)
+        cap, mechanism, ledger = protection(epsilon, rounds)
         label = f"{name}-epsilon{epsilon:g}-cap{cap.limit or 0:g}-population{self.population}"
         rates = tuple(
             self._rate(mechanism, cap, ledger, randomness, f"{label}-noise{number}")
@@ -188,8 +153,9 @@ class PrivateTrial:
 def read_protection(text: str, cap: float | None) -> tuple[str, Protection, list[float]]:
     """Read a protection and the values of ε to try, such as paper=2,1,0.5 or gaussian=2.
 
-    >>> read_protection("laplace=2,1", cap=50.0)
-    ('laplace', ClientLaplace(limit=50.0), [2.0, 1.0])
+    >>> name, protection, epsilons = read_protection("laplace=2,1", cap=50.0)
+    >>> name, epsilons, protection(2.0, 10)[0]
+    ('laplace', [2.0, 1.0], CapL1(limit=50.0, step=0.015625))
     """
     name, _, values = text.partition("=")
     if name not in PROTECTIONS:
@@ -198,6 +164,6 @@ def read_protection(text: str, cap: float | None) -> tuple[str, Protection, list
         epsilons = [float(value) for value in values.split(",")]
     except ValueError:
         raise ValueError(f"--private {name} takes values of ε such as {name}=2,1,0.5, not {text!r}") from None
-    kind = PROTECTIONS[name]
-    limits: dict[str, Any] = {"limit": cap} if cap and kind is not PaperNoise else {}
-    return name, kind(**limits), epsilons
+    protection: Any = PROTECTIONS[name]
+    has_limit = cap and protection is not paper_noise
+    return name, partial(protection, limit=cap) if has_limit else protection, epsilons

@@ -10,13 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from antiphon.decoding.rescoring import Lists
+from antiphon.decoding.rescoring import Lists, first_maxima
 from antiphon.personalisation.federation import Federation, Schedule
 from antiphon.personalisation.marginal_adaptation import Mixture
 from antiphon.scoring.error_rate import alignment
 from antiphon.scoring.significance import MatchedPairs, error_segments, matched_pairs
-
-RATIO = "marginal"  # a column of lists: Σ ln(g/u) over the words of a hypothesis
 
 
 @dataclass(frozen=True)
@@ -36,15 +34,10 @@ class SecondPass:
                 f"no column {self.adapted!r} to adapt: there are {', '.join(self.lists.columns)}"
             )
 
-    def totals(self) -> np.ndarray:
-        """Return the weighted sum of every hypothesis, without adaptation."""
-        return self.lists.values @ np.array([self.weights.get(name, 0.0) for name in self.lists.columns])
-
     def best(self, ratios: np.ndarray, lam: float) -> np.ndarray:
-        """Return the row of the best hypothesis of each list, with the adapted model."""
-        adapted = self.totals() + self.weights.get(self.adapted, 0.0) * lam * ratios
-        values = np.concatenate([self.lists.values, adapted[:, None]], axis=1)
-        return replace(self.lists, columns=(*self.lists.columns, RATIO), values=values).best({RATIO: 1.0})
+        """Return the row of the best hypothesis of each list, with Σ ln(g/u) of every hypothesis."""
+        adapted = self.weights.get(self.adapted, 0.0) * lam * ratios
+        return first_maxima(self.lists.scores(self.weights) + adapted, self.lists.starts)
 
     def unadapted(self) -> np.ndarray:
         """Return the row of the best hypothesis of each list, with the background model."""

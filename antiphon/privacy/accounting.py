@@ -16,11 +16,7 @@ r = q^(2α−1) and a distance of k steps
 summed over the integers piece by piece. D_α is a log-sum-exp of lines in k and 0 at k = 0, so it is convex: a
 total l1 distance of k is worst if all of it is on one word. That case is computed.
 
-Sampling of clients. A cohort of fixed size gives no additional privacy. A `rate` below 1 is valid only if
-each client is in each round independently with that probability and nobody learns which clients were (Poisson
-sampling). The engine's cohorts are not sampled like this. The Rényi divergence is then that of continuous
-Gaussian noise. At whole orders discrete noise has the same divergence: every term of the binomial sum is a
-Gaussian shifted by whole steps.
+Sampling of clients gives no additional privacy here, because cohorts have a fixed size.
 """
 
 from __future__ import annotations
@@ -43,14 +39,11 @@ class _Loss:
 
     sensitivity: float
     scale: int
-    rate: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.sensitivity > 0 or not self.scale > 0 or not 0 < self.rate <= 1:
-            raise ValueError(
-                "a loss needs sensitivity and scale above 0 and a rate in (0, 1], "
-                f"not {self.sensitivity}, {self.scale} and {self.rate}"
-            )
+        if not self.sensitivity > 0 or not self.scale > 0:
+            got = f"{self.sensitivity} and {self.scale}"
+            raise ValueError(f"a loss needs sensitivity and scale above 0, not {got}")
 
 
 class LaplaceLoss(_Loss):
@@ -61,14 +54,10 @@ class LaplaceLoss(_Loss):
         return self.sensitivity / self.scale
 
     def epsilon(self, delta: float) -> float:
-        return _amplified(self.pure, self.rate)
+        return self.pure
 
     def renyi(self, orders: np.ndarray) -> np.ndarray:
         """Return the Rényi divergence of neighbours at each order above 1."""
-        if self.rate < 1:
-            raise ValueError(
-                "Rényi accounting does not support Laplace noise with Poisson sampling: use basic or advanced"
-            )
         step = 1 / self.scale
         r = np.exp(-(2 * orders - 1) * step)
         near = (1 - np.exp(-step)) * r / (1 - r)
@@ -86,21 +75,10 @@ class GaussianLoss(_Loss):
         return (self.sensitivity / self.scale) ** 2 / 2
 
     def epsilon(self, delta: float) -> float:
-        if delta <= 0:
-            return math.inf
-        return _amplified(epsilon_of_rho(self.rho, delta / self.rate), self.rate)
+        return epsilon_of_rho(self.rho, delta) if delta > 0 else math.inf
 
     def renyi(self, orders: np.ndarray) -> np.ndarray:
-        """Return the Rényi divergence of neighbours at each order above 1."""
-        if self.rate == 1:
-            return self.rho * orders
-        accounting = dp_accounting()
-        event = accounting.PoissonSampledDpEvent(
-            self.rate, accounting.GaussianDpEvent(self.scale / self.sensitivity)
-        )
-        accountant = accounting.rdp.RdpAccountant(orders)
-        accountant.compose(event)
-        return np.asarray(accountant._rdp)  # dp-accounting 0.6 has no public name for it
+        return self.rho * orders
 
 
 Loss = LaplaceLoss | GaussianLoss
@@ -109,11 +87,11 @@ LOSSES: dict[str, type[LaplaceLoss] | type[GaussianLoss]] = {"laplace": LaplaceL
 
 def loss_to_dict(loss: Loss) -> dict[str, Scalar]:
     name = next(name for name, kind in LOSSES.items() if isinstance(loss, kind))
-    return {"noise": name, "sensitivity": loss.sensitivity, "scale": loss.scale, "rate": loss.rate}
+    return {"noise": name, "sensitivity": loss.sensitivity, "scale": loss.scale}
 
 
 def loss_from_dict(values: Mapping[str, Any]) -> Loss:
-    return LOSSES[values["noise"]](values["sensitivity"], values["scale"], values["rate"])
+    return LOSSES[values["noise"]](values["sensitivity"], values["scale"])
 
 
 def epsilon_of_rho(rho: float, delta: float) -> float:
@@ -123,11 +101,6 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     orders = 1 + np.logspace(-3, 5, 2_001)
     bounds = rho * orders + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
     return max(0.0, float(bounds.min()))
-
-
-def _amplified(epsilon: float, rate: float) -> float:
-    """Return the ε for a unit that is present with probability `rate`: Li, Qardaji, Su 2012."""
-    return math.log1p(rate * math.expm1(epsilon))
 
 
 # --- Composition ----------------------------------------------------------------------------------
@@ -183,7 +156,11 @@ class Renyi:
     """Rényi divergences add up at every order; the best order is converted at the end."""
 
     def epsilon(self, losses: Sequence[tuple[Loss, int]], delta: float) -> float:
-        rdp = dp_accounting().rdp.rdp_privacy_accountant
+        try:
+            import dp_accounting
+        except ImportError as error:
+            raise ValueError(MISSING) from error
+        rdp = dp_accounting.rdp.rdp_privacy_accountant
         if not losses:
             return 0.0
         if delta <= 0:
@@ -192,15 +169,6 @@ class Renyi:
         total = np.sum([times * loss.renyi(orders) for loss, times in losses], axis=0)
         epsilon, _ = rdp.compute_epsilon(orders, total, delta)
         return float(epsilon)
-
-
-def dp_accounting() -> Any:
-    """Return the optional package, or raise an error that says how to install it."""
-    try:
-        import dp_accounting as package
-    except ImportError as error:
-        raise ValueError(MISSING) from error
-    return package
 
 
 def _num_gaussian(losses: Sequence[tuple[Loss, int]]) -> int:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -54,40 +54,18 @@ def utterance_sensitivity(longest: int, weights: Sequence[float], step: float = 
 # --- Caps: applied by a client to its own counts before it sends them ------------------------------
 
 
-class Cap(Protocol):
-    """A function of counts whose result has a norm of at most `limit`."""
-
-    @property
-    def limit(self) -> float: ...
-    def __call__(self, counts: Tensor) -> Tensor: ...
-
-
 @dataclass(frozen=True)
-class Rounded:
-    """Round counts to the grid, without a cap: whole clients are not protected."""
-
-    step: float = STEP
-    limit: float = math.inf
-
-    def __post_init__(self) -> None:
-        _check_step(self.step)
-
-    def __call__(self, counts: Tensor) -> Tensor:
-        return to_grid(counts, self.step)
-
-
-@dataclass(frozen=True)
-class _ScalingCap:
+class Cap:
     """Scale counts down to a norm of at most `limit`, then round them to the grid."""
 
     limit: float
     step: float = STEP
-    order: ClassVar[int]
+    order: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         _check_step(self.step)
-        if not math.isfinite(self.limit) or self.limit < self.step:
-            raise ValueError(f"a cap needs a finite limit of at least a step ({self.step}), not {self.limit}")
+        if not self.limit >= self.step:
+            raise ValueError(f"a cap needs a limit of at least a step ({self.step}), not {self.limit}")
 
     def __call__(self, counts: Tensor) -> Tensor:
         counts = counts.to(torch.float64)
@@ -102,17 +80,22 @@ class _ScalingCap:
         return rounded
 
 
-class CapL1(_ScalingCap):
+@dataclass(frozen=True)
+class Rounded(Cap):
+    """Round counts to the grid, without a cap: whole clients are not protected."""
+
+    limit: float = math.inf
+
+
+class CapL1(Cap):
     """Scale counts down to a sum of at most `limit`: every word keeps its share. Then round them to the grid.
 
     >>> CapL1(limit=3.0, step=0.5)(torch.tensor([1.0, 4.0, 1.0], dtype=torch.float64))
     tensor([0.5000, 2.0000, 0.5000], dtype=torch.float64)
     """
 
-    order = 1
 
-
-class CapL2(_ScalingCap):
+class CapL2(Cap):
     """Scale counts down to an l2 norm of at most `limit`, then round them to the grid; see `CapL1`."""
 
     order = 2
@@ -126,69 +109,70 @@ def to_grid(counts: Tensor, step: float = STEP) -> Tensor:
 # --- Noise: added by the server to pooled counts ---------------------------------------------------
 
 
-class Mechanism(Protocol):
-    """Noise for pooled counts; `loss` is the privacy cost of one release for a unit of its sensitivity."""
+class Mechanism:
+    """Noise for pooled counts. A subclass has `scale` and `loss_at`, and draws the noise."""
+
+    sensitivity: float
+    step: float
+    draw: ClassVar[Any]  # (words, scale, number) -> noise in steps
+
+    def __post_init__(self) -> None:
+        _check_step(self.step)
+        if not all(0 < value < math.inf for value in vars(self).values()):
+            raise ValueError(f"noise needs a sensitivity and an epsilon or multiplier above 0, not {self}")
 
     @property
-    def loss(self) -> Loss: ...
+    def scale(self) -> int:
+        """The scale of the noise, in steps."""
+        raise NotImplementedError
+
+    @property
+    def loss(self) -> Loss:
+        """The privacy cost of one release for a unit of the mechanism's sensitivity."""
+        return self.loss_at(self.sensitivity)
+
     def loss_at(self, sensitivity: float) -> Loss:
         """Return the cost of the same noise for units of another sensitivity."""
+        raise NotImplementedError
 
-    def add(self, counts: Tensor, words: Words) -> Tensor: ...
+    def add(self, counts: Tensor, words: Words) -> Tensor:
+        steps = _in_steps(counts, self.step)
+        noised = steps + self.draw(words, self.scale, len(steps))
+        return torch.from_numpy(noised).to(torch.float64) * self.step
 
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(Mechanism):
     """Noise of scale l1 sensitivity / epsilon, rounded up to steps: one release is (epsilon, 0)-DP."""
 
     sensitivity: float
     epsilon: float
     step: float = STEP
-
-    def __post_init__(self) -> None:
-        _check_mechanism(self.sensitivity, self.epsilon, self.step)
+    draw = staticmethod(discrete_laplace)
 
     @property
     def scale(self) -> int:
         return _up(self.sensitivity / self.epsilon / self.step)
 
-    @property
-    def loss(self) -> LaplaceLoss:
-        return self.loss_at(self.sensitivity)
-
     def loss_at(self, sensitivity: float) -> LaplaceLoss:
         return LaplaceLoss(_up(sensitivity / self.step), self.scale)
 
-    def add(self, counts: Tensor, words: Words) -> Tensor:
-        steps = _in_steps(counts, self.step)
-        return _in_counts(steps + discrete_laplace(words, self.scale, len(steps)), self.step)
-
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Mechanism):
     """Noise of scale `multiplier` times the l2 sensitivity, rounded up to steps."""
 
     sensitivity: float
     multiplier: float
     step: float = STEP
-
-    def __post_init__(self) -> None:
-        _check_mechanism(self.sensitivity, self.multiplier, self.step)
+    draw = staticmethod(discrete_gaussian)
 
     @property
     def scale(self) -> int:
         return _up(self.sensitivity * self.multiplier / self.step)
 
-    @property
-    def loss(self) -> GaussianLoss:
-        return self.loss_at(self.sensitivity)
-
     def loss_at(self, sensitivity: float) -> GaussianLoss:
         return GaussianLoss(sensitivity / self.step, self.scale)
-
-    def add(self, counts: Tensor, words: Words) -> Tensor:
-        steps = _in_steps(counts, self.step)
-        return _in_counts(steps + discrete_gaussian(words, self.scale, len(steps)), self.step)
 
 
 def gaussian_for(sensitivity: float, budget: Budget, rounds: int = 1) -> Gaussian:
@@ -223,20 +207,9 @@ def _in_steps(counts: Tensor, step: float) -> np.ndarray:
     return whole.to(torch.int64).numpy()
 
 
-def _in_counts(steps: np.ndarray, step: float) -> Tensor:
-    return torch.from_numpy(steps).to(torch.float64) * step
-
-
 def _up(steps: float) -> int:
     """Round up to a whole number of steps, at least 1, ignoring floating-point errors."""
     return max(1, math.ceil(steps * (1 - 1e-12)))
-
-
-def _check_mechanism(sensitivity: float, strength: float, step: float) -> None:
-    _check_step(step)
-    if not (0 < sensitivity < math.inf and 0 < strength < math.inf):
-        got = f"{sensitivity} and {strength}"
-        raise ValueError(f"noise needs a sensitivity and an epsilon or multiplier above 0, not {got}")
 
 
 def _check_step(step: float) -> None:

@@ -48,7 +48,7 @@ def test_factors_are_those_of_the_equations() -> None:
 )
 def test_these_change_nothing_to_the_bit(marginals: Marginals) -> None:
     lm = estimate(["a b c", "b a", "c"], order=2)
-    adapted = AdaptedLm(lm, BACKGROUND, marginals)
+    adapted = AdaptedLm(lm, marginals)
     assert adapted.score_sentences(TEXTS).tolist() == lm.score_sentences(TEXTS).tolist()
 
 
@@ -62,7 +62,7 @@ def test_a_text_gets_the_factors_of_its_words_and_none_for_its_end() -> None:
     marginals = known(Mixture(lam=1.3))
     factors = dict(zip(BACKGROUND.words, marginals.log_factors(EVERY), strict=True))
     expected = [sum(factors.get(word, factors["<unk>"]) for word in text.split()) for text in TEXTS]
-    found = AdaptedLm(lm, BACKGROUND, marginals).score_sentences(TEXTS) - lm.score_sentences(TEXTS)
+    found = AdaptedLm(lm, marginals).score_sentences(TEXTS) - lm.score_sentences(TEXTS)
     np.testing.assert_allclose(found, expected)
 
 

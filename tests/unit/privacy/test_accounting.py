@@ -94,13 +94,6 @@ def test_releases_of_gaussian_noise_share_the_delta() -> None:
     assert Advanced().epsilon([(gaussian, 4)], 1e-5) == pytest.approx(by_hand)
 
 
-def test_a_poisson_sampled_release_is_amplified_by_its_formula() -> None:
-    sampled = LaplaceLoss(10, 10, rate=0.1)
-    assert sampled.epsilon(0.0) == pytest.approx(math.log(1 + 0.1 * (math.e - 1)))
-    with pytest.raises(ValueError, match="does not support Laplace noise with Poisson sampling: use basic"):
-        Renyi().epsilon([(sampled, 2)], 1e-5)
-
-
 # --- Against other accountants --------------------------------------------------------------------
 
 
@@ -119,12 +112,6 @@ def test_gaussian_rounds_cost_what_dp_accounting_says(rounds: int) -> None:
     assert found == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-12)
 
 
-def test_the_known_value_of_poisson_sampled_gaussian_noise() -> None:
-    assert Renyi().epsilon([(GaussianLoss(1.25, 1, rate=0.02), 2000)], 1e-6) == pytest.approx(
-        11.22, abs=0.005
-    )
-
-
 @pytest.mark.parametrize(("sensitivity", "scale", "rounds"), [(1, 2, 5), (4, 40, 20), (40, 400, 20)])
 def test_laplace_rounds_are_bounded_by_us_and_not_far_above_the_exact_figure(
     sensitivity: int, scale: int, rounds: int
@@ -138,7 +125,7 @@ def test_laplace_rounds_are_bounded_by_us_and_not_far_above_the_exact_figure(
 
 
 def test_losses_come_back_from_json_as_they_were() -> None:
-    for loss in (LAPLACE, GaussianLoss(2.5, 9, rate=0.5)):
+    for loss in (LAPLACE, GaussianLoss(2.5, 9)):
         assert loss_from_dict(loss_to_dict(loss)) == loss
 
 
