@@ -22,15 +22,16 @@ class Figure:
     wide: bool = False
 
 
-def of_results(runs: Sequence[RunFolder], rows: Sequence[tables.Result]) -> list[Figure]:
+def of_results(rows: Sequence[tables.Result]) -> list[Figure]:
     """Return error rates of several models with intervals, and their distribution over speakers."""
-    labels = [run.label for run in runs]
-    looks = [look(labels.index(row.label)) if row.run else speaker_plots.START for row in rows]
+    looks = [look(row.run.position) if row.run else speaker_plots.START for row in rows]
     pairs = list(zip(rows, looks, strict=True))
     marks = [(row.label, row.evaluation.overall.words.rate, row.wer, style) for row, style in pairs]
     lines = [(rates, style) for row, style in pairs if (rates := tables.word_rates(row.evaluation))]
     bars = "Bars: 95 % intervals over speakers. Bars that overlap may still differ: see the paired columns."
-    left = "Further left is better. Grey and dashed: the starting model."
+    left = "Further left is better."
+    if num_starts := sum(row.run is None for row in rows):
+        left += f" Grey and dashed: the starting model{'s' if num_starts > 1 else ''}."
     return [Figure(speaker_plots.forest(marks), bars), Figure(speaker_plots.distribution(lines), left)]
 
 
@@ -51,18 +52,26 @@ def of_curves(runs: Sequence[RunFolder]) -> list[Figure]:
 
 
 def of_speakers(run: RunFolder, split: str) -> list[Figure]:
-    """Return WER before and after by speaker: a row each if they are few, else dots and the worst as rows."""
+    """Return WER by speaker: a row each if they are few, else dots and the worst as rows.
+
+    A run that started from a model has WER before and after.
+    """
     pair = tables.before_and_after(run, split)
     before, after = (tables.word_rates(evaluation) for evaluation in pair) if pair else ({}, {})
     after = {name: rate for name, rate in after.items() if name in before}
+    if not after and (best := run.evaluations.get(split, {}).get(tables.BEST)):
+        before, after = {}, tables.word_rates(best)
     names = sorted(after, key=lambda name: (-after[name], name))
     if not names:
         return []
     if len(names) <= speaker_plots.MAX_NAMES:
-        svg = speaker_plots.dumbbells(before, after, names, "WER before and after, by speaker", wide=True)
+        title = "WER before and after, by speaker" if before else "WER by speaker"
+        svg = speaker_plots.dumbbells(before, after, names, title, wide=True)
         return [Figure(svg, "Worst after training first; the worst decile is tinted and in bold.", True)]
     shown = worst_decile(after)[: speaker_plots.MAX_NAMES // 2]
     title = f"The {plural(len(shown), 'worst speaker')}"
+    if not before:
+        return [Figure(speaker_plots.dumbbells(before, after, shown, title, wide=True), wide=True)]
     return [
         Figure(speaker_plots.scatter(before, after), "Each dot is a speaker; below the line is better."),
         Figure(speaker_plots.dumbbells(before, after, shown, title, wide=False), "Ring: before. Dot: after."),
@@ -75,7 +84,11 @@ def of_weights(run: RunFolder) -> list[Figure]:
     if num_clients == 0:
         return []
     caption = "1× is an equal share of the round."
-    if num_clients > speaker_plots.MAX_LINES:
+    if tables.has_equal_weights(run):
+        caption = "All clients of a round had the same weight."
+        if num_clients > speaker_plots.MAX_LINES:
+            caption += " Grey: drawn, with an answer. White: not drawn, or no answer."
+    elif num_clients > speaker_plots.MAX_LINES:
         caption = f"Heaviest on average first. White: not drawn, or no answer. {caption}"
     figures = [Figure(speaker_plots.weights_over_rounds(run), caption, wide=True)]
     if not tables.weights_by_kind(run):

@@ -41,10 +41,10 @@ def _lines(
 ) -> None:
     """Draw a line for each run; `spread` names a number of clients whose middle 80 % become a band."""
     _by_round(axes, runs)
-    for index, run in enumerate(runs):
+    for run in runs:
         if spread:
-            _draw_spread(axes, run, spread, look(index))
-        draw_line(axes, *values(run), look(index))
+            _draw_spread(axes, run, spread, look(run.position))
+        draw_line(axes, *values(run), look(run.position))
 
 
 @plot()
@@ -55,10 +55,10 @@ def validation_curves(axes: Axes, runs: Sequence[RunFolder], name: str, title: s
     if is_rate:
         percent_axis(axes.yaxis)
     curves = [run.validation.get(name, NOTHING) for run in runs]
-    for index, (x, y) in enumerate(curves):
+    for run, (x, y) in zip(runs, curves, strict=True):
         if len(x) == 0:
             continue
-        style, best = look(index), int(np.argmin(y))
+        style, best = look(run.position), int(np.argmin(y))
         draw_line(axes, x, y, style)
         ring: dict[str, Any] = {"markersize": 6.5, "markerfacecolor": "white", "markeredgewidth": 1.8}
         axes.plot(x[best], y[best], "o", color=style.colour, **ring)
@@ -132,22 +132,20 @@ def coverage(axes: Axes, runs: Sequence[RunFolder]) -> None:
     percent_axis(axes.yaxis)
     axes.set_ylim(0, 1.03)
     last = 1
-    for index, run in enumerate(runs):
-        if not run.num_clients:
-            continue
+    for run in runs:
         drawn = measured_coverage((entry.get("cohort", ()) for entry in run.trained), run.num_clients)
         measured = np.array([0.0, *drawn])
         rounds = np.array([0.0, *(entry["round"] for entry in run.trained)])
         # When all clients have been drawn the line is flat: the figure ends soon after.
         last = max(last, min(run.num_finished, 10 + int(1.5 * np.count_nonzero(measured < 0.999))))
         shown = rounds <= last
-        draw_line(axes, rounds[shown], measured[shown], look(index))
+        draw_line(axes, rounds[shown], measured[shown], look(run.position))
         x = np.linspace(0, last, 160)
         expected = expected_coverage(run.cohort_size, run.num_clients, x)
-        colour = look(index).colour if len(runs) > 1 else INK
+        colour = look(run.position).colour if len(runs) > 1 else INK
         axes.plot(x, expected, color=colour, linestyle=":", linewidth=1.4)
     rounds_axis(axes, last)
-    colours = (PALETTE[0], INK) if len(runs) == 1 else (MUTED, MUTED)
+    colours = (look(runs[0].position).colour, INK) if len(runs) == 1 else (MUTED, MUTED)
     keys = [Line2D([], [], color=colours[0]), Line2D([], [], color=colours[1], linestyle=":")]
     legend(axes, keys, ["measured", "expected"])
 
@@ -157,11 +155,11 @@ def error_by_bytes(axes: Axes, runs: Sequence[RunFolder]) -> None:
     """Draw validation WER over the bytes sent until then."""
     percent_axis(axes.yaxis)
     curves = [run.validation.get("wer", NOTHING) for run in runs]
-    for index, (run, (rounds, values)) in enumerate(zip(runs, curves, strict=True)):
+    for run, (rounds, values) in zip(runs, curves, strict=True):
         total = np.cumsum([entry.get("bytes_down", 0) + entry.get("bytes_up", 0) for entry in run.trained])
         finished = np.array([entry["round"] for entry in run.trained])
         before = np.searchsorted(finished, rounds, side="right")  # rounds finished by then
-        draw_line(axes, np.array([0.0, *total])[before], values, look(index))
+        draw_line(axes, np.array([0.0, *total])[before], values, look(run.position))
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     bytes_axis(axes.xaxis, axes.get_xlim()[1])
@@ -191,12 +189,12 @@ def _pair(axes: Axes, runs: Sequence[RunFolder], entries: Entries, names: Mappin
     _by_round(axes, runs)
     shown: dict[str, Any] = {}
     for (key, name), dash in zip(names.items(), ("-", (0, (3, 1.5))), strict=True):
-        for index, run in enumerate(runs):
+        for run in runs:
             x, y = series(entries(run), key)
             if y.any():
-                draw_line(axes, x, y, Look(look(index).colour, dash))
+                draw_line(axes, x, y, Look(look(run.position).colour, dash))
                 shown[name] = dash
-    colour = PALETTE[0] if len(runs) == 1 else MUTED
+    colour = look(runs[0].position).colour if len(runs) == 1 else MUTED
     legend(axes, [Line2D([], [], color=colour, linestyle=d) for d in shown.values()], list(shown))
     axes.set_ylim(bottom=0)
 

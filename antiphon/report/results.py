@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from antiphon.report import tables
 from antiphon.report.attention_summary import AttentionRow, attention_rows
+from antiphon.report.examples import example_utterances
 from antiphon.report.formatting import NONE, bounds, edits, percent, ranges, size
 from antiphon.report.run_folder import RunFolder
 from antiphon.scoring.statistics import NUM_RESAMPLES, plural, signed
@@ -14,9 +15,9 @@ from antiphon.scoring.statistics import NUM_RESAMPLES, plural, signed
 MAX_FAILURES = 100
 
 
-def results_markdown(runs: Sequence[RunFolder]) -> str:
-    """Return the text of the file."""
-    results = {split: tables.results(runs, split) for split in tables.splits_of(runs)}
+def results_markdown(runs: Sequence[RunFolder], num_examples: int = 0) -> str:
+    """Return the text of the file, with example utterances of the first split if there should be any."""
+    results = tables.all_results(runs)
     parts = [f"# Results: {', '.join(_plain(run.label) for run in runs)}", _states(runs)]
     for split, rows in results.items():
         parts += [f"## Error rates on {_plain(split)}", _result_table(runs, rows), _explain(rows)]
@@ -26,6 +27,8 @@ def results_markdown(runs: Sequence[RunFolder]) -> str:
         parts += [f"## Speakers of {_plain(split)}", _worst(runs, split), _speaker_table(rows)]
         if attention := attention_rows(runs, split):
             parts += [f"## Attention on {_plain(split)}", _attention_table(attention)]
+    if num_examples and results:
+        parts += ["## Example utterances", *_examples(next(iter(results.values())), num_examples)]
     if corrupted := [run for run in runs if run.corrupted]:
         parts += ["## Corrupted clients", _corrupted_table(corrupted)]
     parts += ["## Clients left out", _failure_table(runs), "## What was run", _provenance(runs)]
@@ -87,11 +90,28 @@ def _explain(rows: Sequence[tables.Result]) -> str:
 def _worst(runs: Sequence[RunFolder], split: str) -> str:
     lines = [
         f"- **{_plain(row.label)}**: the worst decile ({plural(len(row.names), 'speaker')} of "
-        f"{row.num_speakers:,}) went from {percent(row.before)} % to {percent(row.after)} %; "
-        f"median speaker {percent(row.median)} %; {plural(row.num_worse, 'speaker')} got worse"
+        f"{row.num_speakers:,}) {_change(row)}"
         for row in tables.worst_deciles(runs, split)
     ]
-    return "\n".join(lines) or "Before and after: not both evaluated."
+    return "\n".join(lines) or "No run has been evaluated yet."
+
+
+def _change(row: tables.WorstDecile) -> str:
+    after = f"{percent(row.after)} %; median speaker {percent(row.median)} %"
+    if row.before is None:
+        return f"is at {after}"
+    worse = f"{plural(row.num_worse, 'speaker')} got worse"
+    return f"went from {percent(row.before)} % to {after}; {worse}"
+
+
+def _examples(rows: Sequence[tables.Result], number: int) -> list[str]:
+    return [
+        _table(
+            [f"{example.speaker}, {example.utterance}", "text"],
+            [["reference", example.reference], *([name, text or NONE] for name, text in example.texts)],
+        )
+        for example in example_utterances(rows, number)
+    ]
 
 
 def _speaker_table(rows: Sequence[tables.Result]) -> str:

@@ -24,15 +24,19 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of one model on one split, pooled and by speaker."""
+    """The scores of one model on one split, pooled and by speaker. `folder` has its transcripts."""
 
     overall: Tally
     speakers: Mapping[str, Tally]
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run. `evaluations`: split → which ("start", "best") → Evaluation; `label` names it in a report."""
+    """One run. `evaluations`: split → which ("start", "best") → Evaluation.
+
+    `label` names it in a report; `position` is its place there, which decides its colour.
+    """
 
     path: Path
     label: str
@@ -41,6 +45,7 @@ class RunFolder:
     clock: Sequence[Entry]
     evaluations: Mapping[str, Mapping[str, Evaluation]]
     notes: Sequence[str] = field(default=())
+    position: int = 0
 
     @classmethod
     def load(cls, path: Path) -> RunFolder:
@@ -61,6 +66,11 @@ class RunFolder:
     def trained(self) -> list[Entry]:
         """Journal entries of finished rounds: all but that of the starting model."""
         return [entry for entry in self.journal if entry["round"] > 0]
+
+    @property
+    def started_from(self) -> str | None:
+        """The run or folder whose model it started from; None for random weights."""
+        return str(self.about["started_from"]) if self.about.get("started_from") else None
 
     @property
     def num_finished(self) -> int:
@@ -151,7 +161,7 @@ def load_runs(paths: Sequence[Path]) -> list[RunFolder]:
         if names.count(label) > 1:
             label = f"{run.path.resolve().parent.name}/{label}"
         labels.append(label if label not in labels else f"{label} ({len(labels) + 1})")
-    return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
+    return [replace(run, label=labels[index], position=index) for index, run in enumerate(runs)]
 
 
 def runs_of(path: Path) -> list[Path]:
@@ -201,7 +211,7 @@ def _read_evaluations(folder: Path) -> dict[str, dict[str, Evaluation]]:
         try:
             split, which = str(value["split"]), str(value["which"])
             speakers = {str(name): Tally.from_dict(scores) for name, scores in value["speakers"].items()}
-            evaluation = Evaluation(Tally.from_dict(value), speakers)
+            evaluation = Evaluation(Tally.from_dict(value), speakers, path.parent)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} lacks or mistypes {error}; the file is damaged") from None
         evaluations.setdefault(split, {})[which] = evaluation

@@ -55,7 +55,10 @@ ATTENTION = ["#ffffff", "#cfe3f1", "#56b4e9", "#0072b2", "#00263d"]
 def dumbbells(
     before: Mapping[str, float], after: Mapping[str, float], names: Sequence[str], title: str, wide: bool
 ) -> Figure:
-    """Draw one row per speaker: WER before (ring) and after (dot); the worst decile is tinted."""
+    """Draw one row per speaker: WER before (ring) and after (dot); the worst decile is tinted.
+
+    Without `before` there are only dots.
+    """
     figure, axes = new_figure(WHOLE if wide else HALF, 0.85 + 0.205 * max(len(names), 4))
     worst = set(worst_decile(after))
     axes.set_title(title)
@@ -63,11 +66,13 @@ def dumbbells(
     for row, name in zip(rows, names, strict=True):
         if name in worst and len(worst) < len(names):
             axes.axhspan(row - 0.5, row + 0.5, color=TINT, linewidth=0)
-        colour = BETTER if after[name] <= before[name] else WORSE
+        colour = BETTER if not before or after[name] <= before[name] else WORSE
         bar: dict[str, Any] = {"color": colour, "linewidth": 2.2, "alpha": 0.55, "solid_capstyle": "butt"}
-        axes.plot([before[name], after[name]], [row, row], **bar)
+        if before:
+            axes.plot([before[name], after[name]], [row, row], **bar)
         axes.plot(after[name], row, "o", color=colour, markersize=6)
-    axes.plot([before[name] for name in names], rows, markersize=5, **RING)
+    if before:
+        axes.plot([before[name] for name in names], rows, markersize=5, **RING)
     axes.set_yticks(rows, [shorten(name, 18) for name in names])
     for label, name in zip(axes.get_yticklabels(), names, strict=True):
         colour, weight = (INK, "bold") if name in worst else (MUTED, "normal")
@@ -77,10 +82,16 @@ def dumbbells(
     axes.set_xlim(left=0)
     percent_axis(axes.xaxis)
     axes.set_xlabel("word error rate")
-    styles = (RING, DOT | {"color": BETTER}, DOT | {"color": WORSE})
-    keys = [Line2D([], [], markersize=6, **style) for style in styles]
-    legend(axes, keys, ["before", "after, better", "after, worse"])
+    if before:
+        _dumbbell_legend(axes, any(after[name] > before[name] for name in names))
     return figure
+
+
+def _dumbbell_legend(axes: Axes, any_worse: bool) -> None:
+    styles = {"before": RING, "after, better": DOT | {"color": BETTER}}
+    if any_worse:
+        styles["after, worse"] = DOT | {"color": WORSE}
+    legend(axes, [Line2D([], [], markersize=6, **style) for style in styles.values()], list(styles))
 
 
 @plot("WER after, by speaker", height=4.6)

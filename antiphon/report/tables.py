@@ -47,24 +47,33 @@ def splits_of(runs: Sequence[RunFolder]) -> list[str]:
     return sorted(names, key=lambda name: (name != "test", name))
 
 
+def all_results(runs: Sequence[RunFolder]) -> dict[str, list[Result]]:
+    """Return the results on each split that has any."""
+    rows_of = {split: results(runs, split) for split in splits_of(runs)}
+    return {split: rows for split, rows in rows_of.items() if rows}
+
+
 def results(runs: Sequence[RunFolder], split: str) -> list[Result]:
     """Return the results on one split: starting models that are not the result of a run, then the runs."""
     names = {str(run.about.get("name")) for run in runs}
     starts = [
         (run, scores[START])
-        for run in followers(runs)
-        if START in (scores := run.evaluations.get(split, {})) and run.about.get("started_from") not in names
+        for run in runs
+        if run.started_from not in (None, *names) and START in (scores := run.evaluations.get(split, {}))
     ]
     rows = [_result(f"{run.label}: {START}", None, start) for run, start in starts]
     # Runs that are compared usually start from the same model: show it once.
-    if len({json.dumps(_errors(start)[0].tolist()) for _, start in starts}) == 1:
+    if len({json.dumps(errors_of(start)[0].tolist()) for _, start in starts}) == 1:
         rows = [replace(rows[0], label=START)]
     target = common_target(runs)
     first: Evaluation | None = None
     for run in runs:
         scores = run.evaluations.get(split, {})
         if BEST in scores:
-            rows.append(_result(run.label, run, scores[BEST], scores.get(START), first, target))
+            start = (
+                scores.get(START) if run.started_from else None
+            )  # random weights are no model to compare with
+            rows.append(_result(run.label, run, scores[BEST], start, first, target))
             first = first or scores[BEST]
     return rows
 
@@ -77,10 +86,10 @@ def _result(
     first: Evaluation | None = None,
     target: float | None = None,
 ) -> Result:
-    (errors, lengths), characters = _errors(evaluation)
+    (errors, lengths), characters = errors_of(evaluation)
     # Only evaluations of the same words of the same speakers are compared.
     before, other = (
-        _errors(model)[0][0] if model and _lengths(model) == _lengths(evaluation) else None
+        errors_of(model)[0][0] if model and words_of(model) == words_of(evaluation) else None
         for model in (start, first)
     )
     return Result(
@@ -97,7 +106,7 @@ def _result(
     )
 
 
-def _errors(evaluation: Evaluation) -> tuple[Array, Array]:
+def errors_of(evaluation: Evaluation) -> tuple[Array, Array]:
     """Return (words, characters), each [2, speakers]: errors and lengths, speakers sorted by name."""
     tallies = [tally for _, tally in sorted(evaluation.speakers.items())]
     words = [(tally.words.total, tally.words.length) for tally in tallies]
@@ -105,7 +114,7 @@ def _errors(evaluation: Evaluation) -> tuple[Array, Array]:
     return np.array(words, float).reshape(-1, 2).T, np.array(characters, float).reshape(-1, 2).T
 
 
-def _lengths(evaluation: Evaluation) -> dict[str, int]:
+def words_of(evaluation: Evaluation) -> dict[str, int]:
     return {name: scores.words.length for name, scores in evaluation.speakers.items()}
 
 
@@ -121,7 +130,7 @@ def best_round(run: RunFolder) -> int | None:
 
 def followers(runs: Sequence[RunFolder]) -> Sequence[RunFolder]:
     """Return the runs that start from a model; all runs if none does."""
-    return [run for run in runs if run.about.get("started_from")] or runs
+    return [run for run in runs if run.started_from] or runs
 
 
 def common_target(runs: Sequence[RunFolder]) -> float | None:
@@ -146,7 +155,7 @@ def speaker_rows(rows: Sequence[Result]) -> list[SpeakerRow]:
     worst = set(worst_decile(last))
     words: dict[str, int] = {}
     for row in rows:
-        words.update(_lengths(row.evaluation))
+        words.update(words_of(row.evaluation))
 
     def rates(name: str) -> list[float | None]:
         scores = [row.evaluation.speakers.get(name) for row in rows]
@@ -162,9 +171,10 @@ def word_rates(evaluation: Evaluation) -> dict[str, float]:
 
 
 def before_and_after(run: RunFolder, split: str) -> tuple[Evaluation, Evaluation] | None:
-    """Return the scores of the starting and the best model of a run, if both were evaluated."""
+    """Return the scores of the model that a run started from and of its best one, if both were evaluated."""
     scores = run.evaluations.get(split, {})
-    return (scores[START], scores[BEST]) if START in scores and BEST in scores else None
+    is_complete = run.started_from and START in scores and BEST in scores
+    return (scores[START], scores[BEST]) if is_complete else None
 
 
 @dataclass(frozen=True)
@@ -173,7 +183,7 @@ class WorstDecile:
 
     label: str
     names: Sequence[str]
-    before: float
+    before: float | None  # None if the run did not start from a model
     after: float
     median: float
     num_worse: int  # speakers with a higher WER than before, of all
@@ -181,21 +191,25 @@ class WorstDecile:
 
 
 def worst_deciles(runs: Sequence[RunFolder], split: str) -> list[WorstDecile]:
-    """Return the worst decile of each run that has scores before and after training."""
+    """Return the worst decile of each run that has scores."""
     rows = []
     for run in runs:
-        pair = before_and_after(run, split)
-        if pair is None or not (after := word_rates(pair[1])):
+        best = run.evaluations.get(split, {}).get(BEST)
+        if best is None or not (after := word_rates(best)):
             continue
-        before, names = word_rates(pair[0]), worst_decile(after)
-        start, best = (
-            sum((tally.words for name, tally in scores.speakers.items() if name in names), Errors()).rate
-            for scores in pair
-        )
+        names = worst_decile(after)
+        pair = before_and_after(run, split)
+        before = word_rates(pair[0]) if pair else {}
         num_worse = sum(after[name] > before.get(name, math.inf) for name in after)
         median = float(np.median(list(after.values())))
-        rows.append(WorstDecile(run.label, names, start, best, median, num_worse, len(after)))
+        rates = (_pooled_rate(pair[0], names) if pair else None, _pooled_rate(best, names))
+        rows.append(WorstDecile(run.label, names, *rates, median, num_worse, len(after)))
     return rows
+
+
+def _pooled_rate(evaluation: Evaluation, names: Sequence[str]) -> float:
+    tallies = (tally for name, tally in evaluation.speakers.items() if name in names)
+    return sum((tally.words for tally in tallies), Errors()).rate
 
 
 @dataclass(frozen=True)
@@ -230,6 +244,12 @@ def relative_weights(run: RunFolder) -> tuple[list[str], Array]:
             if stats.get("weight") is not None:
                 weights[index[name], column] = stats["weight"] * len(answers)
     return clients, weights.astype(np.float64)
+
+
+def has_equal_weights(run: RunFolder) -> bool:
+    """Return whether all clients of a round had the same weight, to 1 %, in every round."""
+    weights = relative_weights(run)[1]
+    return not (np.abs(weights[np.isfinite(weights)] - 1) > 0.01).any()
 
 
 def weights_by_kind(run: RunFolder) -> dict[str, tuple[Array, Array]]:

@@ -207,4 +207,4 @@ def test_the_report_is_a_function_whether_or_not_its_package_is_imported() -> No
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
     assert callable(antiphon.report)
-    assert list(inspect.signature(antiphon.report).parameters) == ["runs", "out"]
+    assert list(inspect.signature(antiphon.report).parameters) == ["runs", "out", "examples"]
