@@ -159,15 +159,16 @@ class RefusedError(ValueError):
 
 def locate(path: str, source: Path, options: ImportOptions) -> Path:
     """Return the regular file called `path`; after links it must be in the source or in `audio_root`."""
-    roots = [source] if options.audio_root is None else [source, options.audio_root]
-    is_inside = False
-    for root in (root.resolve() for root in roots):
+    roots = [source.resolve()] + ([] if options.audio_root is None else [options.audio_root.resolve()])
+    is_inside = True
+    for root in roots:
         try:
             file = (root / path).resolve()
-            if file.is_relative_to(root):
-                is_inside = True
-                if file.is_file():
-                    return file
+            # A link in one folder may lead into the other one.
+            if not any(file.is_relative_to(trusted) for trusted in roots):
+                is_inside = False
+            elif file.is_file():
+                return file
         except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name too long, a loop of links
             raise RefusedError(f"bad path: {path!r} ({error})") from None
     if is_inside:

@@ -85,6 +85,33 @@ def test_audio_root_is_one_more_folder_and_no_more(source: Path, tmp_path: Path)
         locate(str(tmp_path / "secret.flac"), source, options)
 
 
+def test_a_link_into_audio_root_is_followed_and_one_that_leaves_both_is_refused(
+    source: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "elsewhere"
+    root.mkdir()
+    (root / "b.flac").write_bytes(b"b")
+    os.symlink(root / "b.flac", source / "file.flac")
+    os.symlink(root, source / "folder")
+    os.symlink(tmp_path / "secret.flac", source / "out.flac")
+    os.symlink(tmp_path / "secret.flac", root / "out_of_root.flac")
+    os.symlink(source / "sub" / "a.flac", root / "back.flac")
+    os.symlink(root, tmp_path / "link_to_root")
+    for trusted in (root, tmp_path / "link_to_root"):  # audio_root may be a link itself
+        options = ImportOptions(audio_root=trusted)
+        for path in ("file.flac", "folder/b.flac"):
+            assert locate(path, source, options) == (root / "b.flac").resolve()
+        assert locate("back.flac", source, options) == (source / "sub" / "a.flac").resolve()
+        for path in ("out.flac", "out_of_root.flac", "folder/out_of_root.flac"):
+            with pytest.raises(RefusedError, match="path outside the source folder"):
+                locate(path, source, options)
+        with pytest.raises(RefusedError, match="missing file"):
+            locate("folder/gone.flac", source, options)
+    for path in ("file.flac", "folder/b.flac"):
+        with pytest.raises(RefusedError, match="audio_root names one more folder"):
+            locate(path, source, ImportOptions())
+
+
 def test_a_tar_outside_is_refused(source: Path) -> None:
     write_tar(source.parent / "out.tar", a=(tarfile.REGTYPE, b"x"))
     assert str(read_one(source, tar="../out.tar", path="a")).startswith("path outside the source folder")
