@@ -13,8 +13,7 @@ from antiphon.cli.options import options_of
 from antiphon.cli.parsing import numbers
 from antiphon.data.encoders import KNOWN_ENCODERS
 from antiphon.data.importing.formats import FORMATS
-from antiphon.data.summary import skipped_table, tables
-from antiphon.data.transcripts import ALPHABET
+from antiphon.data.summary import skipped_table, tables, text_lines
 
 corpus_commands = typer.Typer(no_args_is_help=True, help="Import a corpus, or describe one.")
 
@@ -23,27 +22,24 @@ Destination = Annotated[Path, typer.Argument(help="The corpus folder to make.")]
 SplitSpeakers = Annotated[
     str, typer.Option(metavar="POOL,HELDOUT,TEST", help="Divide the speakers again: 0.8,0.1,0.1.")
 ]
-Alphabet = Annotated[str, typer.Option(help="The characters that texts may have; 'any' allows all.")]
 LowerCase = Annotated[
     bool, typer.Option("--no-keep-case/--keep-case", help="Change texts to lower case, or keep their case.")
 ]
 
 
 @corpus_commands.command("import")
-@options_of(antiphon.ImportOptions, splits="--rename-split")
+@options_of(antiphon.ImportOptions, splits="--rename-split", columns="--column")
 def import_command(
     *,
     source: Source,
     destination: Destination,
     split_speakers: SplitSpeakers = "",
-    alphabet: Alphabet = ALPHABET,
     lowercase: LowerCase = True,
     **options: Any,
 ) -> None:
     """Import speech: read and check every file, and list the files that cannot be used, with the reason."""
     options["split_speakers"] = numbers("--split-speakers", split_speakers) or None
-    characters = None if alphabet == "any" else alphabet
-    chosen = antiphon.ImportOptions(**options, lowercase=lowercase, alphabet=characters)
+    chosen = antiphon.ImportOptions(**options, lowercase=lowercase)
     with terminal.Terminal() as progress:
         summary = antiphon.import_corpus(
             source, destination, chosen, lambda done, total: progress("import", done, total)
@@ -51,6 +47,8 @@ def import_command(
     if summary.skipped:
         terminal.console.print(skipped_table(summary.skipped))
         terminal.console.print(f"All of them are listed in {destination / 'skipped.jsonl'}")
+    for line in text_lines(summary):
+        terminal.console.print(line, markup=False, highlight=False)
     terminal.console.print(
         f"{destination}: {summary.num_utterances:,} utterances, {summary.num_speakers:,} speakers, "
         f"{summary.seconds / 3600:.2f} h from {summary.format}; {len(summary.skipped):,} skipped, "

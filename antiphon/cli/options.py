@@ -31,8 +31,10 @@ METAVARS = {
     "earlier_splits": "SPLIT",
     "normalise": "STEP",
     "only": "RUN",
+    "columns": "PART=NAME",
     "settings": "KEY=VALUE",
     "speaking": "KEY=VALUE",
+    "text": "STEP",
     "tune": "SPLIT",
     "tune_splits": "SPLIT",
 }

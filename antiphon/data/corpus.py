@@ -1,6 +1,6 @@
 """A corpus on disk: an index of utterances sorted by client, and one file that holds all their audio.
 
-    corpus.json       format, sample rate, alphabet, format of the source, totals
+    corpus.json       format, sample rate, alphabet, format of the source, totals, changes to texts
     utterances.jsonl  one utterance per line, sorted by split, speaker, session, id
     audio.pack        encoded files (FLAC, Opus, WAV) one after the other
     skipped.jsonl     the utterances that the import left out, and the reasons

@@ -9,13 +9,15 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from antiphon.data.corpus import Corpus, Utterance
-from antiphon.data.importing.candidates import Skipped
+from antiphon.data.importing.candidates import Skipped, printable
+from antiphon.data.importing.conversion import ImportSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 COLOURS = ("#3b6ea8", "#d98032", "#4c9a6a", "#a8577e", "#7d6bb0", "#8c7a5b")
 MAX_NAMED_CLIENTS = 60
+MAX_NAMED_CHARACTERS = 30
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,25 @@ def skipped_table(skipped: Iterable[Skipped]) -> Table:
         example = f"{first.id}: {details}" if first.id else details
         table.add_row(f"{len(members):,}", *(Text(text) for text in (kind, example, first.where)))
     return table
+
+
+def text_lines(summary: ImportSummary) -> list[str]:
+    """Return lines about the texts of an import: what was changed, and characters to look at."""
+    lines = []
+    if summary.num_texts_changed:
+        lines.append(f"texts changed: {_counts(summary.num_texts_changed)}")
+    if summary.rare_characters:
+        lines.append(f"rare characters, to check for typos: {_counts(summary.rare_characters)}")
+    if summary.strange_characters:
+        texts = _counts(summary.strange_characters)
+        lines.append(f"texts skipped for characters outside the alphabet (--alphabet, --text): {texts}")
+    return lines
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    shown = [f"{printable(name)} {count:,}" for name, count in islice(counts.items(), MAX_NAMED_CHARACTERS)]
+    num_more = len(counts) - len(shown)
+    return ", ".join(shown) + (f" and {num_more:,} more" if num_more else "")
 
 
 def plot_hours(summary: CorpusSummary, path: str | Path) -> None:

@@ -9,14 +9,18 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
-ALPHABET = "abcdefghijklmnopqrstuvwxyz' "
+from antiphon.data.alphabets import ALPHABETS
+from antiphon.scoring.normalisation import Normalisation
+
+ALPHABET = ALPHABETS["en"]
 APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ`´", "'"))
 DASHES = re.compile(r"[-‐‑‒–—―/_]")
 DROPPED = re.compile(r"[^\w\s'$%&@#+=€£°§]|_", re.UNICODE)
+CASELESS = Normalisation(nfc=True, lower_case=True, collapse_spaces=True)
+CASED = Normalisation(nfc=True, collapse_spaces=True)
 NOT_SPOKEN = re.compile(r"[^\w\s.,;:!?'\"()-]", re.UNICODE)
 
 
@@ -26,11 +30,7 @@ def normalise(text: str, lowercase: bool = True) -> str:
     >>> normalise("  Don't   STOP\\n")
     "don't stop"
     """
-    text = unicodedata.normalize("NFC", text)
-    if lowercase:
-        # Lower-casing can separate a letter from its accent.
-        text = unicodedata.normalize("NFC", text.lower())
-    return " ".join(text.split())
+    return (CASELESS if lowercase else CASED)(text)
 
 
 def written_form(sentence: str) -> str:

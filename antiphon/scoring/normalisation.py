@@ -1,13 +1,13 @@
 """Normalisation of reference and hypothesis before errors are counted. The scores say which steps were taken.
 
-A corpus is normalised once, when it is imported (`data/transcripts.py`). Here two texts from different
-sources are compared; by default they stay as they are.
+Two texts from different sources are compared; by default they stay as they are. The texts of a corpus are
+normalised once, when they are imported, by the same steps (`data/importing/texts.py`).
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -63,25 +63,34 @@ class Normalisation:
         return ", ".join(self.steps) or "as is"
 
     def __call__(self, text: str) -> str:
+        return ([text] + [after for _, after in self.walk(text)])[-1]
+
+    def walk(self, text: str, keep: str = "") -> Iterator[tuple[str, str]]:
+        """Yield each step with the text after it. Punctuation marks in `keep` are not stripped."""
         if self.nfc:
             text = unicodedata.normalize("NFC", text)
+            yield "nfc", text
         if self.lower_case:
             text = text.lower()
             # Lower-casing can separate a letter from its accent although a composed form exists.
             text = unicodedata.normalize("NFC", text) if self.nfc else text
+            yield "lower_case", text
         if self.strip_punctuation:
-            text = strip_punctuation(text)
-        return " ".join(text.split()) if self.collapse_spaces else text
+            text = strip_punctuation(text, keep)
+            yield "strip_punctuation", text
+        if self.collapse_spaces:
+            yield "collapse_spaces", " ".join(text.split())
 
 
-def strip_punctuation(text: str) -> str:
-    """
+def strip_punctuation(text: str, keep: str = "") -> str:
+    """Replace punctuation by spaces, except the marks in `keep` and apostrophes inside words.
+
     >>> strip_punctuation("rock 'n' roll, o'clock; a.m.")
     "rock n roll o'clock a m"
     """
     characters = list(text)
     for position, mark in enumerate(text):
-        if unicodedata.category(mark).startswith("P"):
+        if mark not in keep and unicodedata.category(mark).startswith("P"):
             around = text[position - 1 : position] + text[position + 1 : position + 2]
             is_inside = mark in APOSTROPHES and len(around) == 2 and around.isalnum()
             characters[position] = "'" if is_inside else " "

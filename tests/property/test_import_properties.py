@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from antiphon.data.audio import BadAudioError, encode_flac, read_sound
 from antiphon.data.importing.candidates import Skipped
-from antiphon.data.importing.conversion import assign_splits
+from antiphon.data.importing.listing import assign_splits
 from antiphon.data.transcripts import normalise, strange_characters
 
 soundfile = pytest.importorskip("soundfile")

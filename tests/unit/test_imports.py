@@ -21,9 +21,9 @@ LEVELS = {
     "config": 2,
     "seeding": 2,
     "records": 3,
+    "scoring": 3,
     "data": 4,
     "privacy": 4,
-    "scoring": 4,
     "server": 4,
     "tasks": 5,
     "pools": 6,
@@ -59,6 +59,7 @@ EXTRAS = {
     "transformers",
     "peft",
     "dp_accounting",
+    "pyarrow",
 }
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 

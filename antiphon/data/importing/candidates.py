@@ -1,4 +1,4 @@
-"""Parts that all importers share: unchecked utterances, skipped ones, the user's options, JSON lines.
+"""Parts that all importers share: unchecked utterances, skipped ones, paths, JSON lines.
 
 An importer (`antiphon.data.importing.formats`) turns one format into `Candidate`s and never opens audio.
 `antiphon.data.importing.conversion` reads, checks and writes them, in the same way for every format.
@@ -17,67 +17,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from antiphon.data.transcripts import ALPHABET, numbered_lines
+from antiphon.data.importing.import_options import ImportOptions
+from antiphon.data.transcripts import numbered_lines
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class ImportOptions:
-    """Options of an import.
-
-    Args:
-        format: The format of the source; by default it is recognised.
-        split: The split of utterances whose source names no split.
-        splits: New names of splits by their old names, such as dev-clean=heldout.
-        split_speakers: Fractions of the speakers for pool, heldout and test, whatever the source says.
-        seed: The seed of `split_speakers`.
-        where: Take only utterances whose field (split, speaker, session or another) has this value.
-        lowercase: Change texts to lower case.
-        alphabet: The characters that texts may have; others are skipped. None allows all characters.
-        min_seconds: Skip shorter utterances.
-        max_seconds: Skip longer utterances.
-        speeds: Add the utterances of the pool also at these speeds (0.9 is slower and lower).
-        client_key: The field that names the speaker, in formats that have named fields.
-        session_key: The field that names the session, in formats that have named fields.
-        audio_root: Another folder, besides the source, that may hold audio files.
-        num_threads: The number of threads that read audio; by default one for each core.
-        overwrite: Replace the corpus in the destination.
-    """
-
-    format: str | None = None
-    split: str = "pool"
-    splits: Mapping[str, str] = field(default_factory=dict)
-    split_speakers: tuple[float, float, float] | None = None
-    seed: int = 0
-    where: Mapping[str, str] = field(default_factory=dict)
-    lowercase: bool = True
-    alphabet: str | None = ALPHABET
-    min_seconds: float = 0.1
-    max_seconds: float = 60.0
-    speeds: tuple[float, ...] = ()
-    client_key: str = "speaker"
-    session_key: str = "session"
-    audio_root: Path | None = None
-    num_threads: int | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.min_seconds < self.max_seconds:
-            bounds = f"{self.min_seconds:g} and {self.max_seconds:g}"
-            raise ValueError(f"--min-seconds must be at least 0 and below --max-seconds, got {bounds}")
-        fractions = self.split_speakers
-        if fractions and (len(fractions) != 3 or min(fractions) < 0 or not math.isclose(sum(fractions), 1)):
-            raise ValueError(f"--split-speakers takes three fractions that add up to 1, got {fractions}")
-        if self.alphabet == "":
-            raise ValueError("--alphabet is empty: 'any' (in Python: alphabet=None) takes every character")
-        if bad := [speed for speed in self.speeds if not 0.5 <= speed <= 2 or speed == 1]:
-            raise ValueError(f"--speeds are between 0.5 and 2, and 1 is always included: got {bad[0]:g}")
-        if len(set(self.speeds)) < len(self.speeds):
-            raise ValueError(f"a speed is given twice: {', '.join(f'{speed:g}' for speed in self.speeds)}")
-        if self.num_threads is not None and self.num_threads < 1:
-            raise ValueError(f"num_threads must be at least 1, got {self.num_threads}")
 
 
 @dataclass(frozen=True)

@@ -11,28 +11,34 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from antiphon.data.alphabets import characters_of, rare_characters
 from antiphon.data.audio import SAMPLE_RATE, BadAudioError, at_speed, encode_flac, read_sound, resample
 from antiphon.data.corpus import FORMAT, Utterance
-from antiphon.data.importing.candidates import Blob, Candidate, ImportOptions, RefusedError, Skipped
+from antiphon.data.importing.candidates import Blob, Candidate, Skipped
 from antiphon.data.importing.formats import FORMATS, choose_format
+from antiphon.data.importing.import_options import STEPS, ImportOptions
+from antiphon.data.importing.listing import Listing, Progress, list_candidates
 from antiphon.data.processes import map_ahead
-from antiphon.data.transcripts import is_utf8, normalise, strange_characters
 from antiphon.records.files import check_new_folder, new_folder, sync
-from antiphon.seeding import derive
-
-Progress = Callable[[int, int | None], None]  # done, total (None until the whole source is listed)
 
 
 @dataclass(frozen=True)
 class ImportSummary:
-    """Figures of an import. num_filtered counts utterances left out by `where`, which are not `skipped`."""
+    """Figures of an import.
+
+    num_filtered: utterances left out by `where` or `select`, which are not `skipped`
+    num_texts_changed: utterances whose text a step has changed, by step
+    rare_characters: characters of an alphabet made of the texts that may be typos, with their counts
+    strange_characters: texts that were skipped, by the characters outside the alphabet that they have
+    """
 
     path: Path
     format: str
@@ -44,6 +50,9 @@ class ImportSummary:
     num_mixed: int
     num_filtered: int
     skipped: tuple[Skipped, ...]
+    num_texts_changed: Mapping[str, int] = field(default_factory=dict)
+    rare_characters: Mapping[str, int] = field(default_factory=dict)
+    strange_characters: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_skipped_by_kind(self) -> dict[str, int]:
@@ -80,13 +89,14 @@ def import_corpus(
         if not utterances:
             raise ValueError(_nothing_left(source, listing, skipped, options))
         seconds = sum(round(one.seconds * SAMPLE_RATE) for one in utterances) / SAMPLE_RATE
+        texts = _describe_texts(utterances, listing, options)
         about = {
             "format": FORMAT,
             "sample_rate": SAMPLE_RATE,
-            "alphabet": options.alphabet,
             "source": name,
             "num_utterances": len(utterances),
             "seconds": seconds,
+            **texts,
         }
         with open(folder / "skipped.jsonl", "x", encoding="utf-8") as file:
             file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in skipped)
@@ -105,7 +115,21 @@ def import_corpus(
         num_mixed=actions["mixed"],
         num_filtered=listing.num_filtered,
         skipped=skipped,
+        num_texts_changed=texts["num_texts_changed"],
+        rare_characters=texts["rare_characters"],
+        strange_characters=dict(listing.strange_characters.most_common()),
     )
+
+
+def _describe_texts(utterances: list[Utterance], listing: Listing, options: ImportOptions) -> dict[str, Any]:
+    """Return the alphabet of a corpus, its rare characters, and how many texts each step changed."""
+    changes = Counter(step for one in utterances for step in listing.text_changes.get(one.id, ()))
+    counts = characters_of(one.text for one in utterances) if options.derives_alphabet else Counter()
+    return {
+        "alphabet": "".join(sorted(counts)) if options.derives_alphabet else options.characters,
+        "num_texts_changed": {step: changes[step] for step in STEPS if changes[step]},
+        "rare_characters": rare_characters(counts),
+    }
 
 
 def check_destination(source: Path, destination: Path, overwrite: bool) -> None:
@@ -120,111 +144,6 @@ def check_destination(source: Path, destination: Path, overwrite: bool) -> None:
     is_folder = destination.is_dir() and not destination.is_symlink()
     if not is_folder or not ((destination / "corpus.json").is_file() or not any(destination.iterdir())):
         raise ValueError(f"{destination} is not a corpus: only a corpus is ever overwritten")
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The candidates of a source whose audio is to be opened, and those that were skipped."""
-
-    candidates: list[Candidate]  # in the order of the corpus
-    skipped: list[Skipped]
-    num_filtered: int
-    keys: set[str]  # the fields that `where` can name
-
-
-def list_candidates(
-    items: Iterable[Candidate | Skipped], options: ImportOptions, progress: Progress
-) -> Listing:
-    """Check all candidates as far as possible without opening audio, and sort them."""
-    candidates: list[Candidate] = []
-    skipped: list[Skipped] = []
-    keys: set[str] = set()
-    where_by_id: dict[str, str] = {}
-    num_filtered = 0
-    for number, item in enumerate(items):
-        if number % 1000 == 0:
-            progress(number, None)
-        if isinstance(item, Skipped):
-            skipped.append(item)
-            continue
-        try:
-            candidate = _checked(item, options)
-            names = {"split": candidate.split, "speaker": candidate.speaker, "session": candidate.session}
-            fields = {**candidate.extra, **names}
-            keys.update(fields)
-            if any(str(fields.get(key)) != value for key, value in options.where.items()):
-                num_filtered += 1
-                continue
-            if candidate.id in where_by_id:
-                raise RefusedError(f"duplicate id: already at {where_by_id[candidate.id]}")
-            where_by_id[candidate.id] = candidate.where
-            if isinstance(candidate.audio, str):
-                raise RefusedError(candidate.audio)
-            candidates.append(replace(candidate, text=_checked_text(candidate.text, options)))
-        except RefusedError as reason:
-            skipped.append(Skipped(item.id, item.where, str(reason)))
-    if options.split_speakers and candidates:
-        speakers = {candidate.speaker for candidate in candidates}
-        splits = assign_splits(speakers, options.split_speakers, options.seed)
-        candidates = [replace(candidate, split=splits[candidate.speaker]) for candidate in candidates]
-    pool = [candidate for candidate in candidates if candidate.split == "pool"]
-    candidates += [_at_speed(candidate, speed) for candidate in pool for speed in options.speeds]
-    candidates.sort(key=lambda one: (one.split, one.speaker, one.session, one.id))
-    return Listing(candidates, skipped, num_filtered, keys)
-
-
-def _at_speed(candidate: Candidate, speed: float) -> Candidate:
-    """Copy for training (T. Ko et al., "Audio Augmentation for Speech Recognition", Interspeech 2015)."""
-    extra = {**candidate.extra, "speed": speed}
-    return replace(candidate, id=f"{candidate.id}-speed{speed:g}", speed=speed, extra=extra)
-
-
-def _checked(candidate: Candidate, options: ImportOptions) -> Candidate:
-    """Return the candidate with its split; refuse names that cannot be printed."""
-    split = options.split if candidate.split is None else options.splits.get(candidate.split, candidate.split)
-    names = {"id": candidate.id, "speaker": candidate.speaker, "session": candidate.session, "split": split}
-    for key, name in names.items():
-        # Bytes that are not UTF-8 have become surrogates, which are not printable either.
-        if not name or not name.isprintable():
-            raise RefusedError(f"bad name: the {key} is empty or cannot be printed: {name!a}")
-    return replace(candidate, split=split)
-
-
-def _checked_text(text: str, options: ImportOptions) -> str:
-    if not is_utf8(text):
-        raise RefusedError("bad text: it is not UTF-8")
-    text = normalise(text, options.lowercase)
-    if not text:
-        raise RefusedError("empty text: nothing is transcribed")
-    if strange := strange_characters(text, options.alphabet):
-        raise RefusedError(f"characters outside the alphabet: {' '.join(map(repr, strange))}")
-    return text
-
-
-def assign_splits(
-    speakers: Iterable[str], fractions: tuple[float, float, float], seed: int
-) -> dict[str, str]:
-    """Assign speakers to pool, heldout and test by fractions; only the seed and the names decide.
-
-    A split with a fraction above 0 gets at least one speaker.
-
-    >>> sorted(assign_splits("abcde", (0.6, 0.2, 0.2), seed=0).values())
-    ['heldout', 'pool', 'pool', 'pool', 'test']
-    """
-    order = sorted(speakers, key=lambda speaker: (derive(seed, "split", speaker), speaker))
-    shares = zip(("pool", "heldout", "test"), fractions, strict=True)
-    # The largest split comes last and takes the rest after rounding.
-    wanted = sorted(((name, share) for name, share in shares if share > 0), key=lambda item: item[1])
-    if len(order) < len(wanted):
-        names = ", ".join(name for name, _ in wanted)
-        raise ValueError(f"{len(order)} speakers cannot be divided into {names}: set split instead")
-    splits: dict[str, str] = {}
-    for number, (name, share) in enumerate(wanted, 1):
-        num_after = len(wanted) - number
-        count = max(1, round(share * len(order))) if num_after else len(order)
-        free = order[len(splits) :]
-        splits |= dict.fromkeys(free[: min(count, len(free) - num_after)], name)
-    return splits
 
 
 @dataclass(frozen=True)
@@ -308,10 +227,16 @@ def _nothing_left(
     """Return the message of an import that skipped everything: the most frequent reasons, with examples."""
     lines = [f"nothing in {source} can be used: {len(skipped)} utterances skipped"]
     if listing.num_filtered:
-        wanted = ", ".join(f"{key}={value}" for key, value in options.where.items())
-        keys = ", ".join(sorted(listing.keys))
-        lines.append(f"{listing.num_filtered} do not have {wanted} (fields: {keys})")
+        lines.append(_why_filtered(listing, options))
     examples = {one.kind: one for one in reversed(skipped)}
     for kind, count in Counter(one.kind for one in skipped).most_common(5):
         lines.append(f"{count} x {examples[kind].reason} ({examples[kind].where})")
     return "\n  ".join(lines)
+
+
+def _why_filtered(listing: Listing, options: ImportOptions) -> str:
+    wanted = ", ".join(f"{key}={value}" for key, value in options.where.items())
+    keys = ", ".join(sorted(listing.keys))
+    reasons = [f"do not have {wanted} (fields: {keys})"] if wanted else []
+    reasons += [f"are not listed in {options.select}"] if options.select else []
+    return f"{listing.num_filtered} {' or '.join(reasons)}"

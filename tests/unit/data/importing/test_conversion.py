@@ -15,7 +15,8 @@ from sources import Source, tone
 
 from antiphon.data.audio import encode_flac
 from antiphon.data.corpus import Corpus
-from antiphon.data.importing.conversion import ImportOptions, ImportSummary, assign_splits, import_corpus
+from antiphon.data.importing.conversion import ImportOptions, ImportSummary, import_corpus
+from antiphon.data.importing.listing import assign_splits
 
 soundfile = pytest.importorskip("soundfile")
 
