@@ -100,7 +100,7 @@ class ImportOptions:
                 "or write all characters"
             )
         if "spell_digits" in self.text and self.alphabet in ALPHABETS and self.alphabet != "en":
-            raise ValueError(f"--text spell_digits writes English numbers, but the alphabet is {self.alphabet!r}")
+            raise ValueError(f"--text spell_digits is for English, but the alphabet is {self.alphabet!r}")
 
     @property
     def characters(self) -> str | None:

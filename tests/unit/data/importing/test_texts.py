@@ -90,7 +90,7 @@ def test_languages() -> None:
         ({"text": ["strip"]}, "unknown step 'strip'.*strip_punctuation"),
         ({"text": ["lower_case"], "lowercase": False}, "--keep-case"),
         ({"alphabet": "xx"}, "no alphabet called 'xx': use one of en, .*auto or any"),
-        ({"alphabet": "de", "text": ["spell_digits"]}, "English numbers, but the alphabet is 'de'"),
+        ({"alphabet": "de", "text": ["spell_digits"]}, "for English, but the alphabet is 'de'"),
         ({"columns": {"speeker": "x"}}, "unknown part 'speeker'.*did you mean 'speaker'"),
     ],
 )
