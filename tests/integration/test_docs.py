@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import check
 import numpy as np
 import pytest
 import torch
@@ -230,32 +231,24 @@ def test_the_algorithm_resumes_exactly(median_norm: Any, world: World, tmp_path:
 # --- What the pages say ---------------------------------------------------------------------------
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-
-
 def commands(page: Path) -> list[tuple[str, str]]:
     """Every `antiphon ...` of a page with the first line that is shown after it.
 
     A page may break long lines: a command after a backslash, output before four spaces.
     """
     found = []
-    for block in blocks(page, "console"):
-        lines = re.sub(r" *\\\n *|\n {4}(?=\S)", " ", block).splitlines()
-        for number, line in enumerate(lines):
-            if line.startswith("$ antiphon"):
-                found.append((line[2:], next((after for after in lines[number + 1 :] if after != "…"), "")))
-    for block in blocks(page, "sh"):
-        for line in block.replace("\\\n", " ").splitlines():
-            if started := re.match(r"(?:(?:torchrun|srun|mpiexec) .*?)?(antiphon .*)", line):
-                found.append((started[1], ""))
+    for command in check.commands(page):
+        for line in command.text.replace("\\\n", " ").splitlines():
+            if started := re.match(r"(?:(?:torchrun|srun|mpiexec|\w+=\S+) .*?)?(antiphon .*)", line):
+                shown = re.sub(r"\n {4}(?=\S)", " ", command.shown or "").splitlines()
+                found.append((started[1], next((after for after in shown if after != "…"), "")))
     return found
 
 
 @every_page
 def test_quoted_code_is_in_the_file_it_is_quoted_from(page: Path) -> None:
     for language in ("python", "yaml"):
-        for block in blocks(page, language):
+        for block in check.blocks(page, language):
             first, _, body = block.partition("\n")
             assert first.startswith("# "), f"{page.name}: say which file this is from: {first}"
             assert body in (ROOT / first[2:]).read_text(), f"{page.name}: not in {first[2:]}:\n{body}"

@@ -1,0 +1,90 @@
+"""docs/check.py: what it finds on pages, how it compares, and its quick commands."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import check
+import pytest
+from command import Antiphon
+
+QUICK = [
+    command
+    for page in check.pages()
+    for command in check.commands(page)
+    if check.is_quick(command) and command.text.startswith("antiphon")
+]
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A page with two commands that show output, and one that does not."""
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("# Nothing to run\n")
+    path = tmp_path / "docs" / "page.md"
+    path.write_text(
+        "# A page\n\n```console\n$ echo one \\\n    two\none two\n\n$ cat missing\n…\n```\n\n"
+        "```sh\nantiphon demo\n```\n"
+    )
+    return path
+
+
+def test_commands_have_their_lines_and_what_the_page_shows(page: Path) -> None:
+    first, second, third = check.commands(page)
+    assert (first.line, first.text, first.shown) == (4, "echo one two", "one two\n\n")
+    assert (second.place, second.text, second.shown) == ("docs/page.md:8", "cat missing", "…\n")
+    assert (third.text, third.shown) == ("antiphon demo", None)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "result"),
+    [
+        ("WER 61.5 %", "WER 61.5 %\n", check.SAME),
+        ("seed ━━━━ 8/8 00:17 loss 0.204", "seed ━━━━━━ 8/8 01:02 loss 0.204", check.SAME),
+        ("a long line that\n    the page breaks", "a long line that the page breaks", check.SAME),
+        ("first\n…\nlast", "first\nmore\nstill more\nlast", check.SAME),
+        ("first\n…\nlast", "first\nlast\nand another", check.DIFFERENT),
+        ("WER 61.5 %", "WER 61.9 %", check.FIGURES),
+        ("seed 61.5\ndga 49.8", "seed 61.5", check.DIFFERENT),
+        ("seed 61.5", "sead 61.5", check.DIFFERENT),
+        ("", "something", check.DIFFERENT),
+    ],
+)
+def test_figures_may_differ_and_words_may_not(shown: str, printed: str, result: str) -> None:
+    assert check.compare(shown, printed) == result
+
+
+def test_a_page_that_shows_something_else_is_reported(
+    page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page.write_text("```console\n$ echo one\none\n\n$ echo two\nthree\n\n$ exit 3\n```\n")
+    assert check.main(["--work", str(tmp_path / "work")]) == 1
+    printed = capsys.readouterr().out
+    assert "same           docs/page.md:2: echo one" in printed
+    assert "DIFFERENT      docs/page.md:5: echo two" in printed
+    assert "FAILED         docs/page.md:8: exit 3" in printed
+    assert printed.endswith("1 same, 0 figures differ, 1 DIFFERENT, 1 FAILED, 0 not run\n")
+
+
+def test_the_list_says_what_each_command_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main(["--list", "--page", "pruning"]) == 0
+    printed = capsys.readouterr().out
+    assert "antiphon prune --plan transducer-published --sparsity 0.5\n    quick" in printed
+    assert "--data demo/corpus --out pruned\n    minutes" in printed
+    assert "needs LibriSpeech" in check.reason_not_to_run(
+        check.Command(
+            check.ROOT / "README.md", 1, "antiphon run x --set frontend.path=encoder_model.onnx", ""
+        )
+    )
+
+
+@pytest.mark.parametrize("command", QUICK, ids=lambda command: command.place)
+def test_quick_commands_print_what_their_pages_show(
+    command: check.Command, antiphon: Antiphon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    done = antiphon(*shlex.split(command.text)[1:])
+    assert check.compare(command.shown or "", done.output) == check.SAME, done.output
