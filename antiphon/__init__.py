@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from antiphon.data.importing.conversion import import_corpus
     from antiphon.data.summary import describe_corpus
     from antiphon.experiment.runner import run_experiment
+    from antiphon.export import export
     from antiphon.recipes import recipe
     from antiphon.recognizer import Recognizer
     from antiphon.report import report, write_report
@@ -56,13 +57,14 @@ _EXPORTS = {  # module -> its public names
     "workflows.run_recipe": ["demo", "list_recipes", "run"],
     "workflows.train_lm": ["train_ngram_lm", "train_transformer_lm"],
 }
+_PACKAGES = ("export", "report")  # each is its function too: it can be called
 _MODULES = {name: module for module, names in _EXPORTS.items() for name in names}
-__all__ = sorted([*_MODULES, "report"])
+__all__ = sorted([*_MODULES, *_PACKAGES])
 
 
 def __getattr__(name: str) -> Any:
-    if name == "report":  # the package is the function too: it can be called
-        return importlib.import_module("antiphon.report")
+    if name in _PACKAGES:
+        return importlib.import_module(f"antiphon.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'antiphon' has no attribute {name!r}")
     return getattr(importlib.import_module(f"antiphon.{_MODULES[name]}"), name)

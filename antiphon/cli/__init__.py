@@ -16,7 +16,7 @@ from antiphon.cli import terminal
 from antiphon.cli.corpus_commands import corpus_commands, encoders_command
 from antiphon.cli.decoding_commands import nbest_command, rescore_command
 from antiphon.cli.lm_commands import lm_commands
-from antiphon.cli.model_commands import adapt_command, prune_command
+from antiphon.cli.model_commands import adapt_command, export_command, prune_command
 from antiphon.cli.personalisation_commands import personalize_command
 from antiphon.cli.run_commands import demo_command, recipes_command, report_command, run_command
 from antiphon.cli.scoring_commands import (
@@ -86,6 +86,7 @@ app.command("personalize", rich_help_panel=LANGUAGE)(personalize_command)
 app.add_typer(lm_commands, name="lm", rich_help_panel=LANGUAGE)
 app.command("adapt", rich_help_panel=MORE)(adapt_command)
 app.command("prune", rich_help_panel=MORE)(prune_command)
+app.command("export", rich_help_panel=MORE)(export_command)
 app.command("encoders", rich_help_panel=MORE)(encoders_command)
 
 

@@ -1,4 +1,4 @@
-"""`antiphon adapt` and `antiphon prune`: new models from the model of a finished run."""
+"""`antiphon adapt`, `prune` and `export`: new models and files from the model of a finished run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from rich.table import Table
 import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.options import num_cores, options_of
+from antiphon.export import export
+from antiphon.export.export_folder import Exported
+from antiphon.report.formatting import percent, size
 from antiphon.workflows.adapt_model import Rate, SessionReport
 from antiphon.workflows.prune_model import Plan
 
@@ -49,6 +52,29 @@ def prune_command(*, run: Model, out: PrunedOut = None, plan: OnlyPlan = False, 
         scores = antiphon.prune(run, out, **options, feature_processes=num_cores(), progress=progress)
     terminal.console.print(terminal.score_table(scores))
     terminal.say_results(out / "pruned", out)
+
+
+@options_of(export, "run", "out")
+def export_command(**options: Any) -> None:
+    """Write a run's model as ONNX files that recognise speech without antiphon."""
+    with terminal.Terminal() as progress:
+        exported = antiphon.export(**options, progress=progress)
+    files = ", ".join(f"{name} ({size(num_bytes)})" for name, num_bytes in exported.sizes.items())
+    terminal.say(f"wrote {files} to {exported.folder}")
+    if exported.comparison:
+        terminal.console.print(_comparison_table(exported))
+
+
+def _comparison_table(exported: Exported) -> Table:
+    title = f"{exported.num_utterances:,} utterances, decoded from their audio by greedy search"
+    table = terminal.number_table(title, "", "WER %", "change", "same text")
+    first = exported.comparison[0].errors.rate
+    for row in exported.comparison:
+        change = (
+            f"{100 * (row.errors.rate - first):+.2f}".replace("-", "−") if row.errors.rate != first else "0"
+        )
+        table.add_row(row.name, percent(row.errors.rate), change, f"{row.num_same:,}")
+    return table
 
 
 def _session_table(reports: Sequence[SessionReport]) -> Table:

@@ -101,6 +101,11 @@ class Unigram:
     def size(self) -> int:
         return self._processor.get_piece_size()
 
+    @property
+    def pieces(self) -> list[str]:
+        """The pieces in the order of their ids; "▁" is a space."""
+        return [self._processor.id_to_piece(id) for id in range(self.size)]
+
     def encode(self, text: str) -> list[int]:
         return self._processor.encode(text)
 

@@ -93,6 +93,12 @@ def claim_folder(out: Path, experiment: Experiment, data: Path, fingerprint: str
     write_json(path, body)
 
 
+def corpus_of(run: Path) -> Path | None:
+    """Return the corpus that a run was trained on; None if its folder is not part of an experiment."""
+    about = run.resolve().parent / "experiment.json"
+    return Path(json.loads(about.read_text())["data"]) if about.exists() else None
+
+
 def versions() -> dict[str, str]:
     """Return the version of Python and of each package that is installed."""
     versions = {"python": platform.python_version()}

@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from antiphon.experiment.folder import corpus_of
 from antiphon.experiment.score import score
 from antiphon.recognizer import Recognizer
 from antiphon.scoring.normalisation import Normalisation
 from antiphon.workflows.arguments import Paths, Progress, no_progress, paths_of
-from antiphon.workflows.run_decoder import RunDecoder, corpus_of
+from antiphon.workflows.run_decoder import RunDecoder
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from antiphon.decoding.nbest import NBest
 from antiphon.decoding.rescoring import tabulate
 from antiphon.decoding.search import beam_for, likelihoods, search
 from antiphon.decoding.tuning import Ranking, RankingSearch
+from antiphon.experiment.folder import corpus_of
 from antiphon.experiment.preparation import choose_device
 from antiphon.lm.ngram import NgramModel
 from antiphon.recognizer import Recognizer
@@ -159,12 +159,6 @@ class RunDecoder:
             return errors
 
         return RankingSearch().run(self.recognizer.model, ranking, count_errors)
-
-
-def corpus_of(run: Path) -> Path | None:
-    """Return the corpus that a run was trained on; None if its folder is not part of an experiment."""
-    about = run.resolve().parent / "experiment.json"
-    return Path(json.loads(about.read_text())["data"]) if about.exists() else None
 
 
 _shared: list[tuple[RunDecoder, NgramModel | None]] = []  # what `in_processes` sent to this process

@@ -37,6 +37,7 @@ LEVELS = {
     "clients": 10,
     "personalisation": 10,
     "experiment": 11,
+    "export": 12,
     "recipes": 12,
     "workflows": 13,
     "cli": 14,
@@ -50,7 +51,9 @@ SHARED_NAMES: dict[str, set[str]] = {}
 EXTRAS = {
     "soundfile",
     "soxr",
+    "onnx",
     "onnxruntime",
+    "onnxscript",
     "lhotse",
     "espeakng_loader",
     "ttspico",
