@@ -46,13 +46,14 @@ def from_dict(cls: type[Config], data: Mapping[str, Any]) -> Config:
     return config
 
 
-def override(config: Config, assignments: Iterable[str]) -> Config:
+def override(config: Config, assignments: str | Iterable[str]) -> Config:
     """Return the configuration with fields set by `path=value`: server=yogi, server.lr=0.1, names=a,b.
 
-    All are applied in order before anything is checked, so a later one may complete an earlier choice.
+    One assignment may be a plain text. All are applied in order before anything is checked, so a later one
+    may complete an earlier choice.
     """
     tree = to_dict(config)
-    for assignment in assignments:
+    for assignment in [assignments] if isinstance(assignments, str) else assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path.strip():
             raise ValueError(f"{assignment!r} is not an assignment: write key=value, e.g. server.lr=0.1")

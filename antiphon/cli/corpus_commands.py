@@ -41,9 +41,7 @@ def import_command(
     options["split_speakers"] = numbers("--split-speakers", split_speakers) or None
     chosen = antiphon.ImportOptions(**options, lowercase=lowercase)
     with terminal.Terminal() as progress:
-        summary = antiphon.import_corpus(
-            source, destination, chosen, lambda done, total: progress("import", done, total)
-        )
+        summary = antiphon.import_corpus(source, destination, chosen, progress)
     if summary.skipped:
         terminal.console.print(skipped_table(summary.skipped))
         terminal.console.print(f"All of them are listed in {destination / 'skipped.jsonl'}")

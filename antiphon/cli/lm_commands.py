@@ -20,7 +20,8 @@ lm_commands = typer.Typer(no_args_is_help=True, help="Train language models: n-g
 @options_of(antiphon.train_ngram_lm, "texts")
 def ngram_command(**options: Any) -> None:
     """Estimate an n-gram model with interpolated modified Kneser-Ney smoothing."""
-    training = antiphon.train_ngram_lm(**options)
+    with terminal.Terminal() as progress:
+        training = antiphon.train_ngram_lm(**options, progress=progress)
     model = training.model
     sizes = ", ".join(f"{len(level.keys):,}" for level in model.levels)
     terminal.console.print(

@@ -67,6 +67,7 @@ FORMS: Mapping[Any, Form] = {
     str | Path: Form(Path),
     str | Path | None: Form(Path | None),
     Sequence[str]: Form(list[str], "TEXT"),
+    str | Sequence[str]: Form(list[str], "TEXT"),
     Sequence[str | Path]: Form(list[Path], "PATH"),
     str | Path | Sequence[str | Path]: Form(list[Path], "PATH"),
     Sequence[int]: Form(str, "N,…", whole_numbers),

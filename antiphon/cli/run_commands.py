@@ -15,7 +15,7 @@ from antiphon import config
 from antiphon.cli import terminal
 from antiphon.cli.options import num_cores, options_of
 from antiphon.pools.rendezvous import find_rank
-from antiphon.report import report
+from antiphon.report import figures_file, report
 
 Recipe = Annotated[
     str, typer.Argument(help="The name of a recipe, or a YAML file with its name and other settings.")
@@ -53,8 +53,9 @@ def recipes_command(
 
 @options_of(report, "runs")
 def report_command(**options: Any) -> None:
-    """Write a report on a run, or a comparison of several: one HTML page and RESULTS.md."""
-    terminal.console.print(f"wrote {antiphon.report(**options)}")
+    """Write a report on a run, or a comparison of several: one HTML page, and its figures as Markdown."""
+    page = antiphon.report(**options)
+    terminal.say(f"wrote {page} and {figures_file(page)}")
 
 
 def _print_scores(scores: Mapping[str, Mapping[str, Any]], out: Path) -> None:

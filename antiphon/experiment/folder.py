@@ -20,7 +20,7 @@ EXPERIMENT_FORMAT = "antiphon-experiment/1"
 PACKAGES = "antiphon torch numpy safetensors sentencepiece onnxruntime rapidfuzz transformers peft"
 
 
-def check_folder(out: Path, experiment: Experiment, resume: bool, only: Sequence[str] = ()) -> None:
+def check_folder(out: Path, experiment: Experiment, resume: bool, only: str | Sequence[str] = ()) -> None:
     """Refuse a folder that has other files, or an experiment that is not the same or is not resumed.
 
     Also refuses runs named in `only` that cannot begin: a wrong command must not leave a folder.

@@ -58,7 +58,7 @@ def run_experiment(
     device: str = "auto",
     num_processes: int = 1,
     screen: Screen | None = None,
-    only: Sequence[str] = (),
+    only: str | Sequence[str] = (),
     group: ProcessGroup | None = None,
 ) -> dict[str, Scores]:
     """Run an experiment and write its report; return the scores of each run on the test split.
@@ -94,7 +94,7 @@ def run_side_by_side(
     device: str = "auto",
     num_processes: int = 1,
     screen: Screen | None = None,
-    only: Sequence[str] = (),
+    only: str | Sequence[str] = (),
 ) -> dict[str, Scores]:
     """Run an experiment as `run_experiment` does, up to `num_jobs` runs at once, each in its own process.
 

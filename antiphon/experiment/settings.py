@@ -215,8 +215,9 @@ class Experiment:
         if self.augment.num_frequency_masks and getattr(self.frontend, "is_waveform", False):
             raise ValueError("a waveform has no frequency bands to mask: set augment.num_frequency_masks=0")
 
-    def chosen(self, names: Sequence[str]) -> dict[str, Run]:
+    def chosen(self, names: str | Sequence[str]) -> dict[str, Run]:
         """Return the runs with these names, in the experiment's order; all runs if no name is given."""
+        names = [names] if isinstance(names, str) else names
         for name in names:
             if name not in self.runs:
                 raise config.unknown(name, self.runs, "", "run")

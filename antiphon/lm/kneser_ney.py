@@ -20,7 +20,7 @@ for D (a count of counts is zero), D is 0.5, 1 and 1.5, as lmplz can.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,7 @@ from antiphon.lm.ngram import (
     positions_in_sentence,
 )
 
+Progress = Callable[[int, int], None]  # steps done, all steps: two for each order
 FALLBACK = (0.5, 1.0, 1.5)
 
 
@@ -56,6 +57,7 @@ def estimate(
     order: int = 5,
     min_counts: Sequence[int] = (),
     vocabulary: Collection[str] | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> NgramModel:
     """Estimate a model from sentences.
 
@@ -64,7 +66,8 @@ def estimate(
     """
     thresholds = _thresholds(order, min_counts)
     words, stream = _encode(texts, vocabulary)
-    counted = count(stream, len(words), order)
+    total = 2 * order
+    counted = count(stream, len(words), order, lambda n: progress(n, total))
     above: list[Counted | None] = [*counted[1:], None]
     adjusted = [_adjusted(*pair, len(words)) for pair in zip(counted, above, strict=True)]
     adjusted[0][START_ID] = 0  # it is a context, and never predicted
@@ -75,9 +78,12 @@ def estimate(
         of_ngrams, of_contexts = _interpolated(counted[n], adjusted[n], is_frequent, lower, num_contexts)
         probabilities.append(of_ngrams)
         weights.append(of_contexts)
+        progress(order + n, total)
     weights.append(np.ones(len(counted[-1].keys)))
     estimates = list(zip(probabilities, weights, strict=True))
-    return NgramModel(words, _levels(counted, estimates, thresholds))
+    levels = _levels(counted, estimates, thresholds)
+    progress(total, total)
+    return NgramModel(words, levels)
 
 
 def discounts(adjusted: np.ndarray) -> tuple[float, float, float]:
@@ -94,10 +100,13 @@ def discounts(adjusted: np.ndarray) -> tuple[float, float, float]:
     return result if all(0 < result[k] <= k + 1 for k in range(3)) else FALLBACK
 
 
-def count(stream: np.ndarray, num_words: int, order: int) -> list[Counted]:
+def count(
+    stream: np.ndarray, num_words: int, order: int, report: Callable[[int], None] = lambda n: None
+) -> list[Counted]:
     """N-grams of every order in a stream of sentences, each from <s> to </s>."""
     occurrences = np.bincount(stream, minlength=num_words)
     counted = [Counted(np.arange(num_words), occurrences, np.zeros(num_words, dtype=np.int64))]
+    report(1)
     position = positions_in_sentence(stream)
     ids = stream  # of the n-gram that ends at each word; valid only if the sentence has that many words
     for n in range(2, order + 1):
@@ -111,6 +120,7 @@ def count(stream: np.ndarray, num_words: int, order: int) -> list[Counted]:
         counted.append(Counted(keys, counts, ids[ends[example] - 1]))
         ids = np.zeros_like(stream)
         ids[ends] = inverse
+        report(n)
     return counted
 
 

@@ -44,7 +44,7 @@ MIXED = {"seed": 3, "organisation": 1}  # with 20,000 sentences, about a third o
 
 
 def adapted_experiment(
-    seed: SeedModel, has_organisation: bool, part: str, rounds: int, settings: Sequence[str] = ()
+    seed: SeedModel, has_organisation: bool, part: str, rounds: int, settings: str | Sequence[str] = ()
 ) -> Experiment:
     """Return the experiment whose last run, `adapted`, is the seed model after both levels."""
     trainable, runs = _trainable(seed, part), {}

@@ -1,4 +1,4 @@
-"""The report: folders of runs become an HTML page and RESULTS.md.
+"""The report: folders of runs become an HTML page and a Markdown file beside it.
 
 This package can be called: `antiphon.report("out")` is the function `report` below.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from antiphon.records.files import check_new_folder, replace_file
+from antiphon.report.formatting import MARK
 
 __all__ = ["report", "write_report"]
 
@@ -19,7 +20,10 @@ __all__ = ["report", "write_report"]
 def report(
     runs: str | Path | Sequence[str | Path], out: str | Path | None = None, *, examples: int = 0
 ) -> Path:
-    """Write a report on a run, or a comparison of several: one HTML page, and RESULTS.md beside it.
+    """Write a report on a run, or a comparison of several: one HTML page, and its figures as Markdown.
+
+    The figures are beside the page: RESULTS.md for report.html, comparison.md for comparison.html. Only files
+    that antiphon wrote are replaced.
 
     Args:
         runs: A run folder, the folder of an experiment (all its runs), or several of them.
@@ -36,7 +40,32 @@ def report(
     """
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     default = folders[0] if len(folders) == 1 else Path()
-    return write_report(folders, Path(out) if out is not None else default / "report.html", examples)
+    page = _page(Path(out) if out is not None else default)
+    for path in (page, figures_file(page)):
+        if path.exists() and not _is_ours(path.read_text(encoding="utf-8", errors="replace")):
+            raise ValueError(
+                f"{path} exists, and antiphon did not write it: name another page with --out, such as "
+                "--out comparison.html (in Python: out=)"
+            )
+    return write_report(folders, page, examples)
+
+
+def figures_file(page: Path) -> Path:
+    """Return the path of the figures that belong to a page.
+
+    >>> figures_file(Path("out/report.html")), figures_file(Path("comparison.html"))
+    (PosixPath('out/RESULTS.md'), PosixPath('comparison.md'))
+    """
+    return page.with_name("RESULTS.md") if page.name == "report.html" else page.with_suffix(".md")
+
+
+def _is_ours(text: str) -> bool:
+    """Return whether antiphon wrote a page or its figures; older figures have no mark, but these headings."""
+    return MARK in text or (text.startswith("# Results: ") and "\n## What was run\n" in text)
+
+
+def _page(destination: Path) -> Path:
+    return destination if destination.suffix == ".html" else destination / "report.html"
 
 
 def write_report(runs: Sequence[Path], destination: Path, num_examples: int = 0) -> Path:
@@ -48,14 +77,13 @@ def write_report(runs: Sequence[Path], destination: Path, num_examples: int = 0)
 
     if not runs:
         raise ValueError("a report needs at least one run folder")
-    page = destination if destination.suffix == ".html" else destination / "report.html"
+    page = _page(destination)
     check_new_folder(page.parent)
     loaded = load_runs(runs)
     page.parent.mkdir(parents=True, exist_ok=True)
-    results = page.parent / "RESULTS.md"
     for path, text in (
         (page, render(loaded, num_examples)),
-        (results, results_markdown(loaded, num_examples)),
+        (figures_file(page), results_markdown(loaded, num_examples)),
     ):
         replace_file(path, partial(Path.write_text, data=text, encoding="utf-8"))
     return page

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from antiphon.scoring.error_rate import Errors
 from antiphon.scoring.statistics import Interval
 
+MARK = "Written by antiphon"  # in every page and every file of figures
 NONE = "–"
 
 

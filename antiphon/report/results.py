@@ -1,4 +1,4 @@
-"""RESULTS.md: the results of one or several runs in Markdown."""
+"""RESULTS.md, or the .md file of a page with another name: the results of one or several runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from antiphon.report import tables
 from antiphon.report.attention_summary import AttentionRow, attention_rows
 from antiphon.report.examples import example_utterances
-from antiphon.report.formatting import NONE, bounds, edits, percent, ranges, size
+from antiphon.report.formatting import MARK, NONE, bounds, edits, percent, ranges, size
 from antiphon.report.run_folder import RunFolder
 from antiphon.scoring.statistics import NUM_RESAMPLES, plural, signed
 
@@ -38,6 +38,7 @@ def results_markdown(runs: Sequence[RunFolder], num_examples: int = 0) -> str:
     for run in runs:
         config = json.dumps(tables.configuration(run), indent=2, ensure_ascii=False)
         parts += [f"### Configuration of {_plain(run.label)}", f"```json\n{config}\n```"]
+    parts.append(f"{MARK}; `antiphon report` may replace this file.")
     return "\n\n".join(parts) + "\n"
 
 

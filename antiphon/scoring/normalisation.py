@@ -37,14 +37,14 @@ class Normalisation:
     collapse_spaces: bool = False
 
     @classmethod
-    def of(cls, steps: Iterable[str]) -> Normalisation:
+    def of(cls, steps: str | Iterable[str]) -> Normalisation:
         """Return the normalisation with these steps.
 
         >>> Normalisation.of(["nfc", "lower_case"]).steps
         ('nfc', 'lower_case')
         """
         valid = [field.name for field in fields(cls)]
-        chosen = list(steps)
+        chosen = [steps] if isinstance(steps, str) else list(steps)
         for step in chosen:
             if step not in valid:
                 raise config.unknown(step, valid, "normalisation", "step")

@@ -28,6 +28,7 @@ from antiphon.records.files import check_new_folder
 from antiphon.scoring.error_rate import Errors, Tally
 from antiphon.workflows.adaptation_corpus import Speaking, Texts, compute_features, make_corpus, read_texts
 from antiphon.workflows.arguments import (
+    Names,
     Notify,
     Paths,
     Progress,
@@ -79,8 +80,8 @@ def adapt(
     organisation: Paths = (),
     train: str = "all",
     rounds: int = 20,
-    speaking: Sequence[str] = (),
-    settings: Sequence[str] = (),
+    speaking: Names = (),
+    settings: Names = (),
     speech_only: bool = False,
     resume: bool = False,
     device: str = "auto",

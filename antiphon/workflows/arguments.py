@@ -28,6 +28,18 @@ def paths_of(paths: Paths) -> list[Path]:
     return [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
 
 
+Names = str | Sequence[str]  # one name, setting or step, or several
+
+
+def names_of(names: Names) -> list[str]:
+    """Return one name or several as a list.
+
+    >>> names_of("seed=1")
+    ['seed=1']
+    """
+    return [names] if isinstance(names, str) else list(names)
+
+
 def no_progress(stage: str, done: int, total: int | None) -> None:
     """Report nothing."""
 

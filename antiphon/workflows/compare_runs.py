@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from antiphon.scoring.significance import (
     speakers_verdict,
 )
 from antiphon.scoring.trn import read_trn
+from antiphon.workflows.arguments import Names
 
 FORMAT = "antiphon-comparison/1"
 Key = tuple[str, str]  # speaker, utterance
@@ -118,7 +119,7 @@ def compare(
     reference: str | Path | None = None,
     split: str = "test",
     which: str = "best",
-    normalise: Sequence[str] = (),
+    normalise: Names = (),
     out: str | Path | None = None,
 ) -> Comparison:
     """Compare the transcripts of two recognisers: matched pairs, and a bootstrap over speakers.
@@ -152,7 +153,7 @@ def alignments(
     reference: str | Path | None = None,
     split: str = "test",
     which: str = "best",
-    normalise: Sequence[str] = (),
+    normalise: Names = (),
     out: str | Path | None = None,
 ) -> ErrorLists:
     """Align every utterance word for word, and count which words are confused.

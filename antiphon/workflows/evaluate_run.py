@@ -13,7 +13,7 @@ from antiphon.experiment.folder import corpus_of
 from antiphon.experiment.score import score
 from antiphon.recognizer import Recognizer
 from antiphon.scoring.normalisation import Normalisation
-from antiphon.workflows.arguments import Paths, Progress, no_progress, paths_of
+from antiphon.workflows.arguments import Names, Paths, Progress, no_progress, paths_of
 from antiphon.workflows.run_decoder import RunDecoder
 
 
@@ -31,7 +31,7 @@ def evaluate(
     data: str | Path | None = None,
     split: str = "test",
     device: str = "auto",
-    normalise: Sequence[str] = (),
+    normalise: Names = (),
     feature_processes: int = 1,
     progress: Progress = no_progress,
 ) -> Evaluation:

@@ -22,7 +22,7 @@ from antiphon.pools.rendezvous import find_rank
 from antiphon.pools.spawning import run_processes
 from antiphon.privacy.samplers import Secure, Seeded
 from antiphon.records.files import check_new_folder
-from antiphon.workflows.arguments import Notify, Progress, no_messages, no_progress
+from antiphon.workflows.arguments import Names, Notify, Progress, no_messages, no_progress
 from antiphon.workflows.rescore_lists import describe_weights, lists_of_splits, make_columns
 from antiphon.workflows.run_recipe import joined_group
 from antiphon.workflows.train_lm import sentences_of
@@ -103,9 +103,9 @@ def personalize(
     adapt: str = "",
     client: str = "meeting",
     rounds: Sequence[int] = (1, 2, 5, 10),
-    tune_splits: Sequence[str] = (),
-    splits: Sequence[str] = (),
-    earlier_splits: Sequence[str] = (),
+    tune_splits: Names = (),
+    splits: Names = (),
+    earlier_splits: Names = (),
     weights: Mapping[str, float] = {},
     search: Mapping[str, float] = {},
     grid: Grid = Grid(),

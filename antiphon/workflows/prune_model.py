@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from antiphon.models.transducer import TransducerConfig
 from antiphon.recipes.single_algorithm import LOCAL, SERVER
 from antiphon.recognizer import Recognizer
 from antiphon.tasks.submodel import shrink
-from antiphon.workflows.arguments import Progress, no_progress, screen_for
+from antiphon.workflows.arguments import Names, Progress, names_of, no_progress, screen_for
 
 # Built for 80 log-mel filters and 500 tokens; the prunable layers do not depend on either.
 PRESETS: dict[str, LasConfig | TransducerConfig] = {
@@ -77,7 +76,7 @@ def prune(
     *,
     sparsity: float = 0.5,
     rounds: int = 40,
-    settings: Sequence[str] = (),
+    settings: Names = (),
     data: str | Path | None = None,
     resume: bool = False,
     device: str = "auto",
@@ -109,7 +108,7 @@ def prune(
     return run_experiment(experiment, data or corpus, out, resume, False, device, feature_processes, screen)
 
 
-def plan_pruning(model: str | Path, *, sparsity: float = 0.5, settings: Sequence[str] = ()) -> Plan:
+def plan_pruning(model: str | Path, *, sparsity: float = 0.5, settings: Names = ()) -> Plan:
     """Return what would be left of each weight of a model; nothing is trained.
 
     Args:
@@ -122,7 +121,7 @@ def plan_pruning(model: str | Path, *, sparsity: float = 0.5, settings: Sequence
         print(plan.zero_ratio, plan.bytes_after)
     """
     whole, params = _open_model(str(model))
-    pruning = config.override(whole, [f"sparsity={sparsity}", *settings])
+    pruning = config.override(whole, [f"sparsity={sparsity}", *names_of(settings)])
     if pruning.allocation != Unified() and str(model) in PRESETS:
         raise ValueError("adaptive sparsity depends on the weights: name the folder of a trained model")
     pruning.init(params)
@@ -150,9 +149,7 @@ def _open_model(name: str) -> tuple[FederatedPruning, Tensors]:
     return FederatedPruning(structure=structure_of(recognizer.model)), params
 
 
-def _pruned_experiment(
-    run: Path, sparsity: float, rounds: int, settings: Sequence[str]
-) -> tuple[Experiment, Path]:
+def _pruned_experiment(run: Path, sparsity: float, rounds: int, settings: Names) -> tuple[Experiment, Path]:
     """Return an experiment whose one run, `pruned`, prunes a finished run's model; and its corpus."""
     if rounds < 2:
         raise ValueError(f"pruning needs at least 2 rounds, not {rounds}: half of them fine-tune")
@@ -166,7 +163,7 @@ def _pruned_experiment(
     before = experiment.runs[run.name]
     inner = prunable_algorithm(before.algorithm) or hierarchical(LOCAL, SERVER)
     pruning = FederatedPruning(inner, fine_tune_from=max(1, rounds // 2), mask_every=max(1, rounds // 8))
-    pruning = config.override(pruning, [f"sparsity={sparsity}", *settings])
+    pruning = config.override(pruning, [f"sparsity={sparsity}", *names_of(settings)])
     is_central = prunable_algorithm(before.algorithm) is None and before.clients == Iid(1)
     # After a central run, the federated clients train: everybody if no speaker is a client only.
     speakers = "both" if experiment.speakers.seed_fraction == 1.0 else "federated"

@@ -28,7 +28,7 @@ from antiphon.lm.neural_lm import load_sentence_model
 from antiphon.records.files import check_new_file
 from antiphon.scoring.error_rate import Errors
 from antiphon.scoring.statistics import Interval, difference_interval, rate_interval
-from antiphon.workflows.arguments import Paths, Progress, no_progress, paths_of
+from antiphon.workflows.arguments import Names, Paths, Progress, names_of, no_progress, paths_of
 from antiphon.workflows.run_decoder import RunDecoder
 
 RESCORED, EXPECTED = "rescored", "least risk"  # the best weighted sum; the fewest expected errors
@@ -218,8 +218,9 @@ def check_split(entries: Sequence[NBest], split: str) -> None:
         raise ValueError(f"no lists of split {split!r}: there are {', '.join(splits)}")
 
 
-def lists_of_splits(lists: Lists, splits: Sequence[str]) -> Lists:
+def lists_of_splits(lists: Lists, splits: Names) -> Lists:
     """Return the lists that belong to any of these splits; all lists where no split is named."""
+    splits = names_of(splits)
     for split in splits:
         check_split(lists.entries, split)
     if not splits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from antiphon.pools.spawning import end_with_starter, run_processes
 from antiphon.recipes import RECIPES
 from antiphon.recipes import recipe as load_recipe
 from antiphon.records.files import check_new_folder
-from antiphon.workflows.arguments import Progress, no_progress, screen_for
+from antiphon.workflows.arguments import Names, Progress, no_progress, screen_for
 
 
 def run(
@@ -28,8 +28,8 @@ def run(
     data: str | Path,
     out: str | Path,
     *,
-    settings: Sequence[str] = (),
-    only: Sequence[str] = (),
+    settings: Names = (),
+    only: Names = (),
     resume: bool = False,
     skip_corrupt: bool = False,
     device: str = "auto",
@@ -93,7 +93,7 @@ def run(
 def demo(
     out: str | Path = "demo",
     *,
-    settings: Sequence[str] = (),
+    settings: Names = (),
     resume: bool = False,
     device: str = "auto",
     feature_processes: int = 1,
@@ -138,7 +138,7 @@ def list_recipes() -> dict[str, str]:
     return {name: (make.__doc__ or "").splitlines()[0] for name, make in RECIPES.items()}
 
 
-def _experiment(recipe: str | Path | Experiment, settings: Sequence[str]) -> Experiment:
+def _experiment(recipe: str | Path | Experiment, settings: Names) -> Experiment:
     experiment = recipe if isinstance(recipe, Experiment) else load_recipe(str(recipe))
     return config.override(experiment, settings) if settings else experiment
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from antiphon.data.tokens import UnigramConfig, WordsConfig
@@ -44,6 +45,7 @@ def train_ngram_lm(
     order: int = 5,
     min_counts: Sequence[int] = (1,),
     heldout: Paths = (),
+    progress: Progress = no_progress,
 ) -> NgramTraining:
     """Estimate an n-gram model with interpolated modified Kneser-Ney smoothing, and write it.
 
@@ -54,6 +56,7 @@ def train_ngram_lm(
         min_counts: For each order, the smallest count of an n-gram that is kept; the last number holds for
             all higher orders.
         heldout: Text files to measure perplexity on.
+        progress: A function that is called with (stage, steps done, number of steps).
 
     Example:
         training = antiphon.train_ngram_lm(["books.txt"], "books.arpa", order=3, heldout=["other.txt"])
@@ -62,7 +65,8 @@ def train_ngram_lm(
     out = Path(out)
     (check_new_file if is_arpa(out) else check_new_folder)(out)
     started = time.monotonic()
-    model = estimate(sentences_of(texts), order, list(min_counts))
+    report = partial(progress, "estimation")
+    model = estimate(sentences_of(texts), order, list(min_counts), progress=report)
     seconds = time.monotonic() - started
     save_ngram(model, out)
     return NgramTraining(model, seconds, _perplexities(model, heldout))

@@ -105,6 +105,39 @@ def test_transcribe_goes_on_after_a_file_it_cannot_read(
     assert "missing.wav" in done.output
 
 
+def test_a_comparison_replaces_no_file_that_antiphon_did_not_write(
+    antiphon: Antiphon, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "RESULTS.md"
+    own.write_text("# Results of my thesis\n")
+    runs = (finished / "seed", finished / "fedavg")
+    for _ in range(2):  # its own files are replaced
+        done = antiphon("report", *runs, "--out", "comparison.html")
+        assert (done.code, done.output) == (0, "wrote comparison.html and comparison.md\n")
+    assert "WER" in (tmp_path / "comparison.md").read_text()
+    assert own.read_text() == "# Results of my thesis\n"
+    done = antiphon("report", *runs)  # report.html would have its figures in RESULTS.md
+    assert done.code == 2
+    assert "RESULTS.md exists, and antiphon did not write it: name another page with --out" in done.output
+    assert own.read_text() == "# Results of my thesis\n"
+    (tmp_path / "page.html").write_text("<html>my page</html>")
+    assert antiphon("report", *runs, "--out", "page.html").code == 2
+    assert (tmp_path / "page.html").read_text() == "<html>my page</html>"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "RESULTS.md", "comparison.html", "comparison.md", "page.html",
+    ]  # fmt: skip
+
+
+def test_figures_that_an_older_version_wrote_are_replaced(
+    antiphon: Antiphon, finished: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "RESULTS.md").write_text("# Results: seed\n\n## What was run\n")
+    done = antiphon("report", finished / "seed", "--out", tmp_path)
+    assert done.code == 0, done.output
+    assert "WER" in (tmp_path / "RESULTS.md").read_text()
+
+
 def test_report_of_one_run_and_of_several(antiphon: Antiphon, finished: Path, tmp_path: Path) -> None:
     done = antiphon("report", finished / "fedavg", "--out", tmp_path / "one" / "page.html")
     assert done.code == 0, done.output

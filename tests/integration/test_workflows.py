@@ -78,7 +78,7 @@ def test_run_leaves_what_the_command_leaves(world: World, finished: Path, tmp_pa
 
 def test_run_takes_an_experiment_and_resumes(world: World, finished: Path, tmp_path: Path) -> None:
     experiment, out = library.override(library.recipe("fedavg"), SETTINGS), tmp_path / "out"
-    assert set(library.run(experiment, world.corpus, out, only=["seed"])) == {"seed"}
+    assert set(library.run(experiment, world.corpus, out, settings="seed=0", only="seed")) == {"seed"}
     with pytest.raises(ValueError, match=r"holds an experiment already: .* \(in Python: resume=True\)"):
         library.run(experiment, world.corpus, out)
     library.run(experiment, world.corpus, out, resume=True)
@@ -174,7 +174,7 @@ def test_import_and_describe_a_corpus(antiphon: Antiphon, tmp_path: Path) -> Non
     summary = library.import_corpus(
         source, tmp_path / "function", options, lambda *numbers: done.append(numbers)
     )
-    assert done[-1] == (summary.num_utterances, summary.num_utterances)
+    assert done[-1] == ("import", summary.num_utterances, summary.num_utterances)
     fractions = ["--split-speakers", "0.5,0.25,0.25", "--seed", "3"]
     assert antiphon("corpus", "import", source, tmp_path / "command", *fractions).code == 0
     same_files(tmp_path / "function", tmp_path / "command")
@@ -187,7 +187,11 @@ def test_import_and_describe_a_corpus(antiphon: Antiphon, tmp_path: Path) -> Non
 def test_language_models(antiphon: Antiphon, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
-    training = library.train_ngram_lm(text, tmp_path / "function.arpa", order=2, heldout=[text])
+    steps: list[tuple[str, int, int | None]] = []
+    training = library.train_ngram_lm(
+        text, tmp_path / "function.arpa", order=2, heldout=[text], progress=lambda *step: steps.append(step)
+    )
+    assert steps == [("estimation", done, 4) for done in (1, 2, 3, 4)]
     shown = antiphon(
         "lm", "ngram", text, "--out", tmp_path / "command.arpa", "--order", "2", "--heldout", text
     )

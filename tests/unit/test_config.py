@@ -240,3 +240,7 @@ def test_what_was_written_before_there_was_a_choice_is_the_first() -> None:
     assert from_dict(Rehearsed, to_dict(expected)) == expected
     with pytest.raises(ValueError, match="inner: unknown choice 'local'"):
         override(Rehearsed(), ["inner=local"])
+
+
+def test_one_assignment_may_be_a_plain_text() -> None:
+    assert override(recipe("dga"), "seed=12") == override(recipe("dga"), ["seed=12"])

@@ -7,21 +7,25 @@ An importer (`antiphon.data.importing.formats`) turns one format into `Candidate
 from __future__ import annotations
 
 import gzip
+import inspect
 import io
 import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 from antiphon.data.importing.import_options import ImportOptions
 from antiphon.data.transcripts import numbered_lines
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
+Progress = Callable[[int, int | None], None]  # done, total (None until the whole source is listed)
+StagedProgress = Callable[[str, int, int | None], None]  # the stage, done, total
 
 
 @dataclass(frozen=True)
@@ -221,3 +225,12 @@ def take_number(row: Mapping[str, Any], key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise RefusedError(f"bad number: {key!r} is {value!r}")
     return float(value)
+
+
+def without_stage(progress: StagedProgress | Progress) -> Progress:
+    """Return a function of (done, total) that calls `progress`, with the stage if it takes one."""
+    try:
+        inspect.signature(progress).bind("import", 0, None)
+    except TypeError:
+        return cast(Progress, progress)
+    return partial(cast(StagedProgress, progress), "import")

@@ -22,10 +22,17 @@ from typing import Any
 from antiphon.data.alphabets import characters_of, rare_characters
 from antiphon.data.audio import SAMPLE_RATE, BadAudioError, at_speed, encode_flac, read_sound, resample
 from antiphon.data.corpus import FORMAT, Utterance
-from antiphon.data.importing.candidates import Blob, Candidate, Skipped
+from antiphon.data.importing.candidates import (
+    Blob,
+    Candidate,
+    Progress,
+    Skipped,
+    StagedProgress,
+    without_stage,
+)
 from antiphon.data.importing.formats import FORMATS, choose_format
 from antiphon.data.importing.import_options import STEPS, ImportOptions
-from antiphon.data.importing.listing import Listing, Progress, list_candidates
+from antiphon.data.importing.listing import Listing, list_candidates
 from antiphon.data.processes import map_ahead
 from antiphon.records.files import check_new_folder, new_folder, sync
 
@@ -64,7 +71,7 @@ def import_corpus(
     source: str | Path,
     destination: str | Path,
     options: ImportOptions | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: StagedProgress | Progress = lambda stage, done, total: None,
 ) -> ImportSummary:
     """Make a corpus folder from a source in any known format; ValueError if nothing in it can be used.
 
@@ -74,17 +81,19 @@ def import_corpus(
         source: A folder or a manifest; its format is recognised.
         destination: The corpus folder to make.
         options: What to take and how; see `ImportOptions`.
-        progress: A function that is called with (utterances done, number of utterances).
+        progress: A function that is called with (stage, utterances done, number of utterances); one that
+            takes two arguments is called without the stage.
 
     Example:
         antiphon.import_corpus("recordings", "speech", antiphon.ImportOptions(speeds=(0.9, 1.1)))
     """
     source, destination, options = Path(source), Path(destination), options or ImportOptions()
+    report = without_stage(progress)
     check_destination(source, destination, options.overwrite)
     name = choose_format(source, options.format)
-    listing = list_candidates(FORMATS[name]().read(source, options), options, progress)
+    listing = list_candidates(FORMATS[name]().read(source, options), options, report)
     with new_folder(destination) as folder:
-        utterances, actions, unusable = _write_utterances(folder, listing.candidates, options, progress)
+        utterances, actions, unusable = _write_utterances(folder, listing.candidates, options, report)
         skipped = (*listing.skipped, *unusable)
         if not utterances:
             raise ValueError(_nothing_left(source, listing, skipped, options))

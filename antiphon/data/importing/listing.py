@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from antiphon.data.importing.candidates import Candidate, RefusedError, Skipped
+from antiphon.data.importing.candidates import Candidate, Progress, RefusedError, Skipped
 from antiphon.data.importing.import_options import ImportOptions
 from antiphon.data.importing.selection import Selection
 from antiphon.data.importing.texts import StrangeCharactersError, TextRewriter
 from antiphon.seeding import derive
-
-Progress = Callable[[int, int | None], None]  # done, total (None until the whole source is listed)
 
 
 @dataclass

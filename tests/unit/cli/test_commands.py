@@ -113,7 +113,7 @@ def test_every_option_is_described_in_sentences(name: str) -> None:
 
 
 # Functions that end within seconds report no progress.
-QUICK = {"encoders", "recipes", "report", "compare", "alignments", "corpus show", "lm ngram"}
+QUICK = {"encoders", "recipes", "report", "compare", "alignments", "corpus show"}
 
 
 @every_command

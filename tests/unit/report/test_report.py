@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from antiphon.report import write_report
+from antiphon.report import figures_file, write_report
 from antiphon.report.drawing import MAX_POINTS, thin
 
 VOID = {"meta", "br", "line"}
@@ -43,7 +43,7 @@ class Page(HTMLParser):
 
 def report(paths, destination):
     page = write_report(paths, destination)
-    return Page(page.read_text(encoding="utf-8")), (page.parent / "RESULTS.md").read_text(encoding="utf-8")
+    return Page(page.read_text(encoding="utf-8")), figures_file(page).read_text(encoding="utf-8")
 
 
 def test_the_page_of_a_run_is_one_file_with_every_section_and_no_address_outside(make_run, tmp_path):
