@@ -84,9 +84,10 @@ def commands(page: Path) -> list[Command]:
 
 
 def plain(text: str) -> str:
-    """The words of an output: without boxes, bars, times and the places of line breaks."""
+    """The words of an output: without progress bars, boxes, times and the places of line breaks."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    text = re.sub(r"[\u2500-\u257f]", " ", text)  # boxes, rules and progress bars
+    text = re.sub(r"^ *[\w-]+ +[━╸╺ ]+ \d+/\d+ .*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"[\u2500-\u257f]", " ", text)  # boxes and rules
     text = re.sub(r"\b\d+:\d\d(:\d\d)?\b|\b[\d.]+ (s|times real time)\b", "TIME", text)
     return " ".join(text.split())
 

@@ -101,10 +101,10 @@ def notebook_page(notebook: dict[str, Any]) -> str:
 
 def api_page() -> str:
     """The reference of the public names of `antiphon`, for mkdocstrings to fill."""
-    modules = {**antiphon._MODULES, "report": "report"}
     lines = ["# Python API", "", (antiphon.__doc__ or "").partition("\n\n")[2], ""]
     for name in sorted(antiphon.__all__, key=str.lower):
-        lines += [f"::: antiphon.{modules[name]}.{name}", "    options:", f"      heading: antiphon.{name}"]
+        module = antiphon._MODULES.get(name, name)  # some packages are their function too
+        lines += [f"::: antiphon.{module}.{name}", "    options:", f"      heading: antiphon.{name}"]
         lines += [f"      toc_label: {name}", ""]
     return "\n".join(lines)
 

@@ -42,7 +42,7 @@ def test_commands_have_their_lines_and_what_the_page_shows(page: Path) -> None:
     ("shown", "printed", "result"),
     [
         ("WER 61.5 %", "WER 61.5 %\n", check.SAME),
-        ("seed ━━━━ 8/8 00:17 loss 0.204", "seed ━━━━━━ 8/8 01:02 loss 0.204", check.SAME),
+        ("seed ━━━━ 8/8 00:17 loss 0.204\ndone in 5 s", "done in 17 s\nseed ━━━━━━ 8/8 01:02", check.SAME),
         ("a long line that\n    the page breaks", "a long line that the page breaks", check.SAME),
         ("first\n…\nlast", "first\nmore\nstill more\nlast", check.SAME),
         ("first\n…\nlast", "first\nlast\nand another", check.DIFFERENT),

@@ -93,6 +93,13 @@ def test_pages_load_nothing_from_the_network(site: Path) -> None:
         assert not re.search(r"(@import|url\()[^;]*https?://", sheet.read_text()), sheet.name
 
 
+def test_a_search_works_in_pages_that_are_opened_from_a_folder(site: Path) -> None:
+    index = (site / "search" / "search_index.js").read_text()
+    assert "hierarchical optimisation" in index.lower()
+    assert 'src="../../iframe-worker.js"' in (site / "code/antiphon/engine.py.html").read_text()
+    assert (site / "iframe-worker.js").exists()
+
+
 def test_links_to_code_lead_to_a_copy_of_it(site: Path) -> None:
     assert "code/antiphon/engine.py.html" in (site / "tour.html").read_text()
     assert "def sample_cohort" in re.sub(r"<[^>]+>", "", (site / "code/antiphon/engine.py.html").read_text())
