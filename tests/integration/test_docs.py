@@ -307,6 +307,17 @@ def test_settings_in_commands_are_as_right_or_as_wrong_as_the_page_says(
 
 
 @every_page
+def test_a_table_of_error_rates_has_the_runs_of_its_command(page: Path) -> None:
+    for command in check.commands(page):
+        table = re.search(r"Speakers of test: .*?round\n ─+\n(.*?)\n(?:\n|$)", command.shown or "", re.DOTALL)
+        words = shlex.split(command.text.partition("antiphon ")[2])
+        if table and words[0] == "run":
+            only = [words[place + 1] for place, word in enumerate(words) if word == "--only"]
+            runs = [row.split()[0] for row in table[1].splitlines()]
+            assert runs == (only or list(settings_of(words[1]).runs)), command.place
+
+
+@every_page
 def test_options_in_commands_exist(page: Path) -> None:
     from typer.main import get_command
 

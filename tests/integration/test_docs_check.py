@@ -72,7 +72,7 @@ def test_the_list_says_what_each_command_needs(capsys: pytest.CaptureFixture[str
     assert check.main(["--list", "--page", "pruning"]) == 0
     printed = capsys.readouterr().out
     assert "antiphon prune --plan transducer-published --sparsity 0.5\n    quick" in printed
-    assert "--data demo/corpus --out pruned\n    minutes" in printed
+    assert "--only third --only half\n    minutes" in printed
     assert "needs LibriSpeech" in check.reason_not_to_run(
         check.Command(
             check.ROOT / "README.md", 1, "antiphon run x --set frontend.path=encoder_model.onnx", ""
