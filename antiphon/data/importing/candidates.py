@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from antiphon.data.importing.import_options import ImportOptions
 from antiphon.data.transcripts import numbered_lines
@@ -26,6 +26,12 @@ Value = TypeVar("Value")
 Result = TypeVar("Result")
 Progress = Callable[[int, int | None], None]  # done, total (None until the whole source is listed)
 StagedProgress = Callable[[str, int, int | None], None]  # the stage, done, total
+
+
+class EncodedAudio(Protocol):
+    """Encoded audio of one recording. It is opened by `conversion.py` only."""
+
+    def open(self) -> BinaryIO: ...
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Candidate:
     session: str
     split: str | None
     text: str
-    audio: Blob | str
+    audio: EncodedAudio | str
     where: str
     start: float = 0.0
     stop: float | None = None
@@ -131,6 +137,28 @@ def find_audio(path: str, source: Path, options: ImportOptions) -> Blob | str:
         return Blob(locate(path, source, options))
     except RefusedError as reason:
         return str(reason)
+
+
+def inside(paths: Iterable[Path], source: Path, options: ImportOptions) -> Iterator[Path | Skipped]:
+    """Yield files of a source folder; links that leave it are skipped. A source that is a file is trusted."""
+    for path in paths:
+        try:
+            if not source.is_file():
+                locate(str(path.relative_to(source)), source, options)
+            yield path
+        except RefusedError as reason:
+            yield Skipped("", path.name, str(reason))
+
+
+def path_id(path: str) -> str:
+    """Return an id made of a path without root and suffix: equal file names in two folders differ.
+
+    >>> path_id("wav/ann/01.wav")
+    'wav-ann-01'
+    """
+    pure = PurePosixPath(path)
+    parts = pure.with_suffix("").parts if pure.name else ()
+    return "-".join(part for part in parts if part not in ("/", ".."))
 
 
 def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]] | Skipped]:

@@ -22,14 +22,7 @@ from typing import Any
 from antiphon.data.alphabets import characters_of, rare_characters
 from antiphon.data.audio import SAMPLE_RATE, BadAudioError, at_speed, encode_flac, read_sound, resample
 from antiphon.data.corpus import FORMAT, Utterance
-from antiphon.data.importing.candidates import (
-    Blob,
-    Candidate,
-    Progress,
-    Skipped,
-    StagedProgress,
-    without_stage,
-)
+from antiphon.data.importing.candidates import Candidate, Progress, Skipped, StagedProgress, without_stage
 from antiphon.data.importing.formats import FORMATS, choose_format
 from antiphon.data.importing.import_options import STEPS, ImportOptions
 from antiphon.data.importing.listing import Listing, list_candidates
@@ -166,7 +159,7 @@ class _Prepared:
 
 def _prepare(candidate: Candidate, options: ImportOptions) -> _Prepared | Skipped:
     """Read, check and, where needed, encode the audio of one utterance."""
-    assert isinstance(candidate.audio, Blob), "a listing keeps only audio that was found"
+    assert not isinstance(candidate.audio, str), "a listing keeps only audio that was found"
     try:
         with candidate.audio.open() as file:
             sound = read_sound(file, candidate.start, candidate.stop, options.max_seconds)

@@ -11,7 +11,10 @@ from antiphon.registry import Registry, unknown_name
 
 
 class Importer(Protocol):
-    """Reads a source in one format. Built without arguments."""
+    """Reads a source in one format. Built without arguments.
+
+    An importer with the attribute `is_general = True` is used only if no other one recognises the source.
+    """
 
     @property
     def looks_for(self) -> str:
@@ -50,6 +53,8 @@ def choose_format(source: Path, name: str | None) -> str:
         raise unknown_name(name, FORMATS, "format")
     importers: dict[str, Importer] = {known: FORMATS[known]() for known in FORMATS}
     names = [known for known, importer in importers.items() if importer.recognises(source)]
+    specific = [known for known in names if not getattr(importers[known], "is_general", False)]
+    names = specific or names
     if not names:
         looked_for = "".join(f"\n  {known:<12} {importer.looks_for}" for known, importer in importers.items())
         raise ValueError(f"the format of {source} is not known. Looked for:{looked_for}")

@@ -3,10 +3,14 @@
 The session is speaker-recording if there are segments, else the speaker. `wav.scp` may hold shell commands
 ("sox … |"), which are refused and never run. Lhotse is not used here, because it would run them to learn the
 length of the audio. If there is an utt2dur, the length of each whole file is checked against it.
+
+ESPnet's data directories (dump/raw/train) are Kaldi data directories. Their paths start in the folder of the
+recipe: name it as `audio_root`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from antiphon.data.importing.candidates import Candidate, ImportOptions, Refused
 from antiphon.data.importing.formats import FORMATS
 from antiphon.data.transcripts import numbered_lines
 
+ARCHIVE = re.compile(r"\.ark:\d+$")
 FILES = ("wav.scp", "text", "utt2spk", "segments", "utt2dur")
 Table = dict[str, tuple[str, str]]  # key -> location, rest of the line
 
@@ -22,7 +27,7 @@ Table = dict[str, tuple[str, str]]  # key -> location, rest of the line
 class Kaldi:
     """An `Importer` of Kaldi data directories."""
 
-    looks_for = "a Kaldi data directory with wav.scp and text"
+    looks_for = "a Kaldi or ESPnet data directory with wav.scp and text"
 
     def recognises(self, source: Path) -> bool:
         return (source / "wav.scp").is_file() and (source / "text").is_file()
@@ -68,6 +73,8 @@ def _candidate(
     path = _entry("wav.scp", recording, tables, "missing file")
     if path.endswith("|"):
         raise RefusedError("command in wav.scp: commands are not run, write its audio to a file first")
+    if ARCHIVE.search(path):
+        raise RefusedError("archive in wav.scp: .ark files are not read, write WAV or FLAC files")
     # Kaldi's convention without utt2spk is one speaker per utterance, which makes no sense as a client.
     speaker = _entry("utt2spk", utterance, tables, "no speaker")
     return Candidate(

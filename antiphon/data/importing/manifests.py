@@ -134,14 +134,13 @@ def _nemo_manifests(source: Path) -> list[Path]:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """Return the id, or NeMo's path without root and suffix, so that equal file names in two folders differ.
+    """Return the id, or one made of NeMo's path and offset.
 
     >>> _name({"audio_filepath": "wav/ann/01.wav", "offset": 1.5})
     'wav-ann-01-1500'
     """
     if row.get("id") is not None:
         return str(row["id"])
-    path = PurePosixPath(str(row.get("audio_filepath", "")))
-    parts = [part for part in path.with_suffix("").parts if part not in ("/", "..")] if path.name else []
+    name = candidates.path_id(str(row.get("audio_filepath", "")))
     offset = row.get("offset")
-    return "-".join([*parts, *([str(round(offset * 1000))] if isinstance(offset, int | float) else [])])
+    return f"{name}-{round(offset * 1000)}" if isinstance(offset, int | float) else name
