@@ -54,8 +54,9 @@ def recipes_command(
 @options_of(report, "runs")
 def report_command(**options: Any) -> None:
     """Write a report on a run, or a comparison of several: one HTML page, and its figures as Markdown."""
-    page = antiphon.report(**options)
-    terminal.say(f"wrote {page} and {figures_file(page)}")
+    page = antiphon.report(**options, notify=terminal.say)
+    written = f"wrote {page} and {figures_file(page)}"
+    terminal.say(written if page.exists() else "no run has begun: there is no report")
 
 
 def _print_scores(scores: Mapping[str, Mapping[str, Any]], out: Path) -> None:

@@ -30,7 +30,8 @@ def check_folder(out: Path, experiment: Experiment, resume: bool, only: str | Se
     path = out / "experiment.json"
     now = config.to_dict(experiment)  # refuses what could not be stored
     if not path.exists():
-        if out.exists() and any(out.glob("[!.]*")):
+        # `antiphon report OUT --follow` may wait for the first run with a page in the folder.
+        if out.exists() and any(path.name != "report.html" for path in out.glob("[!.]*")):
             raise ValueError(f"{out} is not empty and holds no experiment: choose another folder (--out)")
         return
     if not resume:
@@ -97,6 +98,12 @@ def corpus_of(run: Path) -> Path | None:
     """Return the corpus that a run was trained on; None if its folder is not part of an experiment."""
     about = run.resolve().parent / "experiment.json"
     return Path(json.loads(about.read_text())["data"]) if about.exists() else None
+
+
+def end_folder(out: Path) -> None:
+    """Note in experiment.json that the command that ran it has ended, for those who follow its runs."""
+    path = out / "experiment.json"
+    write_json(path, {**json.loads(path.read_text()), "ended": True})
 
 
 def versions() -> dict[str, str]:

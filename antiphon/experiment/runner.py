@@ -15,7 +15,7 @@ from antiphon.clients.client import ClientRuntime
 from antiphon.clients.states import ClientStates
 from antiphon.core import Pool, Stopped, Tensors
 from antiphon.engine import Engine, Listener
-from antiphon.experiment.folder import check_folder, claim_folder, commit, versions
+from antiphon.experiment.folder import check_folder, claim_folder, commit, end_folder, versions
 from antiphon.experiment.jobs import run_jobs
 from antiphon.experiment.preparation import Prepared, device_name, prepare, structure_in
 from antiphon.experiment.score import score, score_clients, write_json
@@ -154,10 +154,11 @@ def is_finished(folder: Path, run: Run, split: str) -> bool:
 
 
 def _report(experiment: Experiment, out: Path) -> None:
-    """Write a report on the runs that have begun, if there are any."""
+    """Write a report on the runs that have begun, if there are any, and note that the command has ended."""
     begun = [out / name for name in experiment.runs if (out / name / "run.json").exists()]
     if begun:
         write_report(begun, out / "report.html")
+    end_folder(out)
 
 
 def run_one(

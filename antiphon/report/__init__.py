@@ -6,7 +6,7 @@ This package can be called: `antiphon.report("out")` is the function `report` be
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +18,12 @@ __all__ = ["report", "write_report"]
 
 
 def report(
-    runs: str | Path | Sequence[str | Path], out: str | Path | None = None, *, examples: int = 0
+    runs: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    examples: int = 0,
+    follow: bool = False,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Write a report on a run, or a comparison of several: one HTML page, and its figures as Markdown.
 
@@ -31,6 +36,9 @@ def report(
             `runs`, or in the current folder if there are several.
         examples: The number of example utterances to show, with the texts that each model recognised. By
             default the report has no texts.
+        follow: Write the page again whenever the runs change, until all have ended or Ctrl-C is pressed. A
+            browser that shows the page loads it again. The runs need not have begun.
+        notify: A function that is called with a line for the user.
 
     Returns:
         The path of the page.
@@ -40,14 +48,27 @@ def report(
     """
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     default = folders[0] if len(folders) == 1 else Path()
-    page = _page(Path(out) if out is not None else default)
+    page = _page(folders, Path(out) if out is not None else default)
     for path in (page, figures_file(page)):
         if path.exists() and not _is_ours(path.read_text(encoding="utf-8", errors="replace")):
             raise ValueError(
                 f"{path} exists, and antiphon did not write it: name another page with --out, such as "
                 "--out comparison.html (in Python: out=)"
             )
+    if follow:
+        _follow(folders, page, examples, notify)
+        return page
     return write_report(folders, page, examples)
+
+
+def _follow(runs: Sequence[Path], page: Path, num_examples: int, notify: Callable[[str], None]) -> None:
+    from antiphon.report import following
+
+    def finish() -> Path:
+        begun = [path for path in runs if following.begun_folders(path)]
+        return write_report(begun, page, num_examples)
+
+    following.follow(runs, page, num_examples, finish, notify)
 
 
 def figures_file(page: Path) -> Path:
@@ -64,10 +85,6 @@ def _is_ours(text: str) -> bool:
     return MARK in text or (text.startswith("# Results: ") and "\n## What was run\n" in text)
 
 
-def _page(destination: Path) -> Path:
-    return destination if destination.suffix == ".html" else destination / "report.html"
-
-
 def write_report(runs: Sequence[Path], destination: Path, num_examples: int = 0) -> Path:
     """Write a report as `report` does; `destination` is a file ending in .html or a folder."""
     # Imported here because matplotlib and Jinja2 take a second to import, and training does not need them.
@@ -75,10 +92,7 @@ def write_report(runs: Sequence[Path], destination: Path, num_examples: int = 0)
     from antiphon.report.results import results_markdown
     from antiphon.report.run_folder import load_runs
 
-    if not runs:
-        raise ValueError("a report needs at least one run folder")
-    page = _page(destination)
-    check_new_folder(page.parent)
+    page = _page(runs, destination)
     loaded = load_runs(runs)
     page.parent.mkdir(parents=True, exist_ok=True)
     for path, text in (
@@ -89,13 +103,28 @@ def write_report(runs: Sequence[Path], destination: Path, num_examples: int = 0)
     return page
 
 
+def _page(runs: Sequence[Path], destination: Path) -> Path:
+    """Return the path of the page; refuse, before any work, what cannot become one."""
+    if not runs:
+        raise ValueError("a report needs at least one run folder")
+    page = destination if destination.suffix == ".html" else destination / "report.html"
+    check_new_folder(page.parent)
+    return page
+
+
 class _CallablePackage(ModuleType):
     """A package that can be called like its function: importing it must not hide `antiphon.report`."""
 
     def __call__(
-        self, runs: str | Path | Sequence[str | Path], out: str | Path | None = None, *, examples: int = 0
+        self,
+        runs: str | Path | Sequence[str | Path],
+        out: str | Path | None = None,
+        *,
+        examples: int = 0,
+        follow: bool = False,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> Path:
-        return report(runs, out, examples=examples)
+        return report(runs, out, examples=examples, follow=follow, notify=notify)
 
 
 sys.modules[__name__].__class__ = _CallablePackage

@@ -25,8 +25,10 @@ def headline(runs: Sequence[RunFolder], split: str, rows: Sequence[tables.Result
     if rank is None:
         return _without_scores(runs, split, rows)
     rate = _rate(rank.best)
-    if not (rank.ties or rank.unknown) and sum(row.run is not None for row in rows) == 1:
-        return f"The word error rate on {split} is {rate}.{_against_start(rank.best)}"
+    if rank.num_runs == 1:
+        text = f"{rank.best.label} has a word error rate of {rate} on {split}"
+        text = text if len(runs) > 1 else f"The word error rate on {split} is {rate}"
+        return f"{text}.{_against_start(rank.best)}"
     text = f"{rank.best.label} has the lowest word error rate on {split}, {rate}"
     if rank.ties:
         text = f"{rank.best.label} has a word error rate of {rate} on {split}, not distinguishable from "

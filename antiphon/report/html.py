@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -19,6 +21,7 @@ from antiphon.report.formatting import NONE, bounds, duration, edits, percent, r
 from antiphon.report.headline import cards, headline
 from antiphon.report.ranking import ranking
 from antiphon.report.run_folder import RunFolder
+from antiphon.report.run_progress import RunProgress
 from antiphon.scoring.statistics import NUM_RESAMPLES, expected_coverage, measured_coverage, plural, signed
 
 MAX_FAILURES = 60
@@ -28,8 +31,30 @@ ATTENTION = (
 )
 
 
-def render(runs: Sequence[RunFolder], num_examples: int = 0) -> str:
+@dataclass(frozen=True)
+class Following:
+    """A page that is written again and again.
+
+    refresh: the seconds after which a browser loads it again. updated: the time of day.
+    """
+
+    refresh: int
+    updated: str
+    rows: Sequence[RunProgress]
+
+
+def render(runs: Sequence[RunFolder], num_examples: int = 0, following: Following | None = None) -> str:
     """Return the page for one run, or for several compared. It has no text of utterances but the examples."""
+    context = _context(runs, num_examples)
+    return _environment().get_template("template.html").render(**context, following=following)
+
+
+def render_waiting(paths: Sequence[Path], following: Following) -> str:
+    """Return a page that says that no run has begun."""
+    return _environment().get_template("waiting.html").render(paths=paths, following=following)
+
+
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("antiphon.report", "."),
         autoescape=True,
@@ -39,7 +64,7 @@ def render(runs: Sequence[RunFolder], num_examples: int = 0) -> str:
     )
     words = (percent, bounds, signed, edits, size, duration, ranges, plural)
     environment.globals.update({"NONE": NONE, **{function.__name__: function for function in words}})
-    return environment.get_template("template.html").render(**_context(runs, num_examples))
+    return environment
 
 
 def _context(runs: Sequence[RunFolder], num_examples: int) -> dict[str, Any]:

@@ -19,10 +19,12 @@ class Ranking:
     best: Result
     ties: Sequence[Result]
     unknown: Sequence[Result]
+    num_runs: int
 
     @property
     def labels(self) -> list[str]:
-        return [row.label for row in (self.best, *self.ties)]
+        """The runs that a table marks as the lowest; none if there is nothing to compare."""
+        return [row.label for row in (self.best, *self.ties)] if self.num_runs > 1 else []
 
 
 def ranking(rows: Sequence[Result]) -> Ranking | None:
@@ -41,4 +43,4 @@ def ranking(rows: Sequence[Result]) -> Ranking | None:
             unknown.append(row)
         elif not interval.excludes_zero:
             ties.append(row)
-    return Ranking(best, ties, unknown)
+    return Ranking(best, ties, unknown, len(scored))

@@ -176,3 +176,10 @@ def test_a_report_has_texts_only_if_it_is_asked_for_them(experiment, tmp_path):
 def test_examples_of_runs_without_transcripts_say_so(experiment):
     page = render(load_runs(experiment(seed=(SEED, None))), 2)
     assert "There are no transcripts" in page
+
+
+def test_the_only_run_with_a_score_is_not_called_the_lowest(experiment, make_run, tmp_path):
+    folders = experiment(seed=(SEED, None))
+    folders.append(make_run(tmp_path / "dga", rounds=1, planned=5, splits=()))
+    assert headline_of(folders) == "seed has a word error rate of 53.3 % on test."
+    assert '<tr class="best">' not in render(load_runs(folders))

@@ -1,0 +1,80 @@
+"""How far runs are: rounds done, the latest loss and validation WER, and the time left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from antiphon.report.run_folder import EXPERIMENT_FORMAT, Array, RunFolder, read_json, series
+
+RECENT = 10  # rounds whose mean time is expected of the others
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """The progress of one run. A figure that is not known yet is None."""
+
+    label: str
+    num_finished: int
+    num_planned: int
+    loss: float | None = None
+    wer: float | None = None
+    seconds_left: float | None = None
+    is_finished: bool = False
+
+
+@dataclass(frozen=True)
+class ExperimentFolder:
+    """What experiment.json says: planned rounds by run, and whether the command that ran it has ended."""
+
+    rounds: Mapping[str, int]
+    is_ended: bool
+
+    @classmethod
+    def load(cls, path: Path) -> ExperimentFolder:
+        body = read_json(path / "experiment.json", EXPERIMENT_FORMAT)
+        settings: Mapping[str, Any] = body.get("config", {}).get("runs", {})
+        rounds = {
+            str(name): int(settings.get(name, {}).get("rounds", {}).get("total", 0))
+            for name in body.get("runs", ())
+        }
+        return cls(rounds, bool(body.get("ended")))
+
+
+def progress_of(run: RunFolder) -> RunProgress:
+    """Return the progress of a run that has begun. The time left is that of the rounds, without scoring."""
+    seconds = series([entry for entry in run.clock if entry["round"] > 0], "seconds")[1][-RECENT:]
+    num_left = max(0, run.num_planned - run.num_finished)
+    return RunProgress(
+        label=run.label,
+        num_finished=run.num_finished,
+        num_planned=run.num_planned,
+        loss=_last(series(run.trained, "loss")[1]),
+        wer=_last(run.validation["wer"][1]) if "wer" in run.validation else None,
+        seconds_left=float(seconds.mean()) * num_left if len(seconds) else None,
+        is_finished=is_finished(run),
+    )
+
+
+def waiting_runs(paths: Sequence[Path], begun: Sequence[RunFolder]) -> list[RunProgress]:
+    """Return the runs of experiments that have not begun."""
+    folders = {run.path for run in begun}
+    return [
+        RunProgress(name, 0, total)
+        for path in paths
+        if (path / "experiment.json").is_file()
+        for name, total in ExperimentFolder.load(path).rounds.items()
+        if path / name not in folders
+    ]
+
+
+def is_finished(run: RunFolder) -> bool:
+    """Return whether all rounds of a run are done and its best model has scores."""
+    has_scores = any("best" in scores for scores in run.evaluations.values())
+    return run.num_finished >= run.num_planned and has_scores
+
+
+def _last(values: Array) -> float | None:
+    return float(values[-1]) if len(values) else None

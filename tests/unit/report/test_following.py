@@ -1,0 +1,161 @@
+"""Pages that are written while runs go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import antiphon
+from antiphon.report import following
+from antiphon.report.run_folder import RunFolder
+from antiphon.report.run_progress import RunProgress, progress_of
+
+REFRESH = '<meta http-equiv="refresh"'
+
+
+class Clock:
+    """Stands in for time.sleep: at each look the next thing happens."""
+
+    def __init__(self, page, *events):
+        self.page, self.events, self.pages = page, list(events), []
+
+    def __call__(self, seconds):
+        assert seconds >= following.PAUSE
+        self.pages.append(self.page.read_text())
+        self.events.pop(0)()
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """Return a function that follows a folder while things happen; it returns the pages that were written."""
+
+    def run(path, *events, out=None):
+        clock = Clock(out or path / "report.html", *events)
+        monkeypatch.setattr(following.time, "sleep", clock)
+        messages = []
+        antiphon.report(path, out, follow=True, notify=messages.append)
+        assert not clock.events
+        assert "Ctrl-C" in messages[0]
+        return clock.pages
+
+    return run
+
+
+def write_experiment(folder: Path, *names: str, ended: bool = False) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = {name: {"rounds": {"total": 6}} for name in names}
+    body = {"format": "antiphon-experiment/1", "runs": list(names), "config": {"runs": runs}}
+    (folder / "experiment.json").write_text(json.dumps({**body, "ended": True} if ended else body))
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_a_folder_is_followed_from_before_its_first_run_to_the_end_of_its_last(make_run, watch, tmp_path):
+    out = tmp_path / "out"
+
+    def replace_run(**options):
+        shutil.rmtree(out / "dga", ignore_errors=True)
+        make_run(out / "dga", planned=6, **options)
+
+    waiting, planned, begun, going_on, scoring = watch(
+        out,
+        lambda: write_experiment(out, "dga"),
+        lambda: replace_run(rounds=0, splits=(), validate_every=0),
+        lambda: replace_run(rounds=4, which=("start",)),
+        lambda: replace_run(rounds=6, which=("start",)),
+        lambda: replace_run(rounds=6),
+    )
+    assert "Waiting for the first run" in waiting
+    assert "dga: 6 rounds" in planned
+    for page, done in ((begun, "0 of 6"), (going_on, "4 of 6"), (scoring, "6 of 6")):
+        assert REFRESH in page
+        assert done in page
+    run = RunFolder.load(out / "dga")
+    assert f"{run.trained[3]['loss']:.3f}" in going_on
+    assert "about" in going_on
+    assert ">scoring<" in scoring
+    last = (out / "report.html").read_text()
+    assert REFRESH not in last
+    assert "progress" not in last.partition("<body>")[2]
+    assert (out / "RESULTS.md").exists()
+
+
+def test_the_page_is_only_written_when_something_changed(make_run, watch, tmp_path, monkeypatch):
+    folder = make_run(tmp_path / "dga", rounds=2, planned=6, splits=())
+    written = []
+    monkeypatch.setattr(following, "render", lambda *arguments: written.append(1) or "page")
+    watch(folder, lambda: None, lambda: None, interrupt)
+    assert len(written) == 1
+
+
+def test_ctrl_c_leaves_a_page_that_does_not_refresh(make_run, watch, tmp_path):
+    folder = make_run(tmp_path / "dga", rounds=2, planned=6, splits=())
+    (page,) = watch(folder, interrupt)
+    assert REFRESH in page
+    assert REFRESH not in (folder / "report.html").read_text()
+    assert "is not finished" in (folder / "report.html").read_text()
+
+
+def test_ctrl_c_before_the_first_run_leaves_nothing(watch, tmp_path):
+    watch(tmp_path / "out", interrupt)
+    assert not (tmp_path / "out").exists()
+
+
+def test_following_ends_when_the_command_ends_though_runs_are_not_finished(make_run, watch, tmp_path):
+    write_experiment(tmp_path / "out", "dga", "never")
+    make_run(tmp_path / "out" / "dga", rounds=2, planned=6, splits=())
+    (page,) = watch(tmp_path / "out", lambda: write_experiment(tmp_path / "out", "dga", "never", ended=True))
+    assert "never" in page.partition('id="progress"')[2]
+
+
+def test_a_stopped_experiment_is_followed_until_it_is_resumed_and_ends(make_run, watch, tmp_path):
+    out = tmp_path / "out"
+    write_experiment(out, "dga", "later", ended=True)
+    make_run(out / "dga", rounds=2, planned=6, splits=())
+    pages = watch(
+        out,
+        lambda: write_experiment(out, "dga", "later"),
+        lambda: write_experiment(out, "dga", "later", ended=True),
+    )
+    assert len(pages) == 2
+
+
+def test_finished_runs_are_not_waited_for(make_run, watch, tmp_path):
+    assert watch(make_run(tmp_path / "dga")) == []
+    assert REFRESH not in (tmp_path / "dga" / "report.html").read_text()
+
+
+def test_a_page_elsewhere_leaves_the_folder_of_the_runs_alone(watch, tmp_path):
+    watch(tmp_path / "out", interrupt, out=tmp_path / "pages" / "watch.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_time_left_is_that_of_the_last_rounds(make_run, tmp_path):
+    folder = make_run(tmp_path / "dga", rounds=12, planned=20, splits=())
+    ticks = [{"round": number, "seconds": 100.0 if number < 3 else 3.0} for number in range(13)]
+    (folder / "clock.jsonl").write_text("".join(json.dumps(tick) + "\n" for tick in ticks))
+    progress = progress_of(RunFolder.load(folder))
+    assert progress.seconds_left == pytest.approx(8 * 3.0)
+    assert (progress.num_finished, progress.num_planned, progress.is_finished) == (12, 20, False)
+
+
+def test_a_run_without_a_round_has_no_figures_yet(make_run, tmp_path):
+    folder = make_run(tmp_path / "dga", rounds=0, planned=5, splits=(), validate_every=0)
+    assert progress_of(RunFolder.load(folder)) == RunProgress("dga", 0, 5)
+
+
+def test_a_page_that_waited_may_be_replaced(make_run, watch, tmp_path):
+    (page, _) = watch(tmp_path / "dga", lambda: make_run(tmp_path / "other"), interrupt)
+    (tmp_path / "other" / "report.html").write_text(page)
+    antiphon.report(tmp_path / "other")
+
+
+def test_names_in_a_waiting_page_are_text(watch, tmp_path):
+    out = tmp_path / "<b>out"
+    (page, _) = watch(out, lambda: write_experiment(out, "<i>"), interrupt)
+    assert "<b>" not in page
