@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from antiphon import config
 from antiphon.clients.client import ClientRuntime
 from antiphon.clients.states import ClientStates
@@ -25,6 +27,7 @@ from antiphon.experiment.teaching import resolve_labels
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.recognizer import Recognizer
 from antiphon.report import write_report
+from antiphon.report.model_card import write_card
 from antiphon.report.run_folder import RunFolder
 from antiphon.server.run_context import RunContext
 from antiphon.tasks.evaluation import measure
@@ -219,10 +222,13 @@ def run_one(
         result.load(outcome.best)
         blueprint = recognizer.blueprint.with_submodel(outcome.submodel)
         best = Recognizer(blueprint, recognizer.tokens, result.model)
-        best.save(folder / "model", {"run": name, "round": outcome.best_round})
+        notes = {"run": name, "round": outcome.best_round, **_sizes(prepared, name, best)}
+        best.save(folder / "model", notes)
         if run.held_out:
             score_clients(prepared, name, engine.algorithm, runtime, outcome, states, folder)
-        return _score(prepared, best, folder, "best", outcome.best_round)
+        scores = _score(prepared, best, folder, "best", outcome.best_round)
+        write_card(folder, folder / "model")
+        return scores
 
     return group.on_rank_zero(finish)
 
@@ -247,6 +253,20 @@ def _score(prepared: Prepared, recognizer: Recognizer, folder: Path, which: str,
     notes = {"split": split, "which": which, "round": round}
     target = folder / "evaluation" / split / which
     return score(recognizer, prepared.store, prepared.groups["test"], target, notes)
+
+
+def _sizes(prepared: Prepared, name: str, recognizer: Recognizer) -> dict[str, Any]:
+    """Return the sizes of the model and of its training data, for the model card."""
+    store, clients = prepared.store, prepared.clients[name]
+    indices = np.unique(np.concatenate([*clients.values(), np.empty(0, dtype=np.int64)]))
+    training = {
+        "clients": len(clients),
+        "speakers": len(np.unique(store.speaker_codes[indices])),
+        "utterances": len(indices),
+        "hours": float(store.seconds[indices].sum(dtype=np.float64)) / 3600,
+    }
+    num_parameters = sum(parameter.numel() for parameter in recognizer.model.parameters())
+    return {"num_parameters": num_parameters, "training": training}
 
 
 def _about(prepared: Prepared, name: str, start: Tensors) -> dict[str, Any]:

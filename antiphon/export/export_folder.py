@@ -25,6 +25,8 @@ from antiphon.models.las import Las
 from antiphon.models.transducer import Transducer
 from antiphon.recognizer import Recognizer
 from antiphon.records.files import new_folder
+from antiphon.report.formatting import percent
+from antiphon.report.model_card import write_card
 from antiphon.scoring.error_rate import Errors, word_errors
 
 FORMAT = "antiphon-export/1"
@@ -64,10 +66,13 @@ def export_run(
     utterances = utterances_of(corpus, split) if corpus is not None else []
     with new_folder(out) as folder:
         write_folder(recognizer, settings, folder, int8, progress)
-    sizes = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
+        write_card(run, folder, ())
     comparison: tuple[ModelScore, ...] = ()
     if corpus is not None:
         comparison = compare(recognizer, out, int8, corpus, utterances, partial(progress, "compare"))
+        rows = [(row.name, percent(row.errors.rate), f"{row.num_same:,}") for row in comparison]
+        write_card(run, out, [("model", "WER %", f"same text, of {len(utterances):,}"), *rows])
+    sizes = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
     return Exported(out, sizes, comparison, len(utterances))
 
 
