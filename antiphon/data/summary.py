@@ -184,17 +184,20 @@ def text_lines(summary: ImportSummary) -> list[str]:
     """Return lines about the texts of an import: what was changed, and characters to look at."""
     lines = []
     if summary.num_texts_changed:
-        lines.append(f"texts changed: {_counts(summary.num_texts_changed)}")
+        steps = (f"{step} {count:,}" for step, count in summary.num_texts_changed.items())
+        lines.append(f"texts changed: {', '.join(steps)}")
     if summary.rare_characters:
-        lines.append(f"rare characters, to check for typos: {_counts(summary.rare_characters)}")
+        lines.append(f"rare characters, to check for typos: {_characters(summary.rare_characters)}")
     if summary.strange_characters:
-        texts = _counts(summary.strange_characters)
-        lines.append(f"texts skipped for characters outside the alphabet (--alphabet, --text): {texts}")
+        characters = _characters(summary.strange_characters)
+        lines.append(f"texts skipped by character outside the alphabet (--alphabet, --text): {characters}")
     return lines
 
 
-def _counts(counts: Mapping[str, int]) -> str:
-    shown = [f"{printable(name)} {count:,}" for name, count in islice(counts.items(), MAX_NAMED_CHARACTERS)]
+def _characters(counts: Mapping[str, int]) -> str:
+    shown = [
+        f"'{printable(name)}': {count:,}" for name, count in islice(counts.items(), MAX_NAMED_CHARACTERS)
+    ]
     num_more = len(counts) - len(shown)
     return ", ".join(shown) + (f" and {num_more:,} more" if num_more else "")
 

@@ -64,6 +64,29 @@ def test_corpus_import_and_show(antiphon: Antiphon, tmp_path: Path) -> None:
     assert (tmp_path / "corpus-clients.png").stat().st_size > 1000
 
 
+def test_corpus_import_of_a_table_says_what_it_changed(antiphon: Antiphon, tmp_path: Path) -> None:
+    source = write_source(tmp_path / "source", num_utterances=2)
+    names = ("s00-0", "s00-1", "s01-0")
+    texts = ("Go, 2 of you!", "Smørrebrød", "go")
+    rows = [f'{name}.wav,"{text}",{name[:3]}' for name, text in zip(names, texts, strict=True)]
+    (source / "table.csv").write_text("\n".join(["file,text,who", *rows]) + "\n")
+    (tmp_path / "chosen.tsv").write_text("s00-0\ttest\ns00-1\tpool\ngone\tpool\n")
+    steps = [
+        part for step in ("spell_digits", "strip_punctuation", "lower_case") for part in ("--text", step)
+    ]
+    options = ["--column", "speaker=who", "--select", tmp_path / "chosen.tsv", "--alphabet", "auto"]
+    done = antiphon("corpus", "import", source / "table.csv", tmp_path / "corpus", *steps, *options)
+    assert done.code == 0, done.output
+    assert "texts changed: spell_digits 1, lower_case 2, strip_punctuation 1" in done.output
+    assert "rare characters, to check for typos: 'b': 1" in done.output
+    assert "not in the source" in done.output
+    corpus = Corpus.open(tmp_path / "corpus")
+    assert {one.id: one.split for one in corpus.utterances()} == {"s00-0": "test", "s00-1": "pool"}
+    done = antiphon("corpus", "import", source / "table.csv", tmp_path / "english", "--column", "speaker=who")
+    assert "outside the alphabet (--alphabet, --text): " in done.output
+    assert "'ø': 1" in done.output
+
+
 def test_corpus_import_refuses_a_destination_that_is_there(antiphon: Antiphon, world: World) -> None:
     done = antiphon("corpus", "import", world.corpus.parent / "source", world.corpus)
     assert done.code == 2

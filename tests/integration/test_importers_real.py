@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from antiphon.data.corpus import Corpus
 from antiphon.data.importing.conversion import ImportOptions, import_corpus
+from antiphon.data.importing.selection import Selection
 
 pytest.importorskip("soundfile")
 
@@ -51,3 +53,13 @@ def test_real_corpora_are_imported(
     summary = import_corpus(data / name, tmp_path / "corpus", options)
     assert (summary.num_utterances, summary.skipped) == (num_utterances, ())
     assert summary.num_copied == num_utterances
+
+
+def test_the_list_of_the_librispeech_tables_is_that_of_the_repacked_corpus(data: Path) -> None:
+    manifest = data / "librispeech" / "manifest.jsonl"
+    if not manifest.is_file():
+        pytest.skip(f"{manifest.name} is not in ANTIPHON_DATA")
+    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
+    repacked = {row["id"]: row["split"] for row in rows if row["tar"] == "core.tar"}
+    listed = Selection(Path(__file__).parents[2] / "docs" / "examples" / "librispeech-core.tsv").entries
+    assert {id: split for id, (split, _) in listed.items()} == repacked
