@@ -184,13 +184,8 @@ def remember(memory: Tensors, comparison: Comparison, capacity: int) -> Tensors:
     """Return the memory with one more comparison, without the oldest ones above the capacity."""
     count = len(comparison.contrast)
     width = max(count, memory["contrast"].shape[1])
-    new = {
-        "features": comparison.features[None],
-        "contrast": comparison.contrast[None],
-        "unevenness": torch.tensor([comparison.unevenness], dtype=torch.float64),
-        "reward": torch.tensor([comparison.reward], dtype=torch.float64),
-        "count": torch.tensor([count]),
-    }
+    new = {n: torch.as_tensor(v, dtype=torch.float64)[None] for n, v in vars(comparison).items()}
+    new["count"] = torch.tensor([count])
 
     def padded(values: Tensor) -> Tensor:
         """Pad the dimension of clients with zeros."""

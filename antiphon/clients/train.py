@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw  # the class would import torch's compiler, which takes two seconds
@@ -27,22 +26,6 @@ from antiphon.tasks.local_training import (
 ADAMW: dict[str, Any] = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-8, "amsgrad": False, "maximize": False}
 
 
-class SpeechClient(Protocol):
-    """The members of a client that training uses."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def runtime(self) -> Any: ...
-    @property
-    def labels(self) -> Any: ...
-    @property
-    def usable(self) -> np.ndarray: ...
-    @property
-    def seconds(self) -> float: ...
-    def steps(self, local: LocalTraining, round_seed: int) -> Iterator[Any]: ...
-
-
 class LossMeter:
     """The mean loss per token over utterances; reads the device once, at the end."""
 
@@ -62,7 +45,7 @@ class LossMeter:
 
 
 def gradients(
-    client: SpeechClient, local: LocalTraining, parameters: list[Tensor], round_seed: int, meter: LossMeter
+    client: Any, local: LocalTraining, parameters: list[Tensor], round_seed: int, meter: LossMeter
 ) -> Iterator[list[Tensor]]:
     """Yield the gradients of each step; the caller changes the parameters in between."""
     runtime = client.runtime
@@ -106,7 +89,7 @@ def delta_stats(norm: float, total_magnitude: float, num_entries: int) -> dict[s
     return {"norm": norm, "magnitude_mean": mean, "magnitude_variance": variance}
 
 
-def local_sgd(client: SpeechClient, steps: LocalSteps) -> Trained:
+def local_sgd(client: Any, steps: LocalSteps) -> Trained:
     """Take local SGD steps (DGA eq. 1); the delta is Δ = w − w_k, old minus new (eq. 2)."""
     local = steps.local
     parameters = client.runtime.load(steps.start)
@@ -130,7 +113,7 @@ def local_sgd(client: SpeechClient, steps: LocalSteps) -> Trained:
     return Trained(delta, report(client, meter.mean, meter.num_steps, **measure_delta(start)))
 
 
-def mean_loss(client: SpeechClient, params: Tensors) -> float:
+def mean_loss(client: Any, params: Tensors) -> float:
     """Return the mean loss per token over the client's utterances, without masks, dropout or training."""
     runtime, meter = client.runtime, LossMeter()
     runtime.load(params)
@@ -142,7 +125,7 @@ def mean_loss(client: SpeechClient, params: Tensors) -> float:
     return meter.mean
 
 
-def report(client: SpeechClient, loss: float, num_steps: int, **more: float) -> Report:
+def report(client: Any, loss: float, num_steps: int, **more: float) -> Report:
     stats = {
         "loss": loss,
         "num_utterances": float(len(client.usable)),
@@ -155,13 +138,13 @@ def report(client: SpeechClient, loss: float, num_steps: int, **more: float) -> 
 
 
 @training_work("train", plan=plan_local_steps, answers="parameters")
-def train(task: Task, client: SpeechClient, trained: Trained) -> Update:
+def train(task: Task, client: Any, trained: Trained) -> Update:
     """Answer with the delta."""
     return Update(trained.delta, reports=(trained.report,))
 
 
 @client_work("central", answers="everything")
-def central(task: Task, client: SpeechClient) -> Update:
+def central(task: Task, client: Any) -> Update:
     """Take AdamW steps on the one client of central training; moments come and go with the parameters."""
     local = LocalTraining.from_task(task.config)
     groups = {group: part_of(task.tensors, group) for group in ("params", "first", "second")}

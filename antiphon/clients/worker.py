@@ -17,16 +17,15 @@ from antiphon.tasks.client_work import Answer, work_for
 from antiphon.tasks.views import VIEWS, Entered, enter
 
 
-@dataclass(frozen=True)
+@dataclass
 class SpeechWorker:
     """Does the work of a task for one client after another."""
 
     runtime: ClientRuntime
     clients: Mapping[str, np.ndarray]  # client -> its utterances in the store
     states: ClientStates | None = None  # for work that stores a state on the client
-    held_out: Mapping[str, np.ndarray] = field(
-        default_factory=dict
-    )  # client -> utterances that score its own model
+    # Client -> utterances that score its own model.
+    held_out: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
         work = work_for(task.kind)
@@ -41,10 +40,8 @@ class SpeechWorker:
 
     def enter(self, task: Task, name: str) -> Entered | PlainTask:
         """Return a task and a client as the work sees them: through the task's views."""
-        read = partial(self._read_state, name, task)
-        client = Client(
-            name, self.utterances(name), self.runtime, held_out=self.held_out.get(name), read_state=read
-        )
+        read, held_out = partial(self._read_state, name, task), self.held_out.get(name)
+        client = Client(name, self.utterances(name), self.runtime, held_out=held_out, read_state=read)
         return enter(task, client) if VIEWS in task.config else PlainTask(task, client)
 
     def finish(self, task: Task, name: str, entered: Entered | PlainTask, answer: Update | Answer) -> Update:

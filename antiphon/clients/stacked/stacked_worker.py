@@ -18,7 +18,6 @@ from antiphon.clients.client import ClientRuntime
 from antiphon.clients.stacked.client_stack import Stack, StackedBatch
 from antiphon.clients.stacked.footprint import Footprint, measure_footprint
 from antiphon.clients.stacked.grouping import Launch, Plan, launches
-from antiphon.clients.states import ClientStates
 from antiphon.clients.train import delta_stats, report
 from antiphon.clients.worker import PlainTask, SpeechWorker, named_failure
 from antiphon.core import Task, Tensors, Update
@@ -30,13 +29,9 @@ log = logging.getLogger("antiphon")
 
 
 @dataclass
-class StackedWorker:
-    """Trains many clients at once; a `SpeechWorker` does all other work."""
+class StackedWorker(SpeechWorker):
+    """A worker that trains many clients at once, and does all other work for one after another."""
 
-    runtime: ClientRuntime
-    clients: Mapping[str, np.ndarray]  # client -> its utterances in the store
-    states: ClientStates | None = None
-    held_out: Mapping[str, np.ndarray] = field(default_factory=dict)
     max_clients: int = 256  # clients in training at once, however much memory there is
     graphs: bool = True  # CUDA graphs where shapes repeat
     _trainer: StackedTrainer | None = field(default=None, init=False)
@@ -44,7 +39,7 @@ class StackedWorker:
     def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
         work = work_for(task.kind)
         if not isinstance(work, TrainingWork) or len(clients) < 2:
-            yield from self.alone.run(task, clients)
+            yield from super().run(task, clients)
             return
         window = Window(self, task, work)
         for name in clients:
@@ -53,11 +48,6 @@ class StackedWorker:
                 yield from window.answers()
                 window = Window(self, task, work)
         yield from window.answers()
-
-    @cached_property
-    def alone(self) -> SpeechWorker:
-        """The worker that takes one client after another."""
-        return SpeechWorker(self.runtime, self.clients, self.states, self.held_out)
 
     def trainer(self, runtime: ClientRuntime) -> StackedTrainer:
         """Return the trainer for a runtime. A smaller model has its own, and only the last one is kept."""
@@ -78,11 +68,11 @@ class Window:
         self.plans: dict[str, Plan] = {}
 
     def add(self, name: str) -> None:
-        self.worker.alone.utterances(name)  # an unknown client is an error, not a failure
+        self.worker.utterances(name)  # an unknown client is an error, not a failure
         self.names.append(name)
 
         def plan() -> Update:
-            entered = self.worker.alone.enter(self.task, name)
+            entered = self.worker.enter(self.task, name)
             wanted = self.work.plan(entered.task, entered.client)
             steps = list(entered.client.steps(wanted.local, wanted.seed))
             self.entered[name], self.plans[name] = entered, Plan(entered.client, steps, wanted)
@@ -123,13 +113,13 @@ class Window:
 
     def _finished(self, name: str, trained: Mapping[str, Trained]) -> Update:
         if name not in trained:
-            (update,) = self.worker.alone.run(self.task, [name])
+            (update,) = self.worker.run(self.task, [name])  # alone
             return update
         entered = self.entered[name]
 
         def answer() -> Update:
             reply = self.work.answer(entered.task, entered.client, trained[name])
-            return self.worker.alone.finish(self.task, name, entered, reply)
+            return self.worker.finish(self.task, name, entered, reply)
 
         return named_failure(name, answer)
 
