@@ -54,24 +54,19 @@ class ClientStates:
 
     def read(self, client: str, moment: Moment, device: str = "cpu") -> Tensors:
         """Return the newest state before a moment; empty if the client has none."""
+        versions = [version for version in self._versions(client) if version[0] < moment]
+        expected = self.expected.get(client)
         try:
-            return self._read(client, moment, device)
+            if expected is not None and expected < moment and (not versions or versions[-1][0] < expected):
+                raise LostState(
+                    f"the state of {client!r} from round {expected[0] + 1} is missing in "
+                    f"{self._folder_of(client)}: restore it{RENEW}"
+                )
+            return _load(versions[-1][1], device) if versions else {}
         except LostState:
             if self.renew_lost:
                 return {}
             raise
-
-    def _read(self, client: str, moment: Moment, device: str) -> Tensors:
-        versions = [version for version in self._versions(client) if version[0] < moment]
-        expected = self.expected.get(client)
-        if expected is not None and expected < moment and (not versions or versions[-1][0] < expected):
-            raise LostState(
-                f"the state of {client!r} from round {expected[0] + 1} is missing in "
-                f"{self._folder_of(client)}: restore it{RENEW}"
-            )
-        if not versions:
-            return {}
-        return _load(versions[-1][1], device)
 
     def write(self, client: str, moment: Moment, state: Mapping[str, Tensor]) -> int:
         """Store a state under its moment; return its size in bytes. The file is never incomplete."""

@@ -26,7 +26,6 @@ import numpy as np
 from torch import Tensor
 
 from antiphon.algorithms.fmp import MARGINAL, Fmp, FmpState, background_params
-from antiphon.core import Task, Update
 from antiphon.decoding.nbest import NBest
 from antiphon.engine import Engine, Rounds, sample_cohort
 from antiphon.lm.unigram import Unigram, estimate_unigram
@@ -84,18 +83,6 @@ def cut(places: Sequence[int], number: int) -> list[list[int]]:
     ([[1, 2], [3, 4], [5]], [[1], [], []])
     """
     return [part.tolist() for part in np.array_split(np.asarray(places, dtype=np.int64), number)]
-
-
-@dataclass(frozen=True)
-class ReportingClients:
-    """A worker for clients that know more in every round."""
-
-    caches: Callable[[int], Mapping[str, Cache]]  # round -> what each client has heard before it
-    size: int  # of the vocabulary
-    cap: Cap | None = None
-
-    def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
-        return MarginalWorker(self.caches(task.moment[0]), self.size, self.cap).run(task, clients)
 
 
 @dataclass(frozen=True)
@@ -186,14 +173,9 @@ class Federation:
         if num_rounds == 0:
             return []
         num_lists = self._num_lists()
-        worker = ReportingClients(caches, self.background.size, self.cap)
-        rounds = Rounds(
-            num_rounds,
-            schedule.cohort or len(num_lists),
-            min_clients=0,
-            valid_every=0,
-            keep_last=num_rounds + 1,
-        )
+        worker = MarginalWorker(caches, self.background.size, self.cap)
+        cohort = schedule.cohort or len(num_lists)
+        rounds = Rounds(num_rounds, cohort, min_clients=0, valid_every=0, keep_last=num_rounds + 1)
         with self._rounds_folder(sigma, schedule) as folder:
             pool = self.group.pool(worker, lambda client: num_lists[client])
             engine = Engine(
@@ -205,10 +187,8 @@ class Federation:
             ).state
 
             def read_shared_words() -> tuple[Tensor | None, ...]:
-                folders = [
-                    checkpoint.folder_of(folder / "checkpoints", round) for round in range(1, num_rounds + 1)
-                ]
-                states = [checkpoint.load(each, last)[0] for each in folders]
+                numbers, saved = range(1, num_rounds + 1), folder / "checkpoints"
+                states = [checkpoint.load(checkpoint.folder_of(saved, n), last)[0] for n in numbers]
                 return tuple(state.params[MARGINAL] if state.mass > 0 else None for state in states)
 
             shared = self.group.on_rank_zero(read_shared_words)

@@ -36,19 +36,23 @@ def report_marginal(client: str, cache: Cache, size: int, task: Task, cap: Cap |
 
 @dataclass(frozen=True)
 class MarginalWorker:
-    """A worker for clients whose caches are in memory. Clients apply `cap`; the server cannot change it."""
+    """A worker for clients whose caches are in memory. Clients apply `cap`; the server cannot change it.
 
-    caches: Mapping[str, Cache]
+    caches: by client; or a function of the round, for clients that know more in every round.
+    """
+
+    caches: Mapping[str, Cache] | Callable[[int], Mapping[str, Cache]]
     size: int  # of the vocabulary
     cap: Cap | None = None
 
     def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
         if task.kind != KIND:
             raise ValueError(f"no client work of kind {task.kind!r}; there is {KIND}")
+        caches = self.caches(task.moment[0]) if callable(self.caches) else self.caches
         for name in clients:
-            if name not in self.caches:
-                raise ValueError(f"no client {name!r} among the {len(self.caches)} clients here")
+            if name not in caches:
+                raise ValueError(f"no client {name!r} among the {len(caches)} clients here")
             try:
-                yield report_marginal(name, self.caches[name], self.size, task, self.cap)
+                yield report_marginal(name, caches[name], self.size, task, self.cap)
             except Unusable as error:
                 yield Update.nothing(Failure(name, str(error)))

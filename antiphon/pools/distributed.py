@@ -131,15 +131,13 @@ class DistributedPool:
             layouts += [message["layout"]] if message["layout"] is not None else []
         if sorted(answers) != list(range(num_clients)):
             raise ValueError("processes divided a cohort differently: do all of them see the same corpus?")
+        first = layouts[0] if layouts else []
         for layout in layouts:
-            if layout != layouts[0]:
-                names = {e[0] for e in layout if e not in layouts[0]} | {
-                    e[0] for e in layouts[0] if e not in layout
-                }
+            if layout != first:
+                names = {e[0] for e in [*layout, *first] if e not in layout or e not in first}
                 raise ValueError(f"updates of two processes hold different tensors: {sorted(names)[:5]}")
-        in_order = [answers[position] for position in range(num_clients)]
-        owners, updates = tuple(owner for owner, _ in in_order), tuple(update for _, update in in_order)
-        return Answers(updates, owners, layouts[0] if layouts else [])
+        owners, updates = zip(*(answers[p] for p in range(num_clients)), strict=True) if answers else ((), ())
+        return Answers(updates, owners, first)
 
     def merge(self, answers: Answers, local_mean: Tensors) -> Update:
         """Add up the means of all processes, with one all-reduce for each dtype."""

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from antiphon.core import Collected, Failure, Pool, Report, Stopped, Task, Update, Weigh, lives_with_server
@@ -51,31 +51,26 @@ class Row:
         return 0 if self.report is None or lives_with_server(self.client) else self.report.bytes_up
 
 
+@dataclass
 class RecordingPool:
     """The pool of one round: numbers tasks, leaves out clients with simulated faults, records the others.
 
     Clients that live with the server get tasks too, but nothing travels to them and they have no faults.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        cohort: Sequence[str],
-        min_clients: int,
-        replied: Callable[[str], None],
-        interrupted: threading.Event,
-        group: ProcessGroup | None = None,
-        round: int = 0,
-        faults: Faults = no_faults,
-    ) -> None:
-        self.pool, self.cohort, self.min_clients = pool, list(cohort), min_clients
-        self.replied, self.interrupted, self.group = replied, interrupted, group or SingleProcess()
-        self.round, self.faults = round, faults
-        self.rows: list[Row] = []
-        self.seconds: dict[str, float] = {}  # kind of task -> time that clients needed
-        self._num_calls = 0
-        self._asked: Counter[tuple[str, str]] = Counter()
-        self._seen: set[str] = set()  # clients whose reply was announced
+    pool: Pool
+    cohort: Sequence[str]
+    min_clients: int
+    replied: Callable[[str], None]
+    interrupted: threading.Event
+    group: ProcessGroup = SingleProcess()
+    round: int = 0
+    faults: Faults = no_faults
+    rows: list[Row] = field(default_factory=list, init=False)
+    seconds: dict[str, float] = field(default_factory=dict, init=False)  # kind of task -> time of clients
+    _num_calls: int = field(default=0, init=False)
+    _asked: Counter[tuple[str, str]] = field(default_factory=Counter, init=False)
+    _seen: set[str] = field(default_factory=set, init=False)  # clients whose reply was announced
 
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
         def announced(report: Report) -> float:

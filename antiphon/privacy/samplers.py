@@ -24,7 +24,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -32,12 +31,6 @@ from antiphon.seeding import derive
 
 Words = Callable[[int], np.ndarray]  # a number -> that many independent uniform 64-bit words
 LARGEST_SCALE = 2**24  # with a larger scale the squares below could overflow 64 bits
-
-
-class Randomness(Protocol):
-    """A source of uniform bits for the noise of a round."""
-
-    def words(self, round: int) -> Words: ...
 
 
 @dataclass(frozen=True)
@@ -57,6 +50,9 @@ class Seeded:
     def words(self, round: int) -> Words:
         generator = np.random.default_rng(derive(self.seed, "privacy", round))
         return lambda number: generator.integers(0, 2**64, number, dtype=np.uint64)
+
+
+Randomness = Secure | Seeded  # a source of uniform bits for the noise of a round
 
 
 def uniform_below(words: Words, bound: int, number: int) -> np.ndarray:

@@ -16,8 +16,9 @@ from antiphon.core import Stopped, Task, Update
 from antiphon.decoding.nbest import Hypothesis, NBest
 from antiphon.decoding.rescoring import tabulate
 from antiphon.lm.unigram import estimate_unigram
-from antiphon.personalisation.federation import Federation, ReportingClients, Schedule, client_of, cut
+from antiphon.personalisation.federation import Federation, Schedule, client_of, cut
 from antiphon.personalisation.marginal_adaptation import Mixture
+from antiphon.personalisation.marginals import MarginalWorker
 from antiphon.personalisation.second_pass import Grid, SecondPass, compare, search_grid
 
 BACKGROUND = estimate_unigram(["a a a b b c"], vocabulary=["d", "e"])
@@ -189,18 +190,18 @@ def test_rounds_that_were_interrupted_end_with_the_same_words_and_journal(
 ) -> None:
     schedule, whole = Schedule(4, cohort=2, seed=3), kept(tmp_path / "whole")
     expected = whole.history(1.0, schedule)
-    work = ReportingClients.run
+    work = MarginalWorker.run
 
-    def stop(self: ReportingClients, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+    def stop(self: MarginalWorker, task: Task, clients: Sequence[str]) -> Iterator[Update]:
         if task.moment[0] == stops_in:
             raise Stopped("interrupted")
         return work(self, task, clients)
 
-    monkeypatch.setattr(ReportingClients, "run", stop)
+    monkeypatch.setattr(MarginalWorker, "run", stop)
     with pytest.raises(Stopped):
         kept(tmp_path / "stopped").history(1.0, schedule)
     assert len(rounds_of(tmp_path / "stopped")) == stops_in
-    monkeypatch.setattr(ReportingClients, "run", work)
+    monkeypatch.setattr(MarginalWorker, "run", work)
     resumed = kept(tmp_path / "stopped").history(1.0, schedule)
     for one, other in zip(resumed, expected, strict=True):
         np.testing.assert_array_equal(one.client_words.counts, other.client_words.counts)
@@ -212,7 +213,7 @@ def test_rounds_that_were_interrupted_end_with_the_same_words_and_journal(
 
 def test_finished_rounds_are_read_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = kept(tmp_path).history(1.0, Schedule(2))
-    monkeypatch.setattr(ReportingClients, "run", lambda *arguments: pytest.fail("a client was asked again"))
+    monkeypatch.setattr(MarginalWorker, "run", lambda *arguments: pytest.fail("a client was asked again"))
     again = kept(tmp_path).history(1.0, Schedule(2))
     np.testing.assert_array_equal(again[3].shared_words, first[3].shared_words)  # type: ignore[arg-type]
 
