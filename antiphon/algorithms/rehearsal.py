@@ -10,7 +10,7 @@ The server's data are one more client, so this wraps any algorithm and runs in a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from antiphon.algorithms.fedavg import FedAvg
@@ -50,12 +50,11 @@ class Rehearsed:
         return after.with_params({**after.params, **moved}), {**metrics, "rehearsal_loss": loss}
 
 
+@dataclass
 class TrainedNames(PoolWrapper):
     """A pool that notes which parameters are sent to clients: those that they train."""
 
-    def __init__(self, pool: Pool) -> None:
-        super().__init__(pool)
-        self.names = set[str]()
+    names: set[str] = field(default_factory=set)
 
     def outgoing(self, task: Task, cohort: Sequence[str]) -> Task:
         if not all(map(lives_with_server, cohort)):

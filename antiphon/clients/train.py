@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,13 +27,13 @@ from antiphon.tasks.local_training import (
 ADAMW: dict[str, Any] = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-8, "amsgrad": False, "maximize": False}
 
 
+@dataclass
 class LossMeter:
     """The mean loss per token over utterances; reads the device once, at the end."""
 
-    def __init__(self) -> None:
-        self.total: Tensor | float = 0.0
-        self.num_utterances = 0
-        self.num_steps = 0
+    total: Tensor | float = 0.0
+    num_utterances: int = 0
+    num_steps: int = 0
 
     def add(self, losses: Tensor) -> None:
         self.total = self.total + losses.detach().sum()

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from antiphon.core import Collected, Failure, Pool, Report, Task, Tensors, Update, Weigh
 
 
+@dataclass
 class PoolWrapper:
     """A pool that uses another pool. A subclass changes the tasks, or reads what comes back."""
 
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
+    pool: Pool
 
     def outgoing(self, task: Task, cohort: Sequence[str]) -> Task:
         """Return the task to send instead."""

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 
 from antiphon import config
-from antiphon.core import Pool, Report, Task, Tensors, lives_with_server
+from antiphon.core import Report, Task, Tensors, lives_with_server
 from antiphon.tasks.local_training import as_part
 from antiphon.tasks.pool_wrapper import PoolWrapper
 from antiphon.tasks.views import through_named
@@ -206,13 +206,12 @@ class TeacherInstruction:
         return all(torch.equal(tensor, other.teacher[name]) for name, tensor in self.teacher.items())
 
 
+@dataclass
 class TeachingPool(PoolWrapper):
     """A pool whose clients label their speech; not in evaluations, nor where the server's own data are."""
 
-    def __init__(self, pool: Pool, instruction: TeacherInstruction) -> None:
-        super().__init__(pool)
-        self.instruction = instruction
-        self.stats: dict[str, Mapping[str, float]] = {}  # client -> its last report about labels
+    instruction: TeacherInstruction
+    stats: dict[str, Mapping[str, float]] = field(default_factory=dict)  # client -> last report about labels
 
     def outgoing(self, task: Task, cohort: Sequence[str]) -> Task:
         is_taught = task.kind != "evaluate" and not all(map(lives_with_server, cohort))

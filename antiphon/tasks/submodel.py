@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from antiphon import config
-from antiphon.core import Collected, Pool, Task, Tensors, Update, Weigh
+from antiphon.core import Collected, Task, Tensors, Update, Weigh
 from antiphon.tasks.client_work import Answer
 from antiphon.tasks.pool_wrapper import PoolWrapper, WatchedUpdates
 from antiphon.tasks.views import CLIENT_VIEWS, View, through
@@ -123,9 +123,7 @@ class SubmodelRecurrent:
     def pieces(self, layer: str, parameter: str, full: Tensor) -> Iterator[Piece]:
         size = len(full) // NUM_GATES
         units = indices(self.units, size, layer)
-        gates = None
-        if units is not None:
-            gates = (torch.arange(NUM_GATES)[:, None] * size + units).flatten()
+        gates = None if units is None else (torch.arange(NUM_GATES)[:, None] * size + units).flatten()
         columns = None
         if parameter.startswith("weight_hh"):
             columns = units
@@ -248,13 +246,12 @@ class SubmodelView(View):
         return update, expand_parts(changes, Submodel.read(self.submodel), client.base, client.state)
 
 
+@dataclass
 class SubmodelPool(PoolWrapper):
     """A pool whose clients work on a smaller model. `aggregate` is the sum of the round's first updates."""
 
-    def __init__(self, pool: Pool, submodel: str) -> None:
-        super().__init__(pool)
-        self.submodel = submodel
-        self.aggregate: Tensors = {}  # the first result of `reduce`, or the last one of `combine`
+    submodel: str
+    aggregate: Tensors = field(default_factory=dict)  # the first of `reduce`, or the last of `combine`
 
     def outgoing(self, task: Task, cohort: Sequence[str]) -> Task:
         return through(task, SubmodelView(self.submodel)) if self.submodel else task

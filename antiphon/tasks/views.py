@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from antiphon import config
-from antiphon.core import Pool, Task, Update
+from antiphon.core import Task, Update
 from antiphon.registry import Registry
 from antiphon.tasks.client_work import Answer
 from antiphon.tasks.pool_wrapper import PoolWrapper
@@ -104,12 +104,11 @@ def enter(task: Task, client: Any) -> Entered:
     return Entered(task, client, layers)
 
 
+@dataclass
 class ViewPool(PoolWrapper):
     """A pool that sends every task through a view."""
 
-    def __init__(self, pool: Pool, view: View) -> None:
-        super().__init__(pool)
-        self.view = view
+    view: View
 
     def outgoing(self, task: Task, cohort: Sequence[str]) -> Task:
         return through(task, self.view)
