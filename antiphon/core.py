@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from antiphon.registry import Registry, open_kind
+from antiphon.registry import Registry
 
 Tensors = dict[str, Tensor]  # "part/name", such as "control/encoder.weight", is shaped like parameter "name"
 Scalar = float | int | str | bool | None
@@ -302,7 +302,4 @@ class Algorithm(Protocol[State]):
     def round(self, state: State, cohort: Sequence[str], pool: Pool) -> tuple[State, Metrics]: ...
 
 
-ALGORITHMS = open_kind(
-    Algorithm,
-    Registry("antiphon.algorithms", ("init", "round"), homes=["antiphon.algorithms"], default="fed_avg"),
-)
+ALGORITHMS = Registry("antiphon.algorithms", kind=Algorithm, homes=["antiphon.algorithms"], default="fed_avg")

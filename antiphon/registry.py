@@ -47,16 +47,21 @@ class Registry(Mapping[str, Any]):
     """The choices of one kind, by name; a mapping that also finds entry points and `package.module:Class`."""
 
     group: str  # of entry points; errors call the kind by this name
-    needs: Sequence[str] = ()  # attributes that a choice must have
+    needs: Sequence[str] = ()  # attributes that a choice must have; those of its kind, if it has one
     # Modules and packages of antiphon that register choices. The first lookup imports them, so a new file in
     # such a package needs no other edit.
     homes: Sequence[str] = ()
     default: str = ""  # the name that is first in lists, and that old configurations left out
     is_config: bool = True  # choices are dataclasses, whose fields can be written to a configuration
     takes_paths: bool = True  # `package.module:Class` is a name too; false for names from a network
-    kind: Any = field(default=None, init=False)  # the annotation of fields that take the choices
+    kind: Any = None  # the protocol of the choices: a field that is annotated with it takes all of them
     _registered: dict[str, Any] = field(default_factory=dict, init=False)
     _is_loaded: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.kind is not None:
+            REGISTRIES[self.kind] = self
+            self.needs = [n for n in vars(self.kind) if n == "__call__" or not n.startswith("_")]
 
     def register(self, choice: T, name: str = "") -> T:
         """Add a choice, by default under the name of its class. Works as a decorator."""
@@ -187,13 +192,6 @@ def _origin(choice: Any) -> str:
 
 
 REGISTRIES: dict[Any, Registry] = {}  # a kind, as it stands in annotations -> its choices
-
-
-def open_kind(kind: Any, registry: Registry) -> Registry:
-    """Make fields that are annotated with `kind` take every choice of a registry."""
-    REGISTRIES[kind] = registry
-    registry.kind = kind
-    return registry
 
 
 def unknown_name(name: Any, valid: Iterable[str], what: str, where: str = "") -> ValueError:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from antiphon.data.audio import SAMPLE_RATE
-from antiphon.registry import Registry, open_kind
+from antiphon.registry import Registry
 
 Extract = Callable[[np.ndarray], np.ndarray]
 
@@ -44,9 +44,8 @@ class Frontend(Protocol):
     def load(self) -> Extract: ...
 
 
-NEEDS = ("dim", "frames_per_second", "key", "load")
 HOMES = ["antiphon.data.frontends", "antiphon.data.encoders", "antiphon.data.huggingface_folder"]
-FRONTENDS = open_kind(Frontend, Registry("antiphon.frontends", NEEDS, HOMES, default="filterbank"))
+FRONTENDS = Registry("antiphon.frontends", kind=Frontend, homes=HOMES, default="filterbank")
 
 
 # --- Filterbank: Kaldi's definition, without dither -----------------------------------------------

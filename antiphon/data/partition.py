@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from antiphon.data.store import FeatureStore
-from antiphon.registry import Registry, open_kind
+from antiphon.registry import Registry
 from antiphon.seeding import derive
 
 Clients = dict[str, np.ndarray]
@@ -25,9 +25,8 @@ class Partition(Protocol):
     def __call__(self, store: FeatureStore, indices: np.ndarray, seed: int) -> Clients: ...
 
 
-PARTITIONS = open_kind(
-    Partition,
-    Registry("antiphon.partitions", ("__call__",), homes=["antiphon.data.partition"], default="by_speaker"),
+PARTITIONS = Registry(
+    "antiphon.partitions", kind=Partition, homes=["antiphon.data.partition"], default="by_speaker"
 )
 
 

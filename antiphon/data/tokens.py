@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from antiphon.records.files import read_format
-from antiphon.registry import Registry, open_kind
+from antiphon.registry import Registry
 
 BOUNDARY = 0
 UNKNOWN = 1
@@ -54,7 +54,7 @@ class TokensConfig(Protocol):
 
 
 HOMES = ["antiphon.data.tokens", "antiphon.data.huggingface_folder"]
-TOKENS = open_kind(TokensConfig, Registry("antiphon.tokens", ("fit", "load"), HOMES, default="characters"))
+TOKENS = Registry("antiphon.tokens", kind=TokensConfig, homes=HOMES, default="characters")
 OLD_KINDS = {"hugging_face": "hugging_face_tokens"}  # name in tokens.json -> name today
 
 

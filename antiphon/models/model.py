@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from antiphon.data.batches import Batch
-from antiphon.registry import Registry, open_kind
+from antiphon.registry import Registry
 
 
 class Model(Protocol):
@@ -69,8 +69,8 @@ class EncoderConfig(Protocol):
 
 
 _HOMES = ["antiphon.models", "antiphon.models.huggingface"]
-ENCODERS = open_kind(EncoderConfig, Registry("antiphon.encoders", ("build",), _HOMES, default="conformer"))
-MODELS = open_kind(ModelConfig, Registry("antiphon.models", ("build",), _HOMES, default="ctc"))
+ENCODERS = Registry("antiphon.encoders", kind=EncoderConfig, homes=_HOMES, default="conformer")
+MODELS = Registry("antiphon.models", kind=ModelConfig, homes=_HOMES, default="ctc")
 
 
 def save_parameters(model: Model, path: Path) -> None:

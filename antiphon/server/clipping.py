@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from antiphon.core import Tensors
-from antiphon.registry import Registry, open_kind
+from antiphon.registry import Registry
 
 
 class Clipping(Protocol):
@@ -32,9 +32,8 @@ class Clipping(Protocol):
     def __call__(self, params: Tensors, delta: Tensors) -> Tensors: ...
 
 
-CLIPPINGS = open_kind(
-    Clipping,
-    Registry("antiphon.clippings", ("__call__",), homes=["antiphon.server.clipping"], default="unclipped"),
+CLIPPINGS = Registry(
+    "antiphon.clippings", kind=Clipping, homes=["antiphon.server.clipping"], default="unclipped"
 )
 
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from antiphon.core import Tensors
-from antiphon.registry import Registry, open_kind
+from antiphon.registry import Registry
 from antiphon.server.clipping import norms_of
 
 Opt = dict[str, Any]
@@ -266,11 +266,8 @@ class ServerOptimizer(Protocol):
     ) -> tuple[Tensors, Opt]: ...
 
 
-SERVER_OPTIMIZERS = open_kind(
-    ServerOptimizer,
-    Registry(
-        "antiphon.server_optimizers", ("lr", "__call__"), homes=["antiphon.server.optimizers"], default="sgd"
-    ),
+SERVER_OPTIMIZERS = Registry(
+    "antiphon.server_optimizers", kind=ServerOptimizer, homes=["antiphon.server.optimizers"], default="sgd"
 )
 for optimizer in (Sgd, Adam, Yogi, Adagrad, Lamb, Lars):
     SERVER_OPTIMIZERS.register(optimizer)

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from antiphon.registry import Registry, open_kind
+from antiphon.registry import Registry
 
 
 class Schedule(Protocol):
@@ -21,9 +21,8 @@ class Schedule(Protocol):
     def __call__(self, round: int) -> float: ...
 
 
-SCHEDULES = open_kind(
-    Schedule,
-    Registry("antiphon.schedules", ("__call__",), homes=["antiphon.server.schedules"], default="constant"),
+SCHEDULES = Registry(
+    "antiphon.schedules", kind=Schedule, homes=["antiphon.server.schedules"], default="constant"
 )
 
 

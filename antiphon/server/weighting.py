@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from antiphon.core import Report
-from antiphon.registry import Registry, open_kind
+from antiphon.registry import Registry
 
 # 0 compared with any real weight, but finite: clients that all have it still have a mean.
 NEGLIGIBLE = -1e30
@@ -28,9 +28,8 @@ class Weighting(Protocol):
     def __call__(self, report: Report) -> float: ...
 
 
-WEIGHTINGS = open_kind(
-    Weighting,
-    Registry("antiphon.weightings", ("__call__",), homes=["antiphon.server.weighting"], default="uniform"),
+WEIGHTINGS = Registry(
+    "antiphon.weightings", kind=Weighting, homes=["antiphon.server.weighting"], default="uniform"
 )
 
 

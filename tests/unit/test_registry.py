@@ -29,7 +29,7 @@ from antiphon.config import from_dict, overlay, override, to_dict
 from antiphon.core import ALGORITHMS, Task
 from antiphon.experiment.runner import run_experiment
 from antiphon.experiment.settings import Experiment, Run
-from antiphon.registry import Registry, open_kind
+from antiphon.registry import Registry
 from antiphon.server.optimizers import Adam
 from antiphon.server.weighting import WEIGHTINGS
 from antiphon.tasks.client_work import CLIENT_WORK
@@ -485,7 +485,7 @@ class Concert:
 def open_sounds(monkeypatch: pytest.MonkeyPatch) -> Registry:
     monkeypatch.setattr("antiphon.registry.REGISTRIES", registries := {})
     monkeypatch.setattr("antiphon.config.REGISTRIES", registries)
-    return open_kind(Sound, sounds(default="tone"))
+    return sounds(default="tone", kind=Sound)
 
 
 @pytest.mark.usefixtures("open_sounds")
