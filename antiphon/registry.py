@@ -49,7 +49,7 @@ class Registry(Mapping[str, Any]):
     group: str  # of entry points; errors call the kind by this name
     needs: Sequence[str] = ()  # attributes that a choice must have; those of its kind, if it has one
     # Modules and packages of antiphon that register choices. The first lookup imports them, so a new file in
-    # such a package needs no other edit.
+    # such a package needs no other edit. By default, the module of the kind.
     homes: Sequence[str] = ()
     default: str = ""  # the name that is first in lists, and that old configurations left out
     is_config: bool = True  # choices are dataclasses, whose fields can be written to a configuration
@@ -61,6 +61,7 @@ class Registry(Mapping[str, Any]):
     def __post_init__(self) -> None:
         if self.kind is not None:
             REGISTRIES[self.kind] = self
+            self.homes = self.homes or [self.kind.__module__]
             self.needs = [n for n in vars(self.kind) if n == "__call__" or not n.startswith("_")]
 
     def register(self, choice: T, name: str = "") -> T:

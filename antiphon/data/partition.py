@@ -25,9 +25,7 @@ class Partition(Protocol):
     def __call__(self, store: FeatureStore, indices: np.ndarray, seed: int) -> Clients: ...
 
 
-PARTITIONS = Registry(
-    "antiphon.partitions", kind=Partition, homes=["antiphon.data.partition"], default="by_speaker"
-)
+PARTITIONS = Registry("antiphon.partitions", kind=Partition, default="by_speaker")
 
 
 @PARTITIONS.register

@@ -32,9 +32,7 @@ class Clipping(Protocol):
     def __call__(self, params: Tensors, delta: Tensors) -> Tensors: ...
 
 
-CLIPPINGS = Registry(
-    "antiphon.clippings", kind=Clipping, homes=["antiphon.server.clipping"], default="unclipped"
-)
+CLIPPINGS = Registry("antiphon.clippings", kind=Clipping, default="unclipped")
 
 
 def norms_of(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[float]:

@@ -266,9 +266,7 @@ class ServerOptimizer(Protocol):
     ) -> tuple[Tensors, Opt]: ...
 
 
-SERVER_OPTIMIZERS = Registry(
-    "antiphon.server_optimizers", kind=ServerOptimizer, homes=["antiphon.server.optimizers"], default="sgd"
-)
+SERVER_OPTIMIZERS = Registry("antiphon.server_optimizers", kind=ServerOptimizer, default="sgd")
 for optimizer in (Sgd, Adam, Yogi, Adagrad, Lamb, Lars):
     SERVER_OPTIMIZERS.register(optimizer)
 

@@ -21,9 +21,7 @@ class Schedule(Protocol):
     def __call__(self, round: int) -> float: ...
 
 
-SCHEDULES = Registry(
-    "antiphon.schedules", kind=Schedule, homes=["antiphon.server.schedules"], default="constant"
-)
+SCHEDULES = Registry("antiphon.schedules", kind=Schedule, default="constant")
 
 
 @SCHEDULES.register

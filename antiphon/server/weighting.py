@@ -28,9 +28,7 @@ class Weighting(Protocol):
     def __call__(self, report: Report) -> float: ...
 
 
-WEIGHTINGS = Registry(
-    "antiphon.weightings", kind=Weighting, homes=["antiphon.server.weighting"], default="uniform"
-)
+WEIGHTINGS = Registry("antiphon.weightings", kind=Weighting, default="uniform")
 
 
 @WEIGHTINGS.register
