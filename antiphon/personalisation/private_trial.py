@@ -22,7 +22,7 @@ from antiphon.personalisation.marginal_adaptation import Mixture
 from antiphon.personalisation.trial import Trial
 from antiphon.personalisation.word_cache import rank_weights
 from antiphon.privacy.accounting import Budget, Renyi
-from antiphon.privacy.ledger import Claim, Ledger, PrivacyStatement
+from antiphon.privacy.ledger import Claim, Ledger, privacy_claims
 from antiphon.privacy.mechanisms import (
     Cap,
     CapL1,
@@ -118,8 +118,8 @@ class PrivateTrial:
             self._rate(mechanism, cap, ledger, randomness, f"{label}-noise{number}")
             for number, randomness in enumerate(self.seeds)
         )
-        statement = PrivacyStatement(mechanism, rounds, self.utterance, cap.limit, self.delta)
-        return PrivateRow(name, epsilon, self.population, rates, tuple(statement.claims()))
+        claims = privacy_claims(mechanism, rounds, self.utterance, cap.limit, self.delta)
+        return PrivateRow(name, epsilon, self.population, rates, tuple(claims))
 
     def own_words(self) -> float:
         """Return the error rate if clients publish nothing (α = 0)."""

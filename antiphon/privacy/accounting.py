@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -119,12 +119,6 @@ class Budget:
             raise ValueError(f"a budget needs epsilon above 0 and delta in [0, 1), not {got}")
 
 
-class Composition(Protocol):
-    """A way to compute the total ε of releases, each with the number of times it was made, at a δ."""
-
-    def epsilon(self, losses: Sequence[tuple[Loss, int]], delta: float) -> float: ...
-
-
 @dataclass(frozen=True)
 class Basic:
     """Epsilons add up. Each release with Gaussian noise gets an equal share of δ."""
@@ -169,6 +163,9 @@ class Renyi:
         total = np.sum([times * loss.renyi(orders) for loss, times in losses], axis=0)
         epsilon, _ = rdp.compute_epsilon(orders, total, delta)
         return float(epsilon)
+
+
+Composition = Basic | Advanced | Renyi  # the total ε of releases, each with its number of times, at a δ
 
 
 def _num_gaussian(losses: Sequence[tuple[Loss, int]]) -> int:

@@ -131,44 +131,30 @@ class Claim:
         return f"{epsilon:.2g}" + (f" ({self.delta:.0e})".replace("e-0", "e-") if self.delta else "")
 
 
-@dataclass(frozen=True)
-class PrivacyStatement:
-    """The ε of the same noise as the paper counts it, for an utterance, and for a client.
+def privacy_claims(
+    mechanism: Mechanism, rounds: int, utterance: float, client: float = math.inf, delta: float = 1e-5
+) -> list[Claim]:
+    """Return the ε of the same noise as the paper counts it, for an utterance, and for a client.
 
     utterance: the sensitivity to one utterance without a cap (`utterance_sensitivity`). client: the cap;
     infinite without one. With a cap, one more utterance rescales and rounds all words of its client, so it
     counts as a client that is replaced: twice the cap. The caches are cumulative, so the release of every
     round contains the unit.
     """
-
-    mechanism: Mechanism
-    rounds: int
-    utterance: float
-    client: float = math.inf
-    delta: float = 1e-5
-
-    def claims(self) -> list[Claim]:
-        word = self.mechanism.loss_at(1.0)
-        delta = self._least_delta(word)
-        paper = Claim("one word, one utterance (the paper's claim)", 1, "none", word.epsilon(delta), delta)
-        utterance = self.utterance if math.isinf(self.client) else 2 * self.client
-        units = (("one utterance", utterance), ("one client", self.client))
-        return [paper, *(claim for unit, size in units for claim in self._totals(unit, size))]
-
-    def _totals(self, unit: str, sensitivity: float) -> list[Claim]:
-        if sensitivity == math.inf:
-            return [Claim(f"{unit} (no cap)", self.rounds, "any", math.inf, 0.0)]
-        loss = self.mechanism.loss_at(sensitivity)
-        releases = [(loss, self.rounds)]
-        ways: list[tuple[Composition, float]] = [(Basic(), self._least_delta(loss)), (Advanced(), self.delta)]
-        if importlib.util.find_spec("dp_accounting") is not None:  # the optional package for Rényi accounting
-            ways.append((Renyi(), self.delta))
-        names = [type(way).__name__.lower() for way, _ in ways]
-        return [
-            Claim(unit, self.rounds, name, way.epsilon(releases, delta), delta)
-            for name, (way, delta) in zip(names, ways, strict=True)
-        ]
-
-    def _least_delta(self, loss: Loss) -> float:
-        """Return 0 for noise that needs no δ."""
-        return self.delta if isinstance(loss, GaussianLoss) else 0.0
+    least_delta = delta if isinstance(mechanism.loss, GaussianLoss) else 0.0  # 0 for noise that needs no δ
+    word = mechanism.loss_at(1.0).epsilon(least_delta)
+    claims = [Claim("one word, one utterance (the paper's claim)", 1, "none", word, least_delta)]
+    ways: list[tuple[Composition, float]] = [(Basic(), least_delta), (Advanced(), delta)]
+    if importlib.util.find_spec("dp_accounting") is not None:  # the optional package for Rényi accounting
+        ways.append((Renyi(), delta))
+    utterance = utterance if math.isinf(client) else 2 * client
+    for unit, sensitivity in (("one utterance", utterance), ("one client", client)):
+        if math.isinf(sensitivity):
+            claims.append(Claim(f"{unit} (no cap)", rounds, "any", math.inf, 0.0))
+            continue
+        releases = [(mechanism.loss_at(sensitivity), rounds)]
+        for way, way_delta in ways:
+            claims.append(
+                Claim(unit, rounds, type(way).__name__.lower(), way.epsilon(releases, way_delta), way_delta)
+            )
+    return claims

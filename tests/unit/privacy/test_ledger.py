@@ -11,7 +11,7 @@ import torch
 
 from antiphon.core import ServerState, Stopped
 from antiphon.privacy.accounting import Advanced, Basic, Budget, Composition, GaussianLoss, LaplaceLoss, Renyi
-from antiphon.privacy.ledger import Ledger, PrivacyStatement, State
+from antiphon.privacy.ledger import Ledger, State, privacy_claims
 from antiphon.privacy.mechanisms import Gaussian, Laplace, utterance_sensitivity
 from antiphon.records import checkpoint
 
@@ -83,21 +83,21 @@ def test_a_resumed_ledger_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
 
 def test_the_papers_claim_stands_beside_the_honest_total() -> None:
     longest = utterance_sensitivity(24, [1.0])
-    statement = PrivacyStatement(Laplace(1.0, 0.5), rounds=10, utterance=longest)
-    found = {(c.unit.split(" (")[0], c.composition): c.epsilon for c in statement.claims()}
+    claims = privacy_claims(Laplace(1.0, 0.5), rounds=10, utterance=longest)
+    found = {(c.unit.split(" (")[0], c.composition): c.epsilon for c in claims}
     assert found[("one word, one utterance", "none")] == 0.5
     assert found[("one utterance", "basic")] == pytest.approx(24 * 0.5 * 10)
 
 
 def test_under_a_cap_an_utterance_counts_as_a_client_that_is_replaced() -> None:
-    statement = PrivacyStatement(Laplace(100.0, 0.2), rounds=10, utterance=24.0, client=100.0)
-    found = {(c.unit, c.composition): c.epsilon for c in statement.claims()}
+    claims = privacy_claims(Laplace(100.0, 0.2), rounds=10, utterance=24.0, client=100.0)
+    found = {(c.unit, c.composition): c.epsilon for c in claims}
     assert found[("one client", "basic")] == pytest.approx(2.0)
     assert found[("one utterance", "basic")] == pytest.approx(4.0)
 
 
 def test_without_a_cap_a_client_is_not_protected_at_all() -> None:
-    claims = PrivacyStatement(Gaussian(1.0, 2.0), rounds=3, utterance=20.0).claims()
+    claims = privacy_claims(Gaussian(1.0, 2.0), rounds=3, utterance=20.0)
     assert claims[-1].epsilon == math.inf
     assert "no cap" in claims[-1].unit
 
