@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from antiphon.config import override
     from antiphon.data.corpus import Corpus
     from antiphon.data.encoders import encoders
-    from antiphon.data.importing.candidates import ImportOptions
     from antiphon.data.importing.conversion import import_corpus
+    from antiphon.data.importing.import_options import ImportOptions
     from antiphon.data.summary import describe_corpus
     from antiphon.experiment.runner import run_experiment
     from antiphon.export import export
@@ -39,7 +39,7 @@ __version__ = "0.1.0"
 _EXPORTS = {  # module -> its public names
     "config": ["override"],
     "data.encoders": ["encoders"],
-    "data.importing.candidates": ["ImportOptions"],
+    "data.importing.import_options": ["ImportOptions"],
     "data.corpus": ["Corpus"],
     "data.importing.conversion": ["import_corpus"],
     "data.summary": ["describe_corpus"],

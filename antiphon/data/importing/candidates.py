@@ -113,7 +113,7 @@ class RefusedError(ValueError):
 
 def locate(path: str, source: Path, options: ImportOptions) -> Path:
     """Return the regular file called `path`; after links it must be in the source or in `audio_root`."""
-    roots = [source.resolve()] + ([] if options.audio_root is None else [options.audio_root.resolve()])
+    roots = [source.resolve()] + ([] if options.audio_root is None else [Path(options.audio_root).resolve()])
     is_inside = True
     for root in roots:
         try:

@@ -51,7 +51,7 @@ class ImportOptions:
     split_speakers: tuple[float, float, float] | None = None
     seed: int = 0
     where: Mapping[str, str] = field(default_factory=dict)
-    select: Path | None = None
+    select: str | Path | None = None
     text: Sequence[str] = ()
     lowercase: bool = True
     alphabet: str | None = "en"
@@ -61,7 +61,7 @@ class ImportOptions:
     columns: Mapping[str, str] = field(default_factory=dict)
     client_key: str = "speaker"
     session_key: str = "session"
-    audio_root: Path | None = None
+    audio_root: str | Path | None = None
     num_threads: int | None = None
     overwrite: bool = False
 

@@ -13,7 +13,8 @@ HEADER = ("id", "split")
 class Selection:
     """The splits of the utterances to take, by id. It remembers which ids were met in the source."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
+        path = Path(path)
         if not path.is_file():
             raise ValueError(f"--select: there is no file {path}")
         self.path = path

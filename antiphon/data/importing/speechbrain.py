@@ -56,8 +56,11 @@ def _is_data_file(path: Path) -> bool:
         return set(first_line(path)) >= COLUMNS
     if path.suffix != ".json":
         return False
-    with open(path, encoding="utf-8", errors="replace") as file:
-        head = file.read(HEAD_BYTES)
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:
+        return False
     return START.match(head) is not None and '"wav"' in head
 
 

@@ -97,7 +97,7 @@ def test_a_link_into_audio_root_is_followed_and_one_that_leaves_both_is_refused(
     os.symlink(tmp_path / "secret.flac", root / "out_of_root.flac")
     os.symlink(source / "sub" / "a.flac", root / "back.flac")
     os.symlink(root, tmp_path / "link_to_root")
-    for trusted in (root, tmp_path / "link_to_root"):  # audio_root may be a link itself
+    for trusted in (root, str(root), tmp_path / "link_to_root"):  # audio_root may be a link itself
         options = ImportOptions(audio_root=trusted)
         for path in ("file.flac", "folder/b.flac"):
             assert locate(path, source, options) == (root / "b.flac").resolve()

@@ -31,7 +31,7 @@ def test_only_listed_utterances_are_imported_with_the_listed_splits(
     source.add("b", split="dev").add("c", split="test").add("d", data=b"junk").add("e", data=b"junk")
     source.line('{"id": "f"}')
     chosen = listed(tmp_path, "id\tsplit\nc\tpool\ngood\theldout\ngone\tpool\nd\ttest\n")
-    summary = run(select=chosen, splits={"test": "never"}, split="never")
+    summary = run(select=str(chosen), splits={"test": "never"}, split="never")
     corpus = Corpus.open(summary.path)
     assert {u.id: u.split for u in corpus.utterances()} == {"good": "heldout", "c": "pool"}
     assert reasons(summary) == {"d": "unreadable audio", "gone": "not in the source"}
