@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from antiphon.workflows.compare_runs import alignments, compare
     from antiphon.workflows.decode_speech import nbest
     from antiphon.workflows.evaluate_run import evaluate, transcribe
+    from antiphon.workflows.new_project import new_project
     from antiphon.workflows.personalize_lists import NoiseSettings, personalize
     from antiphon.workflows.prune_model import plan_pruning, prune
     from antiphon.workflows.rescore_lists import rescore
@@ -51,6 +52,7 @@ _EXPORTS = {  # module -> its public names
     "workflows.compare_runs": ["alignments", "compare"],
     "workflows.decode_speech": ["nbest"],
     "workflows.evaluate_run": ["evaluate", "transcribe"],
+    "workflows.new_project": ["new_project"],
     "workflows.personalize_lists": ["NoiseSettings", "personalize"],
     "workflows.prune_model": ["plan_pruning", "prune"],
     "workflows.rescore_lists": ["rescore"],

@@ -35,11 +35,11 @@ Expect = Callable[[Sequence[str]], None]  # called as a round begins, with the c
 class Rounds:
     """The length of a run, and how often it is validated and saved."""
 
-    total: int = 20
+    total: int = 20  # rounds of the run
     cohort: int = 10  # clients drawn in a round
     min_clients: int = 1  # the run stops when fewer clients answer in a round
     valid_every: int = 1  # rounds between validations; 0: never
-    save_every: int = 1
+    save_every: int = 1  # rounds between checkpoints
     keep_last: int = 2  # checkpoints that are kept
     renew_lost_states: bool = False  # a client whose state is lost starts anew; False: its tasks fail
 

@@ -27,7 +27,7 @@ class Central:
 
     local: LocalTraining = LocalTraining(lr=5e-4, steps=50)
     schedule: Schedule = Constant()
-    weight_decay: float = 0.01
+    weight_decay: float = 0.01  # of AdamW
     trainable: tuple[str, ...] = ("*",)  # patterns of parameter names; the others stay
     trains_on_server: ClassVar[bool] = True  # its client has no simulated faults
 

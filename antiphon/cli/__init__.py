@@ -18,6 +18,7 @@ from antiphon.cli.decoding_commands import nbest_command, rescore_command
 from antiphon.cli.lm_commands import lm_commands
 from antiphon.cli.model_commands import adapt_command, export_command, prune_command
 from antiphon.cli.personalisation_commands import personalize_command
+from antiphon.cli.project_commands import new_command
 from antiphon.cli.run_commands import demo_command, recipes_command, report_command, run_command
 from antiphon.cli.scoring_commands import (
     alignments_command,
@@ -72,6 +73,7 @@ def _options(version: Version = False) -> None:
 # The groups of commands in --help.
 START, RESULTS, LANGUAGE, MORE = "Start here", "Results", "Language models and decoding", "More"
 app.command("demo", rich_help_panel=START)(demo_command)
+app.command("new", rich_help_panel=START)(new_command)
 app.command("recipes", rich_help_panel=START)(recipes_command)
 app.command("run", rich_help_panel=START)(run_command)
 app.add_typer(corpus_commands, name="corpus", rich_help_panel=START)

@@ -23,7 +23,7 @@ class Unreliability:
     dropout: float = 0.0  # probability that a client is away for a whole round
     deadline: float = 0.0  # simulated seconds; 0: the server waits for every client
     cost: float = 0.1
-    speed_spread: float = 0.5
+    speed_spread: float = 0.5  # standard deviation of the logarithm of the speeds
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout <= 1:

@@ -69,7 +69,7 @@ class Filterbank:
     to mean 0 and variance 1 over time.
     """
 
-    dim: int = 80
+    dim: int = 80  # number of mel bins
     normalise: bool = True
 
     @property

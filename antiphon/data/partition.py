@@ -51,7 +51,7 @@ class BySession:
 class Iid:
     """A client is a random part: `part/0` … `part/<parts - 1>`. Sizes differ by at most one utterance."""
 
-    parts: int
+    parts: int  # number of clients
 
     def __call__(self, store: FeatureStore, indices: np.ndarray, seed: int) -> Clients:
         indices = _distinct(indices, self.parts)

@@ -38,11 +38,11 @@ class Speakers:
     corpus has a split for the server, `server` names it and all speakers of the pool are clients.
     """
 
-    pool: str = "pool"
-    valid: str = "heldout"
-    test: str = "test"
-    seed_fraction: float = 0.5
-    split_seed: int = 0
+    pool: str = "pool"  # the split of the speakers that models are trained on
+    valid: str = "heldout"  # the split of the speakers that choose the best round
+    test: str = "test"  # the split of the speakers that score the result
+    seed_fraction: float = 0.5  # share of the pool's speakers that are the server's own
+    split_seed: int = 0  # the seed that decides which speakers are the server's
     renamed: ClassVar = {"parting": "split_seed"}
     server: str = ""  # the split of the server's own speech
     organisation: str = ""  # the split of speech made from an organisation's text, for the server
@@ -157,8 +157,8 @@ class Run:
 class Experiment:
     """All settings of a recipe; `--set` changes any of them by its path."""
 
-    recipe: str = ""
-    seed: int = 0
+    recipe: str = ""  # the recipe that the settings began with
+    seed: int = 0  # of first parameters, cohorts, the order of utterances, masks and dropout
     frontend: Frontend = Filterbank()
     tokens: TokensConfig = CharactersConfig()
     model: ModelConfig = CtcConfig(ConformerConfig(stack=4))
@@ -168,7 +168,7 @@ class Experiment:
     unreliability: Unreliability = Unreliability()
     stacked: bool = True  # on a GPU, train many clients at once; a CPU trains one after another
     bfloat16: bool = False  # on a GPU, train with matrix products of 16 bits
-    runs: dict[str, Run] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)  # in the order in which they are carried out
 
     def __post_init__(self) -> None:
         self._check_tokens()

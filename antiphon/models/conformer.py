@@ -25,12 +25,12 @@ from antiphon.models.noise import Dropout
 class ConformerConfig:
     """The defaults make 3.1 M parameters on 288-dimensional features."""
 
-    dim: int = 256
-    num_layers: int = 2
-    num_heads: int = 4
-    feed_forward_multiplier: int = 4
-    kernel_size: int = 15
-    dropout: float = 0.1
+    dim: int = 256  # width of the layers
+    num_layers: int = 2  # number of Conformer blocks
+    num_heads: int = 4  # of attention; they divide dim
+    feed_forward_multiplier: int = 4  # inner width of the feed-forward parts, in multiples of dim
+    kernel_size: int = 15  # frames that a convolution sees, an odd number
+    dropout: float = 0.1  # share of values that are set to zero in training
     stack: int = 1  # frames joined into one at the input; for log-mel frames every 10 ms take 3 or 4
 
     def __post_init__(self) -> None:

@@ -145,11 +145,11 @@ class SpecAugment:
     tensor([1., 0., 0., 1., 1., 1.])
     """
 
-    num_time_masks: int = 2
-    time_width: int = 40
+    num_time_masks: int = 2  # masks over time in each utterance
+    time_width: int = 40  # largest width of a time mask, in frames
     max_time_fraction: float = 0.4
-    num_frequency_masks: int = 2
-    frequency_width: int = 27
+    num_frequency_masks: int = 2  # 0 for features without frequencies, such as those of encoders
+    frequency_width: int = 27  # largest width of a frequency mask, in bins
 
     def __post_init__(self) -> None:
         if min(self.num_time_masks, self.time_width, self.num_frequency_masks, self.frequency_width) < 0:

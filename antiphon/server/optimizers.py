@@ -157,10 +157,10 @@ class Adam(_Optimizer):
     r is this one with epsilon = tau / sqrt(1 − beta2^r) and another `lr` (a test compares them).
     """
 
-    lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    epsilon: float = 1e-3
+    lr: float = 0.01  # learning rate of the server
+    beta1: float = 0.9  # share of the old first moment that is kept
+    beta2: float = 0.99  # share of the old second moment that is kept
+    epsilon: float = 1e-3  # a larger one makes smaller steps where deltas are small
 
     def _move(self, old: Row, grads: Row, moments: Moments, lr: float) -> Row:
         first = moments.first(grads, self.beta1)

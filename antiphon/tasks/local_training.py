@@ -29,8 +29,8 @@ class LocalTraining:
     The objective is the mean over utterances of (loss of the utterance / its number of tokens).
     """
 
-    lr: float = 0.05
-    epochs: int = 1
+    lr: float = 0.05  # learning rate
+    epochs: int = 1  # passes over the client's utterances in a round
     steps: int = 0  # more than 0: exactly this many steps, instead of epochs
     batch_seconds: float = 60.0  # of audio in a batch, with padding; 0: all utterances in one batch
     clip_norm: float = 1.0  # largest l2 norm of a step's gradient; 0: no clipping

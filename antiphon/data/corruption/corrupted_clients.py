@@ -77,9 +77,9 @@ class Corruption:
     fraction: float = 0.0
     names: tuple[str, ...] = ()
     clients: Partition = BySpeaker()
-    seed: int = 0
+    seed: int = 0  # decides which clients are bad
     audio: Distortion = Distortion()
-    transcripts: Shuffled | OfOthers | None = None
+    transcripts: Shuffled | OfOthers | None = None  # what is wrong with their texts; null: nothing
     keep: float = 1.0
     max_utterances: int = 0
     renamed: ClassVar = {"most": "max_utterances"}

@@ -86,7 +86,7 @@ class Distortion:
 
     speed: float = 1.0  # changes the pitch too: 0.9 is slower and lower
     room: Room = Room()
-    noise: White | Babble | None = None
+    noise: White | Babble | None = None  # null: no noise is added
     clipped: float = 0.0
 
     def __post_init__(self) -> None:

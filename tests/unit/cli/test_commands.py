@@ -21,6 +21,7 @@ from antiphon.report import report
 
 # Commands whose function has another name.
 RENAMED = {
+    "new": "new_project",
     "recipes": "list_recipes",
     "corpus import": "import_corpus",
     "corpus show": "describe_corpus",
@@ -58,8 +59,8 @@ def definition(name: str) -> ast.FunctionDef:
 
 def test_no_command_is_missing_or_new() -> None:
     plain = (
-        "demo recipes run evaluate transcribe report compare alignments nbest rescore personalize prune adapt"
-        " encoders export"
+        "demo new recipes run evaluate transcribe report compare alignments nbest rescore personalize prune"
+        " adapt encoders export"
     )
     assert set(COMMANDS) == {*plain.split(), "corpus import", "corpus show", "lm ngram", "lm train"}
 
@@ -114,7 +115,7 @@ def test_every_option_is_described_in_sentences(name: str) -> None:
 
 
 # Functions that end within seconds report no progress.
-QUICK = {"encoders", "recipes", "report", "compare", "alignments", "corpus show"}
+QUICK = {"encoders", "new", "recipes", "report", "compare", "alignments", "corpus show"}
 
 
 @every_command
@@ -139,7 +140,8 @@ def test_every_command_is_in_a_group_of_the_help() -> None:
     groups = {name: command.rich_help_panel for name, command in get_command(app).commands.items()}
     titles = {"Start here", "Results", "Language models and decoding", "More"}
     assert set(groups.values()) == titles
-    assert {"demo", "run", "corpus"} <= {name for name, title in groups.items() if title == "Start here"}
+    start = {name for name, title in groups.items() if title == "Start here"}
+    assert {"demo", "new", "run", "corpus"} <= start
 
 
 @pytest.mark.parametrize("arguments", [["-h"], ["corpus", "-h"], ["lm", "train", "-h"], ["--help"]])

@@ -1,0 +1,189 @@
+"""A manifest for a folder of audio, as people have it: what can be found out is found out, and said.
+
+Looked for, in this order: tables (metadata.csv, Common Voice's .tsv files), the formats that
+`antiphon corpus import` knows (LibriSpeech and others), and a .txt file beside each recording. Speakers come
+from a column, from folders, or from the beginnings of file names.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from antiphon.data.importing.candidates import Candidate
+from antiphon.data.importing.formats import FORMATS
+from antiphon.data.importing.import_options import ImportOptions
+
+AUDIO = {".wav", ".flac", ".ogg", ".opus", ".mp3"}
+COLUMNS = {  # field -> names of columns, the best first
+    "path": ("path", "file_name", "filename", "file", "audio", "audio_file", "wav", "id"),
+    "text": ("text", "sentence", "transcription", "transcript", "normalized_text"),
+    "speaker": ("client_id", "speaker_id", "speaker", "reader", "user"),
+    "split": ("split", "subset"),
+}
+SPLITS = {"train": "pool", "training": "pool", "dev": "heldout", "valid": "heldout", "validation": "heldout",
+          "val": "heldout", "test": "test", "testing": "test"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AudioListing:
+    """The rows of a manifest, and sentences that say what was assumed."""
+
+    rows: tuple[Mapping[str, str], ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def num_speakers(self) -> int:
+        return len({row["speaker"] for row in self.rows})
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether the utterances are divided into pool, heldout and test."""
+        return {"pool", "heldout", "test"} <= {row.get("split", "") for row in self.rows}
+
+
+def list_audio(folder: Path) -> AudioListing:
+    """Find the utterances of a folder; paths in the rows are relative to it."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder of audio")
+    audio = sorted(path for path in folder.rglob("*") if path.suffix.lower() in AUDIO and path.is_file())
+    if not audio:
+        raise ValueError(f"{folder} holds no audio: looked for {', '.join(sorted(AUDIO))}")
+    for find in (_from_tables, _from_formats, _from_texts):
+        if (listing := find(folder, [path.relative_to(folder) for path in audio])) is not None:
+            return listing
+    raise ValueError(
+        f"{folder} holds recordings ({len(audio):,}) but no transcripts: put NAME.txt beside "
+        f"NAME{audio[0].suffix}, or a metadata.csv with the columns path, text and speaker"
+    )
+
+
+def _from_tables(folder: Path, audio: Sequence[Path]) -> AudioListing | None:
+    tables = [*sorted(folder.glob("*.tsv")), *sorted(folder.glob("*.csv"))]
+    usable = [table for table in tables if {"path", "text"} <= _columns(table).keys()]
+    by_split = [table for table in usable if table.stem in SPLITS]
+    checked = [table for table in usable if table.stem == "validated"]  # Common Voice: heard by others
+    usable = by_split or checked or usable
+    if not usable:
+        return None
+    by_name = {name: path for path in audio for name in (path.stem, path.name, path.as_posix())}
+    rows, num_missing = [], 0
+    for table in usable:
+        columns = _columns(table)
+        for entry in _entries(table):
+            path = by_name.get(entry[columns["path"]] or "")
+            if path is None or not entry[columns["text"]]:
+                num_missing += 1
+                continue
+            row = {key: entry[column] for key, column in columns.items() if entry[column]}
+            split = SPLITS.get(row.get("split", table.stem), row.get("split"))
+            rows.append(_row(path, row["text"], row.get("speaker"), split))
+    names = ", ".join(f"{column} is the {key}" for key, column in _columns(usable[0]).items())
+    assumptions = [f"transcripts are in {', '.join(table.name for table in usable)}: {names}"]
+    if num_missing:
+        assumptions.append(f"lines left out, because there is no such file or no text: {num_missing:,}")
+    return _with_speakers(rows, assumptions) if rows else None
+
+
+def _columns(table: Path) -> dict[str, str]:
+    header = next(_lines(table), [])
+    lower = {name.strip().lower(): name for name in header}
+    chosen = {key: next((lower[n] for n in names if n in lower), "") for key, names in COLUMNS.items()}
+    return {key: column for key, column in chosen.items() if column}
+
+
+def _entries(table: Path) -> Iterator[dict[str, str]]:
+    lines = _lines(table)
+    header = next(lines)
+    for line in lines:
+        yield dict(zip(header, [*line, *[""] * len(header)], strict=False))
+
+
+def _lines(table: Path) -> Iterator[list[str]]:
+    with open(table, encoding="utf-8-sig", errors="replace", newline="") as file:
+        if table.suffix == ".tsv":  # quotation marks belong to the texts
+            yield from csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        else:
+            yield from csv.reader(file)
+
+
+def _from_formats(folder: Path, audio: Sequence[Path]) -> AudioListing | None:
+    name = next((name for name in FORMATS if FORMATS[name]().recognises(folder)), "")
+    if not name:
+        return None
+    rows, num_missing = [], 0
+    for item in FORMATS[name]().read(folder, ImportOptions()):
+        if not isinstance(item, Candidate) or isinstance(item.audio, str):
+            num_missing += 1
+            continue
+        if item.audio.size is not None or item.start or item.stop is not None or item.channel is not None:
+            raise ValueError(
+                f"{folder} is in the format {name}, with utterances inside longer files, and needs no "
+                f"manifest: import it with antiphon corpus import {folder} corpus"
+            )
+        path = item.audio.path.resolve().relative_to(folder.resolve())
+        row = _row(path, item.text, item.speaker, item.split) | {"id": item.id, "session": item.session}
+        rows.append(row)
+    assumptions = [f"the folder is in the format {name}"]
+    if num_missing:
+        assumptions.append(f"utterances left out, because there is no audio or no text: {num_missing:,}")
+    return AudioListing(tuple(rows), tuple(assumptions)) if rows else None
+
+
+def _from_texts(folder: Path, audio: Sequence[Path]) -> AudioListing | None:
+    rows = []
+    for path in audio:
+        text = (folder / path).with_suffix(".txt")
+        if text.is_file():
+            split = SPLITS.get(path.parts[0].lower()) if len(path.parts) > 1 else None
+            rows.append(_row(path, text.read_text(encoding="utf-8", errors="replace"), None, split))
+    assumptions = ["the transcript of a recording is the .txt file beside it"]
+    if len(rows) < len(audio):
+        assumptions.append(f"recordings left out, because there is no .txt file: {len(audio) - len(rows):,}")
+    return _with_speakers(rows, assumptions) if rows else None
+
+
+def _row(path: Path, text: str, speaker: str | None, split: str | None) -> dict[str, Any]:
+    id = "-".join(path.with_suffix("").parts)
+    fields = {"id": id, "path": path.as_posix(), "speaker": speaker, "split": split}
+    return {key: value for key, value in fields.items() if value} | {"text": " ".join(text.split())}
+
+
+def _with_speakers(rows: Sequence[dict[str, Any]], assumptions: Sequence[str]) -> AudioListing:
+    """Add speakers to rows that have none, and say where they come from."""
+    said = list(assumptions)
+    if not all("speaker" in row for row in rows):
+        name_of, reason = _speaker_rule([PurePosixPath(row["path"]) for row in rows])
+        rows = [{**row, "speaker": row.get("speaker") or name_of(PurePosixPath(row["path"]))} for row in rows]
+        said.append(reason)
+    if all("split" in row for row in rows):
+        said.append("splits come from the source: pool (training), heldout (validation) and test")
+    else:
+        rows = [{key: value for key, value in row.items() if key != "split"} for row in rows]
+        said.append("the source has no splits: the import divides the speakers (--split-speakers)")
+    return AudioListing(tuple(rows), tuple(said))
+
+
+def _speaker_rule(paths: Sequence[PurePosixPath]) -> tuple[Callable[[PurePosixPath], str], str]:
+    """Return how to name the speaker of a file, and a sentence that says it."""
+
+    def folder_of(path: PurePosixPath) -> str:
+        names = [part for part in path.parts[:-1] if part.lower() not in {*SPLITS, "clips", "wav", "audio"}]
+        return names[0] if names else ""
+
+    def prefix_of(path: PurePosixPath) -> str:
+        return path.stem.replace("_", "-").partition("-")[0]
+
+    if len({folder_of(path) for path in paths}) > 1 and all(map(folder_of, paths)):
+        return folder_of, "the speaker is the name of the first folder"
+    prefixes = Counter(map(prefix_of, paths))
+    if 1 < len(prefixes) <= len(paths) / 2:
+        return prefix_of, "the speaker is the beginning of the file name, up to - or _"
+    return lambda path: "speaker", (
+        "no speakers were found, so all files belong to one: give each speaker a folder, or add a column "
+        "speaker to metadata.csv"
+    )
