@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from antiphon.data.importing.candidates import Candidate
+from antiphon.data.importing.candidates import Blob, Candidate
 from antiphon.data.importing.formats import FORMATS
 from antiphon.data.importing.import_options import ImportOptions
 
@@ -120,7 +120,7 @@ def _from_formats(folder: Path, audio: Sequence[Path]) -> AudioListing | None:
         if not isinstance(item, Candidate) or isinstance(item.audio, str):
             num_missing += 1
             continue
-        if item.audio.size is not None or item.start or item.stop is not None or item.channel is not None:
+        if not isinstance(item.audio, Blob) or not _is_whole_file(item, item.audio):
             raise ValueError(
                 f"{folder} is in the format {name}, with utterances inside longer files, and needs no "
                 f"manifest: import it with antiphon corpus import {folder} corpus"
@@ -132,6 +132,12 @@ def _from_formats(folder: Path, audio: Sequence[Path]) -> AudioListing | None:
     if num_missing:
         assumptions.append(f"utterances left out, because there is no audio or no text: {num_missing:,}")
     return AudioListing(tuple(rows), tuple(assumptions)) if rows else None
+
+
+def _is_whole_file(candidate: Candidate, audio: Blob) -> bool:
+    """Return whether an utterance is a whole file, which a line of a manifest can name."""
+    is_cut = candidate.start > 0 or candidate.stop is not None or candidate.channel is not None
+    return audio.size is None and not is_cut
 
 
 def _from_texts(folder: Path, audio: Sequence[Path]) -> AudioListing | None:
