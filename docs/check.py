@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import check_sources
+
 ROOT = Path(__file__).resolve().parents[1]
 SAME, FIGURES, DIFFERENT, FAILED, NOT_RUN = "same", "figures differ", "DIFFERENT", "FAILED", "not run"
 
@@ -126,10 +128,6 @@ BY_HAND = {
     "mine/manifest.jsonl": "needs the folder voices of the page",
     "pytest -q mine": "needs the folder voices of the page",
     "run experiment.yaml ": "needs the folder voices of the page",
-    "import LibriSpeech ": "needs the folder LibriSpeech of the page",
-    "import kaldi/": "needs the folder kaldi of the page",
-    "import manifests ": "needs the folder manifests of the page",
-    "import nemo/": "needs the folder nemo of the page",
     "import untidy ": "needs the folder untidy of the page",
 }
 QUICK = ("antiphon recipes", "antiphon prune --plan", "python docs/examples/private_marginals.py")
@@ -182,6 +180,10 @@ MAKERS: dict[str, str | Callable[[Path], None]] = {  # in the order in which the
     "hello.wav": write_recordings,
     "corpus": f"antiphon corpus import recordings corpus {SPLIT}",
     "straight": STRAIGHT,
+    "LibriSpeech": check_sources.write_librispeech,
+    "kaldi": check_sources.write_kaldi,
+    "manifests": check_sources.write_lhotse,
+    "nemo": check_sources.write_nemo,
 }
 NEEDED_BY = {"recordings": "demo", "hello.wav": "recordings", "corpus": "recordings", "straight": "corpus"}
 SCRIPTS = {"run_median_norm.py": "demo", "from_python.py": "recordings hello.wav"}
@@ -208,7 +210,7 @@ class Workshop:
 
     def provide(self, command: Command, folder: Path) -> None:
         """Make what a command names, unless its page or the command itself makes it."""
-        words = set(re.findall(r"[\w.]+", command.text))
+        words = set(re.findall(r"[\w.]+", command.text.replace("antiphon corpus", "")))
         for script, names in SCRIPTS.items():
             words |= set(names.split()) if script in command.text else set()
         made = re.search(r"--out (\S+)|import \S+ (\S+)", command.text)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 import shlex
 from pathlib import Path
 
@@ -14,6 +17,11 @@ QUICK = [
     for page in check.pages()
     for command in check.commands(page)
     if check.is_quick(command) and command.text.startswith("antiphon")
+]
+IMPORTS = [
+    command
+    for command in check.commands(check.ROOT / "docs" / "bring-your-corpus.md")
+    if command.shown is not None and re.search(r"import (LibriSpeech|kaldi|manifests|nemo)\b", command.text)
 ]
 
 
@@ -86,5 +94,17 @@ def test_quick_commands_print_what_their_pages_show(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
+    done = antiphon(*shlex.split(command.text)[1:])
+    assert check.compare(command.shown or "", done.output) == check.SAME, done.output
+
+
+@pytest.mark.parametrize("command", IMPORTS, ids=lambda command: command.place)
+def test_imports_of_other_formats_print_what_the_page_shows(
+    command: check.Command, antiphon: Antiphon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    with contextlib.redirect_stderr(io.StringIO()):
+        check.Workshop(tmp_path).provide(command, tmp_path)
     done = antiphon(*shlex.split(command.text)[1:])
     assert check.compare(command.shown or "", done.output) == check.SAME, done.output
