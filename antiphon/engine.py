@@ -21,6 +21,7 @@ from antiphon.core import Algorithm, Pool, ServerState, Stopped, Tensors, Wrappe
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.recording import Faults, RecordingPool, no_faults, stop_if
 from antiphon.records.checkpoint import pack
+from antiphon.records.listener import Listener
 from antiphon.records.writer import ClientStateFiles, Record, expected_states
 from antiphon.seeding import derive
 from antiphon.server.run_context import RunContext, personal_pool, prepare
@@ -57,14 +58,6 @@ class Rounds:
             raise ValueError("there is no client to train on")
         if self.min_clients > num_clients:
             raise ValueError(f"rounds.min_clients is {self.min_clients} but there are {num_clients} clients")
-
-
-class Listener:
-    """Receives the events of a run, for a progress bar or a log. This one ignores them."""
-
-    def resumed(self, round: int) -> None: ...
-    def replied(self, client: str) -> None: ...
-    def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from antiphon.cli.parsing import named_numbers, named_paths, numbers, pairs, who
 Command = Callable[..., None]
 
 # Parameters that a command sets itself.
-HIDDEN = {"feature_processes", "processes", "num_threads", "progress", "notify", "grid", "noise"}
+HIDDEN = {"feature_processes", "processes", "num_threads", "progress", "notify", "listeners", "grid", "noise"}
 FLAGS = {
     "num_processes": "--workers",
     "recognisers": "--recogniser",

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from antiphon.engine import Listener
 from antiphon.experiment.settings import Run
+from antiphon.records.listener import Listener
 from antiphon.scoring.error_rate import Errors, Tally
 from antiphon.scoring.statistics import Interval, rate_interval
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from antiphon.core import Stopped
-from antiphon.engine import Listener
 from antiphon.pools.spawning import passing_signals_on, started_again
+from antiphon.records.journal import read
+from antiphon.records.listener import Listener
 
 JOB = "ANTIPHON_JOB"  # in a job's environment: the name of its run
 OUTPUT = "output.txt"  # in the run's folder: what its process printed
@@ -27,10 +28,15 @@ INTERVAL = 0.3  # seconds between two looks at the jobs
 
 
 def run_jobs(
-    needs: Mapping[str, Collection[str]], num_jobs: int, out: Path, listen: Callable[[str], Listener]
+    needs: Mapping[str, Collection[str]],
+    num_jobs: int,
+    out: Path,
+    listen: Callable[[str], Listener],
+    scores_of: Callable[[str], Mapping[str, Any] | None] = lambda name: None,
 ) -> dict[str, str]:
     """Execute runs, each of which may need others; return those that failed, with the reason.
 
+    `scores_of` returns the scores of a finished run, for its listener.
     Raises `Stopped` when interrupted; the runs in progress have then saved their state.
     """
     waiting = dict(needs)
@@ -44,6 +50,7 @@ def run_jobs(
                 if code is not None:
                     del running[name]
                     failed |= {name: job.reason(code)} if code else {}
+                    job.listener.ended(None if code else scores_of(name))
             while blocked := [name for name in waiting if failed.keys() & set(waiting[name])]:
                 first = next(need for need in waiting.pop(blocked[0]) if need in failed)
                 failed[blocked[0]] = f"it needs {first}, which failed"
@@ -83,10 +90,11 @@ class Job:
     def look(self) -> int | None:
         """Show new rounds; return the exit code if the process has ended."""
         code = self.process.poll()
-        for entry in self._news():
-            if entry["round"] > self.shown:
-                self.listener.finished(entry, {})
-                self.shown = entry["round"]
+        new = [entry for entry in self._news() if entry["round"] > self.shown]
+        clock = self._clock() if new else {}
+        for entry in new:
+            self.listener.finished(entry, clock.get(entry["round"], {}))
+            self.shown = entry["round"]
         if code is not None:
             self.output.close()
             path = self.folder / OUTPUT
@@ -99,6 +107,12 @@ class Job:
         lines = (self.folder / OUTPUT).read_text(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith(("error:", "Stopped:"))] or lines
         return errors[-1] if errors else f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+    def _clock(self) -> dict[int, dict[str, Any]]:
+        """Return the entries of clock.jsonl by round; that of the last round may be missing yet."""
+        path = self.folder / "clock.jsonl"
+        entries = read(path, lambda text: None) if path.exists() else []
+        return {entry["round"]: entry for entry in entries}
 
     def _news(self) -> list[dict[str, Any]]:
         """Return journal entries since the last look; all of them if the journal has been cut back."""

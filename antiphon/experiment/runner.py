@@ -16,7 +16,7 @@ from antiphon import config
 from antiphon.clients.client import ClientRuntime
 from antiphon.clients.states import ClientStates
 from antiphon.core import Pool, Stopped, Tensors
-from antiphon.engine import Engine, Listener
+from antiphon.engine import Engine
 from antiphon.experiment.folder import check_folder, claim_folder, commit, end_folder, versions
 from antiphon.experiment.jobs import run_jobs
 from antiphon.experiment.preparation import Prepared, device_name, prepare, structure_in
@@ -26,6 +26,7 @@ from antiphon.experiment.starting import load_start
 from antiphon.experiment.teaching import resolve_labels
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.recognizer import Recognizer
+from antiphon.records.listener import Listener
 from antiphon.report import write_report
 from antiphon.report.model_card import write_card
 from antiphon.report.run_folder import RunFolder
@@ -80,7 +81,9 @@ def run_experiment(
         try:
             for name, run in experiment.chosen(only).items():
                 listener = screen.run(name, run, len(prepared.clients[name]))
-                scores[name] = run_one(prepared, name, out, resume, skip_corrupt, listener, group)
+                with _reporting_a_stop(listener):
+                    scores[name] = run_one(prepared, name, out, resume, skip_corrupt, listener, group)
+                listener.ended(scores[name])
         except Stopped:
             group.on_rank_zero(lambda: _report(experiment, out))
             raise
@@ -115,17 +118,18 @@ def run_side_by_side(
         if not is_finished(out / name, run, split)
     }
 
+    files = {name: out / name / "evaluation" / split / "best" / "scores.json" for name in runs}
+
     def listen(name: str) -> Listener:
         return screen.run(name, runs[name], len(prepared.clients[name]))
 
     try:
-        failed = run_jobs(needs, num_jobs, out, listen)
+        failed = run_jobs(needs, num_jobs, out, listen, lambda name: json.loads(files[name].read_text()))
     finally:
         _report(experiment, out)
     if failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise Stopped(f"{len(failed)} of {len(runs)} runs failed ({reasons})")
-    files = {name: out / name / "evaluation" / split / "best" / "scores.json" for name in runs}
     return {name: json.loads(file.read_text()) for name, file in files.items()}
 
 
@@ -146,6 +150,15 @@ def _interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Stopped("interrupted") from None
+
+
+@contextmanager
+def _reporting_a_stop(listener: Listener) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        listener.ended(None)
+        raise
 
 
 def is_finished(folder: Path, run: Run, split: str) -> bool:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphon.engine import Listener
+from antiphon import config
 from antiphon.experiment.runner import Screen
-from antiphon.experiment.settings import Run
+from antiphon.experiment.settings import Experiment, Run
+from antiphon.records.listener import Listen, Listener, Listeners, RunInfo
 
 # Called with the name of a stage, the number of steps done, and the number of all steps (None: unknown).
 Progress = Callable[[str, int, int | None], None]
@@ -76,6 +77,40 @@ class _Counts:
         return _Rounds(self.progress, name, run.rounds.total)
 
 
+@dataclass(frozen=True)
+class _Listening:
+    """A screen that also calls the listeners of a user."""
+
+    screen: Screen
+    listeners: Sequence[Listen]
+    experiment: Experiment
+    out: Path
+
+    def features(self, done: int, total: int) -> None:
+        self.screen.features(done, total)
+
+    def run(self, name: str, run: Run, num_clients: int) -> Listener:
+        info = RunInfo(
+            name=name,
+            recipe=self.experiment.recipe,
+            seed=self.experiment.seed,
+            num_rounds=run.rounds.total,
+            num_clients=num_clients,
+            folder=self.out / name,
+            settings=config.to_dict(self.experiment)["runs"][name],
+        )
+        shown = self.screen.run(name, run, num_clients)
+        return Listeners([shown, *(listen(info) for listen in self.listeners)])
+
+
 def screen_for(progress: Progress) -> Screen:
     """Return `progress` if it can show runs in detail, else a screen that reports their rounds to it."""
     return progress if isinstance(progress, Screen) else _Counts(progress)
+
+
+def listening_screen(
+    progress: Progress, listeners: Sequence[Listen], experiment: Experiment, out: Path
+) -> Screen:
+    """Return a screen for `progress` and the listeners of a user."""
+    screen = screen_for(progress)
+    return _Listening(screen, listeners, experiment, out) if listeners else screen

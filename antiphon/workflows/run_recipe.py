@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ from antiphon.pools.spawning import end_with_starter, run_processes
 from antiphon.recipes import RECIPES
 from antiphon.recipes import recipe as load_recipe
 from antiphon.records.files import check_new_folder
-from antiphon.workflows.arguments import Names, Progress, no_progress, screen_for
+from antiphon.records.listener import Listen
+from antiphon.workflows.arguments import Names, Progress, listening_screen, no_progress
 
 
 def run(
@@ -38,6 +39,7 @@ def run(
     jobs: int = 1,
     feature_processes: int = 1,
     progress: Progress = no_progress,
+    listeners: Sequence[Listen] = (),
 ) -> dict[str, Scores]:
     """Run a recipe on a corpus: train, validate, score on the test speakers, write a report.
 
@@ -60,6 +62,7 @@ def run(
         jobs: The number of runs to carry out at the same time, each in its own process.
         feature_processes: The number of processes that compute features.
         progress: A function that is called with (stage, steps done, number of steps).
+        listeners: Functions that are called with a `RunInfo` as each run begins, and return its `Listener`.
 
     Returns:
         The scores of each run on the test speakers, by the name of the run.
@@ -72,9 +75,11 @@ def run(
         scores = antiphon.run("dga", data="speech", out="out", settings=["seed=1"])
         print(scores["dga"]["words"])
     """
-    data, out, screen = Path(data), Path(out), screen_for(progress)
+    data, out = Path(data), Path(out)
     experiment = _experiment(recipe, settings)
     process = find_rank(os.environ)
+    is_first = process is None or process.rank == 0
+    screen = listening_screen(progress, listeners if is_first else (), experiment, out)
     _check_processes(process, num_processes, jobs)
     if jobs > 1:
         if name := own_job():
@@ -98,6 +103,7 @@ def demo(
     device: str = "auto",
     feature_processes: int = 1,
     progress: Progress = no_progress,
+    listeners: Sequence[Listen] = (),
 ) -> dict[str, Scores]:
     """Run the demo: make a small corpus, train a seed model, and train that by three federated algorithms.
 
@@ -108,6 +114,7 @@ def demo(
         device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
         feature_processes: The number of processes that compute features.
         progress: A function that is called with (stage, steps done, number of steps).
+        listeners: Functions that are called with a `RunInfo` as each run begins, and return its `Listener`.
 
     Returns:
         The scores of each run on the test speakers, by the name of the run.
@@ -125,7 +132,8 @@ def demo(
         sizes = {"pool": 48, "heldout": 6, "test": 12}
         splits = {split: SpeakerGroup(number, noisy_fraction=0.25) for split, number in sizes.items()}
         synthesise_corpus(corpus, splits, 20, experiment.seed, report)
-    runs, screen = Path(out) / "runs", screen_for(progress)
+    runs = Path(out) / "runs"
+    screen = listening_screen(progress, listeners, experiment, runs)
     return run_experiment(experiment, corpus, runs, resume, False, device, feature_processes, screen)
 
 

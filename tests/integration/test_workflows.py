@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,62 @@ def test_run_takes_an_experiment_and_resumes(world: World, finished: Path, tmp_p
         library.run(experiment, world.corpus, out)
     library.run(experiment, world.corpus, out, resume=True)
     check_kept_files(out, finished)
+
+
+class Events(library.Listener):
+    """A listener that remembers."""
+
+    def __init__(self, run: library.RunInfo) -> None:
+        self.run = run
+        self.rounds: list[Any] = []
+        self.clock: list[Any] = []
+        self.clients: list[str] = []
+        self.ends: list[Any] = []
+        self.resumed_after: list[int] = []
+
+    def resumed(self, round: int) -> None:
+        self.resumed_after.append(round)
+
+    def replied(self, client: str) -> None:
+        self.clients.append(client)
+
+    def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
+        self.rounds.append(entry)
+        self.clock.append(clock)
+        if len(self.rounds) == 3 and self.run.name == "fedavg":
+            raise ValueError("enough")
+
+    def ended(self, scores: Mapping[str, Any] | None) -> None:
+        self.ends.append(scores)
+
+
+def lines_of(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_listeners_hear_the_rounds_and_the_end_of_each_run(world: World, tmp_path: Path) -> None:
+    heard: list[Events] = []
+
+    def listen(run: library.RunInfo) -> library.Listener:
+        heard.append(Events(run))
+        return heard[-1]
+
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match="enough"):  # an exception of a listener stops the run
+        library.run("fedavg", world.corpus, out, settings=SETTINGS, listeners=[listen])
+    seed, fedavg = heard
+    assert (seed.run.name, seed.run.num_rounds, seed.run.folder) == ("seed", 3, out / "seed")
+    assert fedavg.run.settings["rounds"]["total"] == 4
+    assert seed.rounds == lines_of(out / "seed" / "journal.jsonl")
+    assert seed.clock == lines_of(out / "seed" / "clock.jsonl")
+    assert seed.ends == [json.loads((out / "seed" / "evaluation/test/best/scores.json").read_text())]
+    assert fedavg.ends == [None]
+    assert set(fedavg.clients) > set(fedavg.rounds[-1]["clients"])  # validation speakers too
+    before = len(lines_of(out / "fedavg" / "journal.jsonl"))
+    scores = library.run("fedavg", world.corpus, out, settings=SETTINGS, resume=True, listeners=[listen])
+    resumed = heard[-1]
+    assert resumed.resumed_after == [before - 1]
+    assert resumed.ends == [scores["fedavg"]]
 
 
 def test_run_refuses_two_ways_of_using_processes(world: World, tmp_path: Path) -> None:

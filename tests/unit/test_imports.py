@@ -62,6 +62,8 @@ EXTRAS = {
     "transformers",
     "peft",
     "dp_accounting",
+    "mlflow",
+    "wandb",
     "pyarrow",
 }
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}

@@ -16,6 +16,7 @@ import pytest
 
 from antiphon.core import Stopped
 from antiphon.experiment import jobs
+from antiphon.records.listener import Listener
 
 # A job: writes when it began and when it ended, and between them what its own lines say.
 SCRIPT = """
@@ -28,20 +29,24 @@ with open({diary!r}, "a") as file:
 """
 
 
-class Heard:
+class Heard(Listener):
     """A listener that remembers."""
 
     def __init__(self) -> None:
         self.resumed_after: list[int] = []
         self.rounds: list[int] = []
+        self.seconds: list[float | None] = []
+        self.ends: list[Mapping[str, Any] | None] = []
 
     def resumed(self, round: int) -> None:
         self.resumed_after.append(round)
 
-    def replied(self, client: str) -> None: ...
-
     def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
         self.rounds.append(entry["round"])
+        self.seconds.append(clock.get("seconds"))
+
+    def ended(self, scores: Mapping[str, Any] | None) -> None:
+        self.ends.append(scores)
 
 
 class Jobs:
@@ -129,6 +134,21 @@ def test_a_run_that_said_nothing_leaves_no_file(made):
     trial.run({"quiet": [], "loud": []}, 2)
     assert not (trial.out / "quiet" / jobs.OUTPUT).exists()
     assert (trial.out / "loud" / jobs.OUTPUT).read_text() == "hello\n"
+
+
+def test_a_listener_gets_the_times_and_the_end_of_its_run(made, tmp_path):
+    trial = made(bad="sys.exit(2)")
+    folder = trial.out / "good"
+    lines = f"""
+for name in ("clock", "journal"):
+    with open({str(folder)!r} + "/" + name + ".jsonl", "w") as file:
+        file.write(json.dumps(dict(round=1, seconds=2.5)) + chr(10))
+"""
+    trial.bodies["good"] = lines
+    jobs.run_jobs({"good": [], "bad": []}, 2, trial.out, trial.listen, lambda name: {"name": name})
+    assert trial.heard["good"].seconds == [2.5]
+    assert trial.heard["good"].ends == [{"name": "good"}]
+    assert trial.heard["bad"].ends == [None]
 
 
 WRITE = """
