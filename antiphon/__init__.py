@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from antiphon.export import export
     from antiphon.recipes import recipe
     from antiphon.recognizer import Recognizer
-    from antiphon.records.listener import Listener, RunInfo
+    from antiphon.records.listener import RunInfo
     from antiphon.records.mlflow_sink import mlflow_listener
     from antiphon.records.wandb_sink import wandb_listener
+    from antiphon.records.writer import Listener
     from antiphon.report import report, write_report
     from antiphon.workflows.adapt_model import adapt
     from antiphon.workflows.compare_runs import alignments, compare
@@ -50,9 +51,10 @@ _EXPORTS = {  # module -> its public names
     "recognizer": ["Recognizer"],
     "recipes": ["recipe"],
     "experiment.runner": ["run_experiment"],
-    "records.listener": ["Listener", "RunInfo"],
+    "records.listener": ["RunInfo"],
     "records.mlflow_sink": ["mlflow_listener"],
     "records.wandb_sink": ["wandb_listener"],
+    "records.writer": ["Listener"],
     "report": ["write_report"],
     "workflows.adapt_model": ["adapt"],
     "workflows.compare_runs": ["alignments", "compare"],

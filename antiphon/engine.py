@@ -21,8 +21,7 @@ from antiphon.core import Algorithm, Pool, ServerState, Stopped, Tensors, Wrappe
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.recording import Faults, RecordingPool, no_faults, stop_if
 from antiphon.records.checkpoint import pack
-from antiphon.records.listener import Listener
-from antiphon.records.writer import ClientStateFiles, Record, expected_states
+from antiphon.records.writer import ClientStateFiles, Listener, Record, expected_states
 from antiphon.seeding import derive
 from antiphon.server.run_context import RunContext, personal_pool, prepare
 from antiphon.tasks.submodel import SubmodelPool

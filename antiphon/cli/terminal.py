@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from antiphon.experiment.settings import Run
-from antiphon.records.listener import Listener
+from antiphon.records.writer import Listener
 from antiphon.scoring.error_rate import Errors, Tally
 from antiphon.scoring.statistics import Interval, rate_interval
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 from antiphon.core import Stopped
 from antiphon.pools.spawning import passing_signals_on, started_again
 from antiphon.records.journal import read
-from antiphon.records.listener import Listener
+from antiphon.records.writer import Listener
 
 JOB = "ANTIPHON_JOB"  # in a job's environment: the name of its run
 OUTPUT = "output.txt"  # in the run's folder: what its process printed

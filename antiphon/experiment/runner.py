@@ -26,7 +26,7 @@ from antiphon.experiment.starting import load_start
 from antiphon.experiment.teaching import resolve_labels
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.recognizer import Recognizer
-from antiphon.records.listener import Listener
+from antiphon.records.writer import Listener
 from antiphon.report import write_report
 from antiphon.report.model_card import write_card
 from antiphon.report.run_folder import RunFolder

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from antiphon.records.writer import Listener
+
 SETTINGS = ("algorithm", "rounds")  # settings whose numbers are sent: others may have names of speakers
 
 
@@ -30,29 +32,6 @@ class RunInfo:
     num_clients: int
     folder: Path
     settings: Mapping[str, Any]
-
-
-class Listener:
-    """Receives the events of one run, for a progress bar or a log. This one ignores them.
-
-    The methods are called in the process that runs the server, between rounds or in them: a slow method makes
-    the run slower. An exception stops the run; its finished rounds are saved.
-    """
-
-    def resumed(self, round: int) -> None:
-        """The run goes on after `round`, the last one that an earlier process saved."""
-
-    def replied(self, client: str) -> None:
-        """A client has answered a task."""
-
-    def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
-        """A round has finished. `entry` is its line of journal.jsonl, `clock` that of clock.jsonl.
-
-        Round 0 is the validation of the starting model. `clock` may be empty if runs are separate jobs.
-        """
-
-    def ended(self, scores: Mapping[str, Any] | None) -> None:
-        """The run has ended: its scores on the test speakers, as in scores.json; None if it was stopped."""
 
 
 Listen = Callable[[RunInfo], Listener]  # called as a run begins

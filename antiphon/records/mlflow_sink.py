@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from antiphon.records.listener import Listen, Listener, RunInfo, client_scalars, error_rates, numbers_of_run
-from antiphon.records.writer import scalars_of
+from antiphon.records.listener import Listen, RunInfo, client_scalars, error_rates, numbers_of_run
+from antiphon.records.writer import Listener, scalars_of
 
 BATCH = 1000  # metrics in a call, the most that a server takes
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from antiphon.records.listener import Listen, Listener, RunInfo, client_scalars, error_rates, numbers_of_run
-from antiphon.records.writer import scalars_of
+from antiphon.records.listener import Listen, RunInfo, client_scalars, error_rates, numbers_of_run
+from antiphon.records.writer import Listener, scalars_of
 
 # By default the package also sends the terminal's output, the code, the git remote, the names of the machine
 # and of installed packages.

@@ -1,4 +1,4 @@
-"""The files that a run writes to its folder: journal, clock, TensorBoard files, checkpoints."""
+"""What a run gives out: the files in its folder, and events for its listeners."""
 
 from __future__ import annotations
 
@@ -36,6 +36,29 @@ def expected_states(entries: Iterable[Entry]) -> dict[str, Moment]:
             if "state_bytes" in stats:
                 expected[client] = (int(entry["round"]) - 1, 0)
     return expected
+
+
+class Listener:
+    """Receives the events of one run, for a progress bar or a log. This one ignores them.
+
+    The methods are called in the process that runs the server, between rounds or in them: a slow method makes
+    the run slower. An exception stops the run; its finished rounds are saved.
+    """
+
+    def resumed(self, round: int) -> None:
+        """The run goes on after `round`, the last one that an earlier process saved."""
+
+    def replied(self, client: str) -> None:
+        """A client has answered a task."""
+
+    def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
+        """A round has finished. `entry` is its line of journal.jsonl, `clock` that of clock.jsonl.
+
+        Round 0 is the validation of the starting model. `clock` may be empty if runs are separate jobs.
+        """
+
+    def ended(self, scores: Mapping[str, Any] | None) -> None:
+        """The run has ended: its scores on the test speakers, as in scores.json; None if it was stopped."""
 
 
 class Record:

@@ -10,7 +10,8 @@ from typing import Any
 from antiphon import config
 from antiphon.experiment.runner import Screen
 from antiphon.experiment.settings import Experiment, Run
-from antiphon.records.listener import Listen, Listener, Listeners, RunInfo
+from antiphon.records.listener import Listen, Listeners, RunInfo
+from antiphon.records.writer import Listener
 
 # Called with the name of a stage, the number of steps done, and the number of all steps (None: unknown).
 Progress = Callable[[str, int, int | None], None]

@@ -16,7 +16,7 @@ import pytest
 
 from antiphon.core import Stopped
 from antiphon.experiment import jobs
-from antiphon.records.listener import Listener
+from antiphon.records.writer import Listener
 
 # A job: writes when it began and when it ended, and between them what its own lines say.
 SCRIPT = """

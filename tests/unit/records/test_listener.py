@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import antiphon
-from antiphon.records.listener import Listener, Listeners, RunInfo
+from antiphon.records.listener import Listeners, RunInfo
+from antiphon.records.writer import Listener
 
 SETTINGS = {
     "algorithm": {"kind": "Dga", "beta": 2.0, "local": {"lr": 0.1, "note": "of ada"}},
