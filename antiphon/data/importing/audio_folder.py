@@ -1,32 +1,25 @@
 """A manifest for a folder of audio, as people have it: what can be found out is found out, and said.
 
-Looked for, in this order: tables (metadata.csv, Common Voice's .tsv files), the formats that
-`antiphon corpus import` knows (LibriSpeech and others), and a .txt file beside each recording. Speakers come
-from a column, from folders, or from the beginnings of file names.
+Looked for, in this order: the formats that `antiphon corpus import` knows (LibriSpeech, Common Voice and
+others), tables such as metadata.csv, and a .txt file beside each recording. Speakers come from a column, from
+folders, or from the beginnings of file names.
 """
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from antiphon.data.importing.candidates import Blob, Candidate
+from antiphon.data.importing.candidates import Blob, Candidate, Skipped
+from antiphon.data.importing.columns import GUESSES, SPLITS, choose_tables
+from antiphon.data.importing.csv_tables import first_line, rows_of, tables_in
 from antiphon.data.importing.formats import FORMATS
 from antiphon.data.importing.import_options import ImportOptions
 
 AUDIO = {".wav", ".flac", ".ogg", ".opus", ".mp3"}
-COLUMNS = {  # field -> names of columns, the best first
-    "path": ("path", "file_name", "filename", "file", "audio", "audio_file", "wav", "id"),
-    "text": ("text", "sentence", "transcription", "transcript", "normalized_text"),
-    "speaker": ("client_id", "speaker_id", "speaker", "reader", "user"),
-    "split": ("split", "subset"),
-}
-SPLITS = {"train": "pool", "training": "pool", "dev": "heldout", "valid": "heldout", "validation": "heldout",
-          "val": "heldout", "test": "test", "testing": "test"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,7 @@ def list_audio(folder: Path) -> AudioListing:
     audio = sorted(path for path in folder.rglob("*") if path.suffix.lower() in AUDIO and path.is_file())
     if not audio:
         raise ValueError(f"{folder} holds no audio: looked for {', '.join(sorted(AUDIO))}")
-    for find in (_from_tables, _from_formats, _from_texts):
+    for find in (_from_formats, _from_tables, _from_texts):
         if (listing := find(folder, [path.relative_to(folder) for path in audio])) is not None:
             return listing
     raise ValueError(
@@ -63,60 +56,47 @@ def list_audio(folder: Path) -> AudioListing:
 
 
 def _from_tables(folder: Path, audio: Sequence[Path]) -> AudioListing | None:
-    tables = [*sorted(folder.glob("*.tsv")), *sorted(folder.glob("*.csv"))]
-    usable = [table for table in tables if {"path", "text"} <= _columns(table).keys()]
-    by_split = [table for table in usable if table.stem in SPLITS]
-    checked = [table for table in usable if table.stem == "validated"]  # Common Voice: heard by others
-    usable = by_split or checked or usable
-    if not usable:
+    tables = [table for table in tables_in(folder) if {"audio", "text"} <= _columns(table).keys()]
+    if not tables:
         return None
     by_name = {name: path for path in audio for name in (path.stem, path.name, path.as_posix())}
-    rows, num_missing = [], 0
-    for table in usable:
+    tables, rows, num_missing = choose_tables(tables, folder), [], 0
+    for table in tables:
         columns = _columns(table)
-        for entry in _entries(table):
-            path = by_name.get(entry[columns["path"]] or "")
-            if path is None or not entry[columns["text"]]:
+        for entry in rows_of(table):
+            values = {} if isinstance(entry, Skipped) else {p: entry[1][name] for p, name in columns.items()}
+            path = by_name.get(values.get("audio", ""))
+            if path is None or not values["text"]:
                 num_missing += 1
                 continue
-            row = {key: entry[column] for key, column in columns.items() if entry[column]}
-            split = SPLITS.get(row.get("split", table.stem), row.get("split"))
-            rows.append(_row(path, row["text"], row.get("speaker"), split))
-    names = ", ".join(f"{column} is the {key}" for key, column in _columns(usable[0]).items())
-    assumptions = [f"transcripts are in {', '.join(table.name for table in usable)}: {names}"]
+            split = SPLITS.get((values.get("split") or table.stem).lower(), values.get("split"))
+            rows.append(_row(path, values["text"], values.get("speaker"), split))
+    names = ", ".join(f"{name} is the {part}" for part, name in _columns(tables[0]).items())
+    assumptions = [f"transcripts are in {', '.join(table.name for table in tables)}: {names}"]
     if num_missing:
         assumptions.append(f"lines left out, because there is no such file or no text: {num_missing:,}")
     return _with_speakers(rows, assumptions) if rows else None
 
 
 def _columns(table: Path) -> dict[str, str]:
-    header = next(_lines(table), [])
-    lower = {name.strip().lower(): name for name in header}
-    chosen = {key: next((lower[n] for n in names if n in lower), "") for key, names in COLUMNS.items()}
-    return {key: column for key, column in chosen.items() if column}
-
-
-def _entries(table: Path) -> Iterator[dict[str, str]]:
-    lines = _lines(table)
-    header = next(lines)
-    for line in lines:
-        yield dict(zip(header, [*line, *[""] * len(header)], strict=False))
-
-
-def _lines(table: Path) -> Iterator[list[str]]:
-    with open(table, encoding="utf-8-sig", errors="replace", newline="") as file:
-        if table.suffix == ".tsv":  # quotation marks belong to the texts
-            yield from csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        else:
-            yield from csv.reader(file)
+    """Return the columns of a table by what they hold, as far as they have usual names."""
+    names = {name.lower(): name for name in first_line(table)}
+    parts = {part: GUESSES[part] for part in ("audio", "text", "speaker", "split")}
+    chosen = {part: next((names[n] for n in guesses if n in names), "") for part, guesses in parts.items()}
+    return {part: name for part, name in chosen.items() if name}
 
 
 def _from_formats(folder: Path, audio: Sequence[Path]) -> AudioListing | None:
-    name = next((name for name in FORMATS if FORMATS[name]().recognises(folder)), "")
+    special = [name for name in FORMATS if not getattr(FORMATS[name], "is_general", False)]
+    name = next((name for name in special if FORMATS[name]().recognises(folder)), "")
     if not name:
         return None
+    try:
+        items = list(FORMATS[name]().read(folder, ImportOptions()))
+    except ValueError:  # such as a table without a column of speakers, which folders may name
+        return None
     rows, num_missing = [], 0
-    for item in FORMATS[name]().read(folder, ImportOptions()):
+    for item in items:
         if not isinstance(item, Candidate) or isinstance(item.audio, str):
             num_missing += 1
             continue

@@ -64,7 +64,7 @@ def test_a_metadata_table(tmp_path: Path) -> None:
     assert listing.rows[0] == {"id": "wav-a", "path": "wav/a.wav", "speaker": "ann", "text": "hello, you"}
     assert listing.num_speakers == 2
     assert listing.assumptions[:2] == (
-        "transcripts are in metadata.csv: file_name is the path, transcription is the text, "
+        "transcripts are in metadata.csv: file_name is the audio, transcription is the text, "
         "speaker_id is the speaker",
         "lines left out, because there is no such file or no text: 1",
     )
@@ -109,3 +109,10 @@ def test_a_folder_without_audio_or_transcripts_is_refused(
         list_audio(write(tmp_path, files))
     with pytest.raises(ValueError, match="is not a folder of audio"):
         list_audio(tmp_path / "gone")
+
+
+def test_a_table_without_speakers_gets_them_from_folders(tmp_path: Path) -> None:
+    table = "file_name,text\nann/1.wav,hello\nbob/1.wav,hi\n"
+    listing = list_audio(write(tmp_path, {"ann/1.wav": "", "bob/1.wav": "", "metadata.csv": table}))
+    assert [row["speaker"] for row in listing.rows] == ["ann", "bob"]
+    assert "the speaker is the name of the first folder" in listing.assumptions
