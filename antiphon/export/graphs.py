@@ -86,8 +86,9 @@ def kind_of(model: Model) -> str:
     """Return ctc, transducer or las; refuse a model that cannot be exported, with advice."""
     if type(model).__module__.startswith("antiphon.models.huggingface"):
         raise ValueError(
-            "a Hugging Face model is not exported: Hugging Face has its own tools. Load the run's model with "
-            "antiphon.Recognizer.load(run).model, save its network, and use `optimum-cli export onnx`"
+            "a Hugging Face model is not exported: Hugging Face has its own tools. Write its network with "
+            "antiphon.Recognizer.load(run).model.network.save_pretrained(folder), and export that folder with "
+            "`optimum-cli export onnx`"
         )
     for kind, of_kind in (("transducer", Transducer), ("las", Las), ("ctc", Framewise)):
         if isinstance(model, of_kind):

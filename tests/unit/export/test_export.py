@@ -16,10 +16,11 @@ from exported_models import CONFIGS, FRONTEND, TEXTS, Case, random_recognizer, r
 from world import LETTERS, MODELS, World, tones, write_wav
 
 import antiphon
-from antiphon.data.frontends import Filterbank
+from antiphon.data.frontends import Filterbank, OnnxEncoder
 from antiphon.data.tokens import Characters, Unigram, UnigramConfig
 from antiphon.export.export_folder import describe, symbols_of
 from antiphon.export.transcribe import Transcriber, log_mel
+from antiphon.models.huggingface.speech_models import HuggingFaceCtc
 from antiphon.recognizer import Recognizer
 
 Exported = Callable[[str], Case]
@@ -160,9 +161,48 @@ def test_what_cannot_be_exported_is_refused_before_any_work() -> None:
         describe(Recognizer(good.blueprint, odd, good.model))
     with pytest.raises(ValueError, match="a Odd cannot be exported: antiphon exports CTC models"):
         describe(Recognizer(good.blueprint, characters, odd))
+    theirs = HuggingFaceCtc.__new__(HuggingFaceCtc)
+    with pytest.raises(ValueError, match=r"a Hugging Face model is not exported: .*optimum-cli export"):
+        describe(Recognizer(good.blueprint, characters, theirs))
 
 
 def test_the_package_is_its_function() -> None:
     function = antiphon.export.export
     assert inspect.signature(antiphon.export) == inspect.signature(function)
     assert callable(antiphon.export)
+
+
+def test_the_file_of_an_encoder_goes_along(tmp_path: Path) -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    frontend = OnnxEncoder(str(write_encoder(tmp_path / "encoder.onnx")))
+    recognizer = random_recognizer(MODELS["ctc"], frontend, Characters(LETTERS))  # type: ignore[arg-type]
+    recognizer.save(tmp_path / "run" / "model", {"run": "ctc", "round": 1})
+    antiphon.export(tmp_path / "run", tmp_path / "exported", split="")
+    copy = tmp_path / "exported" / "frontend.onnx"
+    assert copy.read_bytes() == (tmp_path / "encoder.onnx").read_bytes()
+    texts = [recognizer.transcribe(recording(text)) for text in TEXTS]
+    transcriber = Transcriber(tmp_path / "exported")
+    assert [transcriber.transcribe(recording(text)) for text in TEXTS] == texts
+    assert len(set(texts)) > 1
+
+
+def write_encoder(path: Path) -> Path:
+    """Write an encoder: 8 filters over windows of 20 ms, every 10 ms."""
+    import onnx
+
+    helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
+    filters = np.random.default_rng(0).normal(size=(8, 1, 320)).astype(np.float32)
+    nodes = [
+        helper.make_node("Unsqueeze", ["samples", "one"], ["channel"]),
+        helper.make_node("Conv", ["channel", "filters"], ["filtered"], strides=[160]),
+        helper.make_node("Transpose", ["filtered"], ["frames"], perm=[0, 2, 1]),
+    ]
+    constants = [onnx.numpy_helper.from_array(filters, "filters")]
+    constants.append(onnx.numpy_helper.from_array(np.array([1]), "one"))
+    inputs = [helper.make_tensor_value_info("samples", float32, ["batch", "samples"])]
+    outputs = [helper.make_tensor_value_info("frames", float32, ["batch", "frames", 8])]
+    graph = helper.make_graph(nodes, "encoder", inputs, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, path)
+    return path
