@@ -66,7 +66,7 @@ def export_command(**options: Any) -> None:
 
 
 def _comparison_table(exported: Exported) -> Table:
-    title = f"{exported.num_utterances:,} utterances, decoded from their audio by greedy search"
+    title = f"{exported.num_utterances:,} utterances, by greedy search"
     table = terminal.number_table(title, "", "WER %", "change", "same text")
     first = exported.comparison[0].errors.rate
     for row in exported.comparison:

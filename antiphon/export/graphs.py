@@ -87,7 +87,7 @@ def kind_of(model: Model) -> str:
     if type(model).__module__.startswith("antiphon.models.huggingface"):
         raise ValueError(
             "a Hugging Face model is not exported: Hugging Face has its own tools. Write its network with "
-            "antiphon.Recognizer.load(run).model.network.save_pretrained(folder), and export that folder with "
+            "antiphon.Recognizer.load(run).model.network.save_pretrained(folder), and export that with "
             "`optimum-cli export onnx`"
         )
     for kind, of_kind in (("transducer", Transducer), ("las", Las), ("ctc", Framewise)):

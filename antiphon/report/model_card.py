@@ -79,7 +79,7 @@ def model_card(run: Path, exported: Sequence[Sequence[str]] | None = None) -> st
         use,
         "## Results",
         _results(results),
-        *(["Exported graphs on the same recordings:", _table(exported)] if exported else []),
+        *(["The exported graphs, compared with the run's model:", _table(exported)] if exported else []),
         "## Training data",
         _training_data(folder, notes),
         "## Training",

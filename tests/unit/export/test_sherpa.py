@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,8 +16,9 @@ import antiphon
 from antiphon.data.tokens import UNKNOWN, Characters, Tokens, UnigramConfig
 from antiphon.models.model import ModelConfig
 
-sherpa_onnx: Any = pytest.importorskip("sherpa_onnx")
+pytest.importorskip("sherpa_onnx")
 pytest.importorskip("onnxscript")
+ROOT = Path(__file__).parents[3]
 Export = Callable[[ModelConfig, Tokens], Case]
 
 
@@ -34,36 +35,18 @@ def export(tmp_path: Path) -> Export:
     return case
 
 
-def sherpa(folder: Path, **model: Any) -> Callable[[str], str]:
-    """The recogniser that docs/export.md makes."""
-    recognizer = sherpa_onnx.lib._sherpa_onnx.OfflineRecognizer(
-        sherpa_onnx.OfflineRecognizerConfig(
-            feat_config=sherpa_onnx.FeatureExtractorConfig(
-                feature_dim=FRONTEND.dim, high_freq=0.0, snip_edges=True, normalize_samples=False
-            ),
-            model_config=sherpa_onnx.OfflineModelConfig(tokens=str(folder / "tokens.txt"), **model),
-            decoding_method="greedy_search",
-        )
-    )
-
-    def transcribe(text: str) -> str:
-        stream = recognizer.create_stream()
-        stream.accept_waveform(16000, recording(text))
-        recognizer.decode_stream(stream)
-        return str(stream.result.text).strip()
-
-    return transcribe
-
-
-def ctc_model(path: Path) -> Any:
-    return sherpa_onnx.OfflineZipformerCtcModelConfig(model=str(path))
+def sherpa(folder: Path, suffix: str = ".onnx") -> Callable[[str], str]:
+    """The recogniser of docs/examples/sherpa_transcribe.py: a text's recording to a text."""
+    example = runpy.run_path(str(ROOT / "docs" / "examples" / "sherpa_transcribe.py"))
+    recognizer = example["open_recognizer"](folder, suffix)
+    return lambda text: str(example["transcribe"](recognizer, recording(text))).strip()
 
 
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_ctc_model_writes_the_same_texts(export: Export, int8: bool) -> None:
     case = export(BLSTM, Characters(LETTERS))
-    file = case.folder / ("model.int8.onnx" if int8 else "model.onnx")
-    transcribe, transcriber = sherpa(case.folder, zipformer_ctc=ctc_model(file)), case.transcriber(int8)
+    transcribe = sherpa(case.folder, ".int8.onnx" if int8 else ".onnx")
+    transcriber = case.transcriber(int8)
     texts = [transcribe(text) for text in TEXTS]
     assert texts == [transcriber.transcribe(recording(text)).strip() for text in TEXTS]
     assert len(set(texts)) > 1
@@ -74,8 +57,7 @@ def test_a_transducer_writes_the_same_texts(export: Export) -> None:
     pieces = UnigramConfig(size=12).fit(["bad cab", "dab ace", "ace bed", "cab bed"], None)
     config = replace(MODELS["transducer"], symbols_per_frame=1)  # type: ignore[type-var]
     case = export(config, pieces)  # type: ignore[arg-type]
-    files = [str(case.folder / f"{name}.onnx") for name in ("encoder", "decoder", "joiner")]
-    transcribe = sherpa(case.folder, transducer=sherpa_onnx.OfflineTransducerModelConfig(*files))
+    transcribe = sherpa(case.folder)
     texts = [transcribe(text) for text in TEXTS]
     assert texts == [case.recognizer.transcribe(recording(text)).strip() for text in TEXTS]
     assert len(set(texts)) > 1
