@@ -12,7 +12,7 @@ COPY antiphon antiphon
 RUN if [ -n "$TORCH_INDEX" ]; then \
         pip install --no-cache-dir -c constraints.txt --index-url "$TORCH_INDEX" torch; \
     fi \
-    && pip install --no-cache-dir -c constraints.txt '.[demo,onnx]'
+    && pip install --no-cache-dir -c constraints.txt '.[demo,encoder]'
 
 RUN useradd --create-home --uid 1000 antiphon && mkdir /work && chown antiphon /work
 USER 1000
