@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from antiphon.data.importing.import_options import ImportOptions
     from antiphon.data.summary import describe_corpus
     from antiphon.experiment.runner import run_experiment
-    from antiphon.export import export
     from antiphon.recipes import recipe
     from antiphon.recognizer import Recognizer
     from antiphon.records.listener import RunInfo
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from antiphon.workflows.compare_runs import alignments, compare
     from antiphon.workflows.decode_speech import nbest
     from antiphon.workflows.evaluate_run import evaluate, transcribe
+    from antiphon.workflows.export_model import export
     from antiphon.workflows.new_project import new_project
     from antiphon.workflows.personalize_lists import NoiseSettings, personalize
     from antiphon.workflows.prune_model import plan_pruning, prune
@@ -59,6 +59,7 @@ _EXPORTS = {  # module -> its public names
     "workflows.adapt_model": ["adapt"],
     "workflows.compare_runs": ["alignments", "compare"],
     "workflows.decode_speech": ["nbest"],
+    "workflows.export_model": ["export"],
     "workflows.evaluate_run": ["evaluate", "transcribe"],
     "workflows.new_project": ["new_project"],
     "workflows.personalize_lists": ["NoiseSettings", "personalize"],
@@ -67,14 +68,13 @@ _EXPORTS = {  # module -> its public names
     "workflows.run_recipe": ["demo", "list_recipes", "run"],
     "workflows.train_lm": ["train_ngram_lm", "train_transformer_lm"],
 }
-_PACKAGES = ("export", "report")  # each is its function too: it can be called
 _MODULES = {name: module for module, names in _EXPORTS.items() for name in names}
-__all__ = sorted([*_MODULES, *_PACKAGES])
+__all__ = sorted([*_MODULES, "report"])
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return importlib.import_module(f"antiphon.{name}")
+    if name == "report":  # the package is the function too: it can be called
+        return importlib.import_module("antiphon.report")
     if name not in _MODULES:
         raise AttributeError(f"module 'antiphon' has no attribute {name!r}")
     return getattr(importlib.import_module(f"antiphon.{_MODULES[name]}"), name)

@@ -14,7 +14,7 @@ from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.pruning_slices import HalfColumn
 from antiphon.data.frontends import Filterbank, Frontend
 from antiphon.data.tokens import Tokens
-from antiphon.export.transcribe import Transcriber
+from antiphon.exporting.transcribe import Transcriber
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.model import ModelConfig

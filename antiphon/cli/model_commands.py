@@ -12,8 +12,7 @@ from rich.table import Table
 import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.options import num_cores, options_of
-from antiphon.export import export
-from antiphon.export.export_folder import Exported
+from antiphon.exporting.export_folder import Exported
 from antiphon.report.formatting import percent, size
 from antiphon.workflows.adapt_model import Rate, SessionReport
 from antiphon.workflows.prune_model import Plan
@@ -54,7 +53,7 @@ def prune_command(*, run: Model, out: PrunedOut = None, plan: OnlyPlan = False, 
     terminal.say_results(out / "pruned", out)
 
 
-@options_of(export, "run", "out")
+@options_of(antiphon.export, "run", "out")
 def export_command(**options: Any) -> None:
     """Write a run's model as ONNX files that recognise speech without antiphon."""
     with terminal.Terminal() as progress:

@@ -37,7 +37,7 @@ LEVELS = {
     "clients": 10,
     "personalisation": 10,
     "experiment": 11,
-    "export": 12,
+    "exporting": 12,
     "recipes": 12,
     "workflows": 13,
     "cli": 14,

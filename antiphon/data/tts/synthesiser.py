@@ -1,7 +1,7 @@
 """Speech synthesisers: the interface, the installed ones, and speakers drawn from their voices.
 
 A voice of an engine at some rate and pitch is a speaker: the same text in the same voice gives the same
-samples, in every process, whatever was said before. `data.tts.engines` has the engines.
+samples, in every process, whatever was said before. `data.tts.speech_engines` has the engines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from antiphon.registry import Registry, unknown_name
 from antiphon.seeding import derive
 
 # Voices are drawn from engines in this order.
-HOMES = ["antiphon.data.tts.engines"]
+HOMES = ["antiphon.data.tts.speech_engines"]
 ENGINES = Registry("antiphon.synthesisers", ("version", "voices", "say"), HOMES, is_config=False)
 MIN_SECONDS = 0.1
 SILENCE = 1e-3  # a lower peak is silence

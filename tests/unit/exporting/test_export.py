@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from world import LETTERS, MODELS, World, tones, write_wav
 import antiphon
 from antiphon.data.frontends import Filterbank, OnnxEncoder
 from antiphon.data.tokens import Characters, Unigram, UnigramConfig
-from antiphon.export.export_folder import describe, symbols_of
-from antiphon.export.transcribe import Transcriber, log_mel
+from antiphon.exporting.export_folder import describe, symbols_of
+from antiphon.exporting.transcribe import Transcriber, log_mel
 from antiphon.models.huggingface.speech_models import HuggingFaceCtc
 from antiphon.recognizer import Recognizer
 
@@ -164,12 +163,6 @@ def test_what_cannot_be_exported_is_refused_before_any_work() -> None:
     theirs = HuggingFaceCtc.__new__(HuggingFaceCtc)
     with pytest.raises(ValueError, match=r"a Hugging Face model is not exported: .*optimum-cli export"):
         describe(Recognizer(good.blueprint, characters, theirs))
-
-
-def test_the_package_is_its_function() -> None:
-    function = antiphon.export.export
-    assert inspect.signature(antiphon.export) == inspect.signature(function)
-    assert callable(antiphon.export)
 
 
 def test_the_file_of_an_encoder_goes_along(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.frontends import Filterbank, Frontend, OnnxEncoder
 from antiphon.data.tokens import Characters, Tokens, Unigram
 from antiphon.experiment.folder import corpus_of
-from antiphon.export import transcribe
-from antiphon.export.graphs import Features, check_packages, graphs_of, kind_of, write_graph
+from antiphon.exporting import transcribe
+from antiphon.exporting.graphs import Features, check_packages, graphs_of, kind_of, write_graph
 from antiphon.models.las import Las
 from antiphon.models.transducer import Transducer
 from antiphon.recognizer import Recognizer

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from antiphon.data.batches import Batch
 from antiphon.data.frontends import SMALLEST_DEVIATION
-from antiphon.export.onnx_lstm import with_onnx_lstms
+from antiphon.exporting.onnx_lstm import with_onnx_lstms
 from antiphon.models.ctc import Framewise
 from antiphon.models.las import Decoder, Las, Memory
 from antiphon.models.layers import frame_mask

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from antiphon.data.batches import Batch
 from antiphon.data.frontends import Filterbank
-from antiphon.export.graphs import Features
+from antiphon.exporting.graphs import Features
 from antiphon.models.las import Las
 from antiphon.models.transducer import Transducer
 

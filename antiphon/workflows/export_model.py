@@ -1,24 +1,11 @@
-"""Models as ONNX files that recognise speech without antiphon and torch.
-
-This package can be called: `antiphon.export("out/dga", "exported")` is the function `export` below.
-"""
+"""Write a finished run's model as ONNX files."""
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-__all__ = ["export"]
-
-Progress = Callable[[str, int, int | None], None]
-
-
-def no_progress(stage: str, done: int, total: int | None) -> None:
-    """Report nothing."""
+from antiphon.exporting.export_folder import Exported, export_run
+from antiphon.workflows.arguments import Progress, no_progress
 
 
 def export(
@@ -29,7 +16,7 @@ def export(
     data: str | Path | None = None,
     split: str = "test",
     progress: Progress = no_progress,
-) -> Any:
+) -> Exported:
     """Write a run's model as ONNX files, with all that is needed to recognise speech with them.
 
     The folder has the graphs, tokens.txt, the settings of the front end (export.json), a script that
@@ -52,19 +39,5 @@ def export(
         exported = antiphon.export("out/dga", "exported", int8=True)
         print([(row.name, row.errors.rate) for row in exported.comparison])
     """
-    # Imported here because torch takes seconds to import.
-    from antiphon.export.export_folder import export_run
-
     corpus = Path(data) if data is not None else None
     return export_run(Path(run), Path(out), int8, corpus, split, progress)
-
-
-class _CallablePackage(ModuleType):
-    """A package that can be called like its function: importing it must not hide `antiphon.export`."""
-
-    def __call__(self, run: str | Path, out: str | Path, **options: Any) -> Any:
-        return export(run, out, **options)
-
-
-__signature__ = inspect.signature(export)
-sys.modules[__name__].__class__ = _CallablePackage
