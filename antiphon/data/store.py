@@ -28,7 +28,7 @@ import torch
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.frontends import Frontend
 from antiphon.data.processes import map_in_processes
-from antiphon.records.files import new_folder, read_format
+from antiphon.records.files import check_name, new_folder, read_format
 
 FORMAT = "antiphon-features/1"
 CHUNK = 16  # utterances in a message: few enough to share them evenly, enough to hide its cost
@@ -59,6 +59,8 @@ class FeatureStore:
         self.speaker_names: list[str] = about["speakers"]
         self.session_names: list[str] = about["sessions"]
         self.split_names: list[str] = about["splits"]
+        for name in self.split_names:
+            check_name(name, "split", "import the corpus again with another name (--rename-split)")
         self.seconds = index["seconds"]
         self.speaker_codes, self.session_codes = index["speaker"], index["session"]
         self.split_codes = index["split"]

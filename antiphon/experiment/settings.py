@@ -26,8 +26,11 @@ from antiphon.models.huggingface.speech_models import HuggingFaceConfig
 from antiphon.models.model import ModelConfig
 from antiphon.models.noise import SpecAugment
 from antiphon.recognizer import Blueprint
+from antiphon.records.files import check_name
 from antiphon.seeding import derive
 from antiphon.server.run_context import check_order, parts_of
+
+RESERVED_NAMES = ("experiment.json", "report.html", "RESULTS.md")  # files beside the folders of runs
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,11 @@ class Experiment:
         known: set[str] = set()
         small: set[str] = set()  # runs that end with a pruned model
         for name, run in self.runs.items():
+            check_name(name, "run", "give the run another name")
+            if name in RESERVED_NAMES:
+                raise ValueError(
+                    f"run {name!r} has the name of a file of the experiment: give it another name"
+                )
             if run.makes_submodel and run.start_run in small:
                 pruned = f"the model of {run.start_run!r}, which is pruned already"
                 raise ValueError(f"run {name!r} would prune {pruned}")

@@ -38,6 +38,19 @@ def check_new_file(path: Path) -> None:
         raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
 
 
+def check_name(name: str, what: str, advice: str) -> None:
+    """Refuse a name that cannot be the name of one file or folder, or could lead out of its folder.
+
+    >>> check_name("dga-1", "run", "rename it")
+    """
+    is_plain = name.isprintable() and not any(mark in name for mark in "/\\")
+    if not name or name.startswith(".") or name != name.strip() or not is_plain or len(name.encode()) > 200:
+        raise ValueError(
+            f"{what} {name!r} cannot be the name of a folder: {advice}. Names have no /, \\ or control "
+            "characters, begin with no point, neither begin nor end with a space, and have at most 200 bytes"
+        )
+
+
 def read_format(path: Path, format: str, what: str) -> dict[str, Any]:
     """Read a JSON object that must name its format; an error says that the folder holds no `what`."""
     try:

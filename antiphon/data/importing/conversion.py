@@ -27,7 +27,7 @@ from antiphon.data.importing.formats import FORMATS, choose_format
 from antiphon.data.importing.import_options import STEPS, ImportOptions
 from antiphon.data.importing.listing import Listing, list_candidates
 from antiphon.data.processes import map_ahead
-from antiphon.records.files import check_new_folder, new_folder, sync
+from antiphon.records.files import check_name, check_new_folder, new_folder, sync
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,8 @@ def _write_utterances(
     folder: Path, candidates: list[Candidate], options: ImportOptions, progress: Progress
 ) -> tuple[list[Utterance], Counter[str], list[Skipped]]:
     """Write audio.pack and utterances.jsonl; return utterances, counts of actions, and skipped ones."""
+    for split in sorted({str(one.split) for one in candidates}):
+        check_name(split, "split", "rename it with --rename-split")
     utterances: list[Utterance] = []
     actions: Counter[str] = Counter()
     skipped: list[Skipped] = []
