@@ -118,6 +118,16 @@ def open_store(process: Rank, environment: Mapping[str, str]) -> dist.Store:
     return _tcp_store(address, port, is_host)
 
 
+def loopback_store() -> dist.TCPStore:
+    """Open a store that only processes of this machine can reach."""
+    listener = socket.create_server((LOOPBACK, 0))
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        LOOPBACK, port, is_master=True, timeout=ARRIVAL, wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )  # fmt: skip
+
+
 def _tcp_store(address: str, port: int, is_host: bool) -> dist.TCPStore:
     return dist.TCPStore(address, port, is_master=is_host, timeout=ARRIVAL, wait_for_workers=False)
 
@@ -137,7 +147,7 @@ def _store_by_mpi(process: Rank) -> dist.Store:
     store = None
     if process.rank == 0:
         address = LOOPBACK if is_one_machine else socket.getfqdn()
-        store = _tcp_store(address, 0, is_host=True)
+        store = loopback_store() if is_one_machine else _tcp_store(address, 0, is_host=True)
         text = f"{address} {store.port} ".encode()
         message[: len(text)] = text
     world.Bcast(message, root=0)

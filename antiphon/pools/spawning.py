@@ -10,13 +10,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from types import FrameType
 from typing import IO
 
-import torch.distributed as dist
-
-from antiphon.pools.rendezvous import LOOPBACK
+from antiphon.pools.rendezvous import LOOPBACK, loopback_store
 from antiphon.pools.torch_group import PeerLost
 
 LIFELINE = "ANTIPHON_LIFELINE"  # standard input is a pipe from the parent, which closes when the parent ends
@@ -28,12 +25,14 @@ def run_processes(num_processes: int) -> int:
 
     Each gets a signal once. Raises `PeerLost` if the first process was killed.
     """
-    store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=1))
+    store = loopback_store()
     shared = {
         "WORLD_SIZE": str(num_processes),
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # this process has the store, not the first one
+        # The processes send tensors to each other over the loopback interface only.
+        **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
     }
     ranks = map(str, range(num_processes))
     processes = [started_again({**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in ranks]

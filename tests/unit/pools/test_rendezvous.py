@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from antiphon.pools.rendezvous import (
     find_rank,
     first_host,
     fresh_store,
+    loopback_store,
     open_store,
 )
 
@@ -83,6 +85,19 @@ def test_ranks_without_an_address_are_refused() -> None:
 
 def test_without_a_gpu_the_device_stays_as_named() -> None:
     assert choose_gpu(Rank(TORCHRUN, 1, 2, 1), "cpu") == "cpu"
+
+
+def test_a_store_for_one_machine_listens_on_the_loopback_interface_only() -> None:
+    store = loopback_store()
+    tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
+    if not tables[0].exists():
+        pytest.skip("reads /proc/net/tcp, which only Linux has")
+    rows = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
+    listening = [row[1].split(":") for row in rows if row[3] == "0A"]  # address and port, in hexadecimal
+    assert [address for address, port in listening if int(port, 16) == store.port] == ["0100007F"]
+    store.set("key", "value")
+    other = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=60))
+    assert other.get("key") == b"value"
 
 
 def test_processes_meet_in_a_store_that_still_knows_the_dead() -> None:
