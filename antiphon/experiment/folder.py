@@ -7,7 +7,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,19 @@ from antiphon import config
 from antiphon.experiment.score import write_json
 from antiphon.experiment.settings import Experiment, Run
 from antiphon.records.files import check_new_folder
+from antiphon.records.lock import locked
 
 EXPERIMENT_FORMAT = "antiphon-experiment/1"
 PACKAGES = "antiphon torch numpy safetensors sentencepiece onnxruntime rapidfuzz transformers peft"
+
+
+def lock_folder(
+    stack: ExitStack, out: Path, experiment: Experiment, resume: bool, only: str | Sequence[str] = ()
+) -> None:
+    """Check a folder as `check_folder` does, and lock it until the stack is closed."""
+    check_folder(out, experiment, resume, only)
+    stack.enter_context(locked(out))
+    check_folder(out, experiment, resume, only)  # another process may have written to it meanwhile
 
 
 def check_folder(out: Path, experiment: Experiment, resume: bool, only: str | Sequence[str] = ()) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -17,7 +17,7 @@ from antiphon.clients.client import ClientRuntime
 from antiphon.clients.states import ClientStates
 from antiphon.core import Pool, Stopped, Tensors
 from antiphon.engine import Engine
-from antiphon.experiment.folder import check_folder, claim_folder, commit, end_folder, versions
+from antiphon.experiment.folder import check_folder, claim_folder, commit, end_folder, lock_folder, versions
 from antiphon.experiment.jobs import run_jobs
 from antiphon.experiment.preparation import Prepared, device_name, prepare, structure_in
 from antiphon.experiment.score import score, score_clients, write_json
@@ -73,11 +73,12 @@ def run_experiment(
     function; only the first one writes files.
     """
     data, out, screen, group = Path(data), Path(out), screen or NullScreen(), group or SingleProcess()
-    group.on_rank_zero(lambda: check_folder(out, experiment, resume, only))
-    prepared = prepare(experiment, data, device, num_processes, screen.features, group)
-    group.on_rank_zero(lambda: claim_folder(out, experiment, data, prepared.store.fingerprint))
-    scores = {}
-    with _interruptible():
+    with ExitStack() as stack:
+        group.on_rank_zero(lambda: lock_folder(stack, out, experiment, resume, only))
+        prepared = prepare(experiment, data, device, num_processes, screen.features, group)
+        group.on_rank_zero(lambda: claim_folder(out, experiment, data, prepared.store.fingerprint))
+        scores = {}
+        stack.enter_context(_interruptible())
         try:
             for name, run in experiment.chosen(only).items():
                 listener = screen.run(name, run, len(prepared.clients[name]))
@@ -108,29 +109,30 @@ def run_side_by_side(
     from there.
     """
     data, out, screen = Path(data), Path(out), screen or NullScreen()
-    check_folder(out, experiment, resume, only)
-    prepared = prepare(experiment, data, device, num_processes, screen.features)
-    claim_folder(out, experiment, data, prepared.store.fingerprint)
-    runs, split = experiment.chosen(only), experiment.speakers.test
-    needs = {
-        name: [need for need in (run.start_run, run.teacher_run) if need in runs]
-        for name, run in runs.items()
-        if not is_finished(out / name, run, split)
-    }
+    with ExitStack() as stack:
+        lock_folder(stack, out, experiment, resume, only)
+        prepared = prepare(experiment, data, device, num_processes, screen.features)
+        claim_folder(out, experiment, data, prepared.store.fingerprint)
+        runs, split = experiment.chosen(only), experiment.speakers.test
+        needs = {
+            name: [need for need in (run.start_run, run.teacher_run) if need in runs]
+            for name, run in runs.items()
+            if not is_finished(out / name, run, split)
+        }
 
-    files = {name: out / name / "evaluation" / split / "best" / "scores.json" for name in runs}
+        files = {name: out / name / "evaluation" / split / "best" / "scores.json" for name in runs}
 
-    def listen(name: str) -> Listener:
-        return screen.run(name, runs[name], len(prepared.clients[name]))
+        def listen(name: str) -> Listener:
+            return screen.run(name, runs[name], len(prepared.clients[name]))
 
-    try:
-        failed = run_jobs(needs, num_jobs, out, listen, lambda name: json.loads(files[name].read_text()))
-    finally:
-        _report(experiment, out)
-    if failed:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
-        raise Stopped(f"{len(failed)} of {len(runs)} runs failed ({reasons})")
-    return {name: json.loads(file.read_text()) for name, file in files.items()}
+        try:
+            failed = run_jobs(needs, num_jobs, out, listen, lambda name: json.loads(files[name].read_text()))
+        finally:
+            _report(experiment, out)
+        if failed:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+            raise Stopped(f"{len(failed)} of {len(runs)} runs failed ({reasons})")
+        return {name: json.loads(file.read_text()) for name, file in files.items()}
 
 
 def run_job(

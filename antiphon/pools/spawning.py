@@ -15,6 +15,7 @@ from typing import IO
 
 from antiphon.pools.rendezvous import LOOPBACK, loopback_store
 from antiphon.pools.torch_group import PeerLost
+from antiphon.records.lock import lock_descriptors
 
 LIFELINE = "ANTIPHON_LIFELINE"  # standard input is a pipe from the parent, which closes when the parent ends
 GRACE = 20.0  # seconds for the others to end after one has failed
@@ -59,6 +60,7 @@ def started_again(variables: Mapping[str, str], output: IO[bytes] | None = None)
         stdout=output,
         stderr=output,
         start_new_session=True,
+        pass_fds=lock_descriptors(),  # the folder stays locked as long as one of them writes to it
     )
 
 

@@ -25,6 +25,7 @@ from antiphon.experiment.starting import SeedModel
 from antiphon.recipes.session_adaptation import SESSIONS, adapted_experiment
 from antiphon.recognizer import Recognizer
 from antiphon.records.files import check_new_folder
+from antiphon.records.lock import locked
 from antiphon.scoring.error_rate import Errors, Tally
 from antiphon.workflows.adaptation_corpus import Speaking, Texts, compute_features, make_corpus, read_texts
 from antiphon.workflows.arguments import (
@@ -128,22 +129,27 @@ def adapt(
     texts = read_texts(seed, paths_of(text), paths_of(organisation), corpus, how)
     for line in _skipped(texts):
         notify(line)
-    spoken, real = make_corpus(out / "corpus", texts, corpus, how, processes, partial(progress, "synthesis"))
-    notify(_summary(spoken))
-    store = compute_features(seed, spoken, real, processes, partial(progress, "features"))
-    if speech_only:
-        return Adaptation(spoken.corpus.path, runs / "adapted", {}, ())
-    screen = screen_for(progress)
-    scores = run_experiment(experiment, spoken.corpus.path, runs, resume, False, device, processes, screen)
-    sessions = _report_sessions(texts, spoken, store, seed.folder, runs, list(experiment.runs))
-    skipped = [one for text in (*texts.sessions, *texts.organisation) for one in text.skipped]
-    body = {
-        "speaking": config.to_dict(how),
-        "sessions": [asdict(report) for report in sessions],
-        "skipped": [asdict(one) for one in (*skipped, *spoken.unsaid)],
-    }
-    write_json(runs / "sessions.json", body)
-    return Adaptation(spoken.corpus.path, runs / "adapted", scores, tuple(sessions))
+    with locked(out):
+        spoken, real = make_corpus(
+            out / "corpus", texts, corpus, how, processes, partial(progress, "synthesis")
+        )
+        notify(_summary(spoken))
+        store = compute_features(seed, spoken, real, processes, partial(progress, "features"))
+        if speech_only:
+            return Adaptation(spoken.corpus.path, runs / "adapted", {}, ())
+        screen = screen_for(progress)
+        scores = run_experiment(
+            experiment, spoken.corpus.path, runs, resume, False, device, processes, screen
+        )
+        sessions = _report_sessions(texts, spoken, store, seed.folder, runs, list(experiment.runs))
+        skipped = [one for text in (*texts.sessions, *texts.organisation) for one in text.skipped]
+        body = {
+            "speaking": config.to_dict(how),
+            "sessions": [asdict(report) for report in sessions],
+            "skipped": [asdict(one) for one in (*skipped, *spoken.unsaid)],
+        }
+        write_json(runs / "sessions.json", body)
+        return Adaptation(spoken.corpus.path, runs / "adapted", scores, tuple(sessions))
 
 
 def _skipped(texts: Texts) -> Iterator[str]:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from antiphon.pools.rendezvous import find_rank
 from antiphon.pools.spawning import run_processes
 from antiphon.privacy.samplers import Secure, Seeded
 from antiphon.records.files import check_new_folder
+from antiphon.records.lock import locked
 from antiphon.workflows.arguments import Names, Notify, Progress, no_messages, no_progress
 from antiphon.workflows.rescore_lists import describe_weights, lists_of_splits, make_columns
 from antiphon.workflows.run_recipe import joined_group
@@ -175,7 +177,9 @@ def personalize(
     earlier = lists_of_splits(lists, earlier_splits).entries if earlier_splits else ()
     second_pass = SecondPass(heldout, tune(heldout, make_columns(list(models), weights, search)), adapt)
     _warn(heldout, scored, second_pass, notify)
-    with joined_group(process, "cpu", ordered=True) as (group, _):
+    with ExitStack() as stack:
+        group, _ = stack.enter_context(joined_group(process, "cpu", ordered=True))
+        group.on_rank_zero(lambda: _lock(stack, folder))
 
         def federate(lists: Lists, name: str) -> Federation:
             federation = Federation.of(lists.entries, unigram, client, earlier)
@@ -198,6 +202,12 @@ def _check_folder(out: Path | None, resume: bool) -> None:
         raise ValueError("there is no folder to resume from: name it with --out (in Python: out=)")
     if not resume and out is not None and find_rank(os.environ) is None and (out / ROUNDS).exists():
         raise ValueError(f"{out / ROUNDS} exists: continue its rounds (--resume), or choose another folder")
+
+
+def _lock(stack: ExitStack, out: Path | None) -> None:
+    """Lock the folder of the results and rounds, if there is one, until the stack is closed."""
+    if out is not None:
+        stack.enter_context(locked(out))
 
 
 def _warn(heldout: Lists, scored: Lists, second_pass: SecondPass, notify: Notify) -> None:

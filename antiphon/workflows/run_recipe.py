@@ -21,6 +21,7 @@ from antiphon.recipes import RECIPES
 from antiphon.recipes import recipe as load_recipe
 from antiphon.records.files import check_new_folder
 from antiphon.records.listener import Listen
+from antiphon.records.lock import locked
 from antiphon.workflows.arguments import Names, Progress, listening_screen, no_progress
 
 
@@ -126,15 +127,15 @@ def demo(
 
     experiment = _experiment("demo", settings)
     check_new_folder(Path(out))
-    corpus = Path(out) / "corpus"
-    if not (corpus / "corpus.json").exists():
-        report = partial(progress, "synthesis")
-        sizes = {"pool": 48, "heldout": 6, "test": 12}
-        splits = {split: SpeakerGroup(number, noisy_fraction=0.25) for split, number in sizes.items()}
-        synthesise_corpus(corpus, splits, 20, experiment.seed, report)
-    runs = Path(out) / "runs"
-    screen = listening_screen(progress, listeners, experiment, runs)
-    return run_experiment(experiment, corpus, runs, resume, False, device, feature_processes, screen)
+    corpus, runs = Path(out) / "corpus", Path(out) / "runs"
+    with locked(Path(out)):
+        if not (corpus / "corpus.json").exists():
+            report = partial(progress, "synthesis")
+            sizes = {"pool": 48, "heldout": 6, "test": 12}
+            splits = {split: SpeakerGroup(number, noisy_fraction=0.25) for split, number in sizes.items()}
+            synthesise_corpus(corpus, splits, 20, experiment.seed, report)
+        screen = listening_screen(progress, listeners, experiment, runs)
+        return run_experiment(experiment, corpus, runs, resume, False, device, feature_processes, screen)
 
 
 def list_recipes() -> dict[str, str]:
