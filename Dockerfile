@@ -1,5 +1,5 @@
-# Runs the demo: docker build -t antiphon . && docker run --rm -v "$PWD/demo:/work/demo" antiphon
-# With a GPU:    docker run --rm --gpus all -v "$PWD/demo:/work/demo" antiphon
+# Runs the demo: docker build -t antiphon . && docker run --rm -v "$PWD/demo:/home/antiphon/demo" antiphon
+# With a GPU:    docker run --rm --gpus all -v "$PWD/demo:/home/antiphon/demo" antiphon
 #
 # The default takes PyTorch's ordinary build, which runs on GPUs and on CPUs. For a smaller image without CUDA,
 # pass the address of PyTorch's CPU packages: docker build --build-arg TORCH_INDEX=ADDRESS -t antiphon:cpu .
@@ -14,8 +14,8 @@ RUN if [ -n "$TORCH_INDEX" ]; then \
     fi \
     && pip install --no-cache-dir -c constraints.txt '.[demo,encoder]'
 
-RUN useradd --create-home --uid 1000 antiphon && mkdir /work && chown antiphon /work
+RUN useradd --create-home --uid 1000 antiphon
 USER 1000
-WORKDIR /work
+WORKDIR /home/antiphon
 ENTRYPOINT ["antiphon"]
 CMD ["demo"]
