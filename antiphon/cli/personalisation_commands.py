@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -15,7 +14,6 @@ from antiphon.cli.options import Search, options_of
 from antiphon.cli.parsing import named_numbers, numbers, whole_numbers
 from antiphon.personalisation.second_pass import Grid
 from antiphon.personalisation.trial import BASELINE, ORACLE, Row
-from antiphon.pools.rendezvous import find_rank
 from antiphon.workflows.personalize_lists import ClientChange, NoiseResults, NoiseSettings, Personalisation
 
 Alpha = Annotated[str, typer.Option(help="Weights of the words of all clients to try (α).")]
@@ -55,8 +53,7 @@ def personalize_command(
     **options: Any,
 ) -> None:
     """Personalise language models to every client's words: word error rates by round and by client."""
-    process = find_rank(os.environ)
-    terminal.be_silent(process is not None and process.rank > 0)
+    terminal.print_in_first_process()
     grids = {"--alpha": alpha, "--beta": beta, "--lambda": lam, "--sigma": sigma}
     grid = Grid(*(numbers(option, text) for option, text in grids.items()))
     populations = whole_numbers("--population", population)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,6 @@ import antiphon
 from antiphon import config
 from antiphon.cli import terminal
 from antiphon.cli.options import num_cores, options_of
-from antiphon.pools.rendezvous import find_rank
 from antiphon.report import figures_file, report
 
 Recipe = Annotated[
@@ -25,8 +23,7 @@ Recipe = Annotated[
 @options_of(antiphon.run)
 def run_command(*, recipe: Recipe, **options: Any) -> None:
     """Run a recipe on a corpus: train, validate, score on the test speakers, write a report."""
-    process = find_rank(os.environ)
-    terminal.be_silent(process is not None and process.rank > 0)
+    terminal.print_in_first_process()
     with terminal.Terminal() as progress:
         scores = antiphon.run(recipe, **options, feature_processes=num_cores(), progress=progress)
     _print_scores(scores, options["out"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from antiphon.experiment.settings import Run
+from antiphon.pools.rendezvous import find_rank
 from antiphon.records.writer import Listener
 from antiphon.scoring.error_rate import Errors, Tally
 from antiphon.scoring.statistics import Interval, rate_interval
@@ -53,9 +55,10 @@ def say_lost(message: str, command: str) -> None:
     errors.print(f"Go on with: {escape(command)}", soft_wrap=True, highlight=False)
 
 
-def be_silent(silent: bool) -> None:
-    """Print nothing in this process if another process of the run prints."""
-    console.quiet = errors.quiet = silent
+def print_in_first_process() -> None:
+    """Print nothing in this process if it is not the first of several that share a run."""
+    process = find_rank(os.environ)
+    console.quiet = errors.quiet = process is not None and process.rank > 0
 
 
 class RunBar(Listener):

@@ -6,7 +6,6 @@ antiphon brings no weights. The front end `moonshine` uses an encoder that pip i
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
@@ -14,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from antiphon.data.frontends import FRONTENDS, Extract, OnnxEncoder
+from antiphon.records.files import sha256_of
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,6 @@ def find_installed(encoder: KnownEncoder) -> Path | None:
     except PackageNotFoundError:
         return None
     return path if path.is_file() else None
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)

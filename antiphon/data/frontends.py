@@ -10,7 +10,6 @@ the work. `key()` names the exact output, so features of two front ends never mi
 
 from __future__ import annotations
 
-import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Callable
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from antiphon.data.audio import SAMPLE_RATE
+from antiphon.records.files import sha256_of
 from antiphon.registry import Registry
 
 Extract = Callable[[np.ndarray], np.ndarray]
@@ -205,7 +205,7 @@ def probe(path: str, num_bytes: int, modified_ns: int) -> Probe:
     # The exact frame rate: the distance between two lengths at which one more frame appears.
     first = next_frame_at(num_frames, SAMPLE_RATE)
     second = next_frame_at(num_frames, first)
-    return Probe(hashlib.sha256(Path(path).read_bytes()).hexdigest(), dim, second - first)
+    return Probe(sha256_of(Path(path)), dim, second - first)
 
 
 def next_frame_at(num_frames: Callable[[int], int], start: int) -> int:

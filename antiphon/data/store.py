@@ -28,7 +28,7 @@ import torch
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.frontends import Frontend
 from antiphon.data.processes import map_in_processes
-from antiphon.records.files import check_name, new_folder, read_format
+from antiphon.records.files import check_name, new_folder, read_format, sha256_of
 
 FORMAT = "antiphon-features/1"
 CHUNK = 16  # utterances in a message: few enough to share them evenly, enough to hide its cost
@@ -214,8 +214,7 @@ def open_or_write(
 
 def corpus_fingerprint(corpus: Corpus) -> str:
     """Return the SHA-256 of the corpus's list of utterances, which changes with any utterance."""
-    with (Path(corpus.path) / "utterances.jsonl").open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(Path(corpus.path) / "utterances.jsonl")
 
 
 def _write(

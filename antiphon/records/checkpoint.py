@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from antiphon.records.files import sync
+from antiphon.records.files import sha256_of, sync
 
 FORMAT = "antiphon-checkpoint/1"
 CLASS = "__class__"  # of a dataclass in a packed state
@@ -111,7 +111,7 @@ def save(folder: Path, state: Any, notes: Mapping[str, Any]) -> None:
         tensors: dict[str, Tensor] = {}
         tree = pack(state, "state", tensors)
         save_file(unshared(tensors), temporary / "state.safetensors")
-        digest = _digest(temporary / "state.safetensors")
+        digest = sha256_of(temporary / "state.safetensors")
         text = json.dumps({"format": FORMAT, "state": tree, "notes": dict(notes), "tensors_sha256": digest})
         (temporary / "state.json").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n")
         for name in ("state.safetensors", "state.json"):
@@ -144,7 +144,7 @@ def load(folder: Path, like: T, device: str = "cpu") -> tuple[T, dict[str, Any]]
         body = json.loads(text)
         if body["format"] != FORMAT:
             raise CorruptCheckpoint(f"checkpoint {folder} has format {body['format']!r}, not {FORMAT!r}")
-        if _digest(folder / "state.safetensors") != body["tensors_sha256"]:
+        if sha256_of(folder / "state.safetensors") != body["tensors_sha256"]:
             raise CorruptCheckpoint(f"checkpoint {folder} is damaged: state.safetensors was changed")
     except CorruptCheckpoint:
         raise
@@ -183,8 +183,3 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(renamed, ignore_errors=True)
         os.replace(folder, renamed)
         shutil.rmtree(renamed)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,6 +6,7 @@ stays unchanged.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -21,6 +22,12 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     unfinished = path.with_name(f".{path.name}.part")
     write(unfinished)
     os.replace(unfinished, path)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 checksum of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_new_folder(folder: Path) -> None:
