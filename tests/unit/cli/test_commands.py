@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +20,7 @@ from typer.testing import CliRunner
 
 import antiphon
 from antiphon.cli import app
+from antiphon.data.encoders import KNOWN_ENCODERS
 from antiphon.report import report
 
 # Commands whose function has another name.
@@ -213,3 +217,15 @@ def test_the_report_is_a_function_whether_or_not_its_package_is_imported() -> No
     parameters = list(inspect.signature(antiphon.report).parameters)
     assert parameters == list(inspect.signature(report).parameters)
     assert parameters[:2] == ["runs", "out"]
+
+
+def test_a_file_that_is_not_a_known_encoder_gives_an_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"weights")
+    done = CliRunner().invoke(app, ["encoders", str(tmp_path / "model.onnx")])
+    assert (done.exit_code, "model.onnx: not a known encoder (SHA-256 " in done.output) == (1, True)
+    known = replace(KNOWN_ENCODERS[-1], name="mine", sha256=hashlib.sha256(b"weights").hexdigest())
+    monkeypatch.setattr("antiphon.data.encoders.KNOWN_ENCODERS", (*KNOWN_ENCODERS, known))
+    done = CliRunner().invoke(app, ["encoders", str(tmp_path / "model.onnx")])
+    assert (done.exit_code, "model.onnx: mine\n" in done.output) == (0, True)
