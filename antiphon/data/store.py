@@ -29,6 +29,7 @@ from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.frontends import Frontend
 from antiphon.data.processes import map_in_processes
 from antiphon.records.files import check_name, new_folder, read_format, sha256_of
+from antiphon.records.maker import tidy
 
 FORMAT = "antiphon-features/1"
 CHUNK = 16  # utterances in a message: few enough to share them evenly, enough to hide its cost
@@ -196,6 +197,7 @@ def open_or_write(
         key += f"-corrupted-{corruption[:16]}"
         fingerprint = hashlib.sha256(f"{fingerprint} {corruption}".encode()).hexdigest()
     folder = Path(corpus.path) / "features" / key
+    tidy(folder)
     if folder.exists():
         store = FeatureStore.open(folder)
         if store.fingerprint == fingerprint:
@@ -207,7 +209,7 @@ def open_or_write(
         "dim": frontend.dim,
         "frames_per_second": frontend.frames_per_second,
     }
-    with new_folder(folder) as building:
+    with new_folder(folder, several=True) as building:
         _write(building, about, corpus, extracted, progress)
     return FeatureStore.open(folder)
 

@@ -25,6 +25,7 @@ from antiphon.models.las import Las
 from antiphon.models.transducer import Transducer
 from antiphon.recognizer import Recognizer
 from antiphon.records.files import new_folder
+from antiphon.records.maker import tidy
 from antiphon.report.formatting import percent
 from antiphon.report.model_card import write_card
 from antiphon.scoring.error_rate import Errors, word_errors
@@ -57,6 +58,7 @@ def export_run(
     run: Path, out: Path, int8: bool, data: Path | None, split: str, progress: Progress
 ) -> Exported:
     """Write the folder, then compare its models with the run's model; see `antiphon.export`."""
+    tidy(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty: choose another folder")
     check_packages()

@@ -6,22 +6,30 @@ stays unchanged.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from antiphon.records.maker import OLD, beside, tidy, unfinished
+
+MAKING, PART = "making", "part"  # purposes of folders and files that are not complete
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file, which gets its name when it is complete. `write` is called with the path to write to."""
-    unfinished = path.with_name(f".{path.name}.part")
-    write(unfinished)
-    os.replace(unfinished, path)
+    tidy(path)
+    part = beside(path, PART)
+    try:
+        write(part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def sha256_of(path: Path) -> str:
@@ -71,36 +79,66 @@ def read_format(path: Path, format: str, what: str) -> dict[str, Any]:
 
 
 @contextmanager
-def new_folder(destination: Path) -> Iterator[Path]:
+def new_folder(destination: Path, several: bool = False) -> Iterator[Path]:
     """Yield an empty folder beside the destination; at the end it replaces the destination.
 
-    On any error, including Ctrl-C, it is removed and the destination stays as it was.
+    On any error, including Ctrl-C, it is removed and the destination stays as it was. What killed processes
+    left beside the destination is removed first. Two processes cannot make the same folder at once, unless
+    `several` may make the same contents: then the first one to finish makes it.
     """
     destination = destination.absolute()
     destination.parent.mkdir(parents=True, exist_ok=True)
-    token = secrets.token_hex(4)
-    folder = destination.with_name(f".{destination.name}.making-{token}")
+    tidy(destination)
+    before = _identity(destination)
+    folder = beside(destination, MAKING)
     folder.mkdir()
     try:
+        if not several:
+            _refuse_other_makers(destination, folder)
         yield folder
-        _move(folder, destination, destination.with_name(f".{destination.name}.old-{token}"))
-    except BaseException:
+        if not _publish(folder, destination, before) and not several:
+            raise ValueError(f"{destination} was made by another process meanwhile: choose another folder")
+    finally:
         shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
-def _move(folder: Path, destination: Path, old: Path) -> None:
-    """Rename a folder to its destination; a folder already there is first renamed to `old`."""
-    if not destination.exists():
-        os.rename(folder, destination)
-        return
-    os.rename(destination, old)
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Return what tells a folder from a later one of the same name; None if it is missing or empty."""
     try:
-        os.rename(folder, destination)
-    except BaseException:
-        os.rename(old, destination)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        if not any(folder.iterdir()):
+            return None
+        status = folder.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _refuse_other_makers(destination: Path, own: Path) -> None:
+    for path, purpose, maker in unfinished(destination):
+        if purpose == MAKING and path != own:
+            raise ValueError(
+                f"{destination} is being made by {maker}: wait until it has ended, or stop it. If it has "
+                f"ended, remove {path}"
+            )
+
+
+def _publish(folder: Path, destination: Path, before: tuple[int, int] | None) -> bool:
+    """Give a folder its name, in place of what was there before; False if there is another one by now."""
+    old = beside(destination, OLD)
+    try:
+        if before is not None and _identity(destination) == before:
+            os.rename(destination, old)
+        os.rename(folder, destination)  # replaces an empty folder only
+    except BaseException as error:
+        with suppress(OSError):
+            os.rename(old, destination)
+        if not (isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST)):
+            raise
+        return False
+    finally:
+        if destination.exists():
+            shutil.rmtree(old, ignore_errors=True)
+    return True
 
 
 def sync(path: Path) -> None:

@@ -28,6 +28,7 @@ from antiphon.data.importing.import_options import STEPS, ImportOptions
 from antiphon.data.importing.listing import Listing, list_candidates
 from antiphon.data.processes import map_ahead
 from antiphon.records.files import check_name, check_new_folder, new_folder, sync
+from antiphon.records.maker import tidy
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,7 @@ def _describe_texts(utterances: list[Utterance], listing: Listing, options: Impo
 def check_destination(source: Path, destination: Path, overwrite: bool) -> None:
     """Refuse, before any work, a destination that must not be written or replaced."""
     check_new_folder(destination.parent)
+    tidy(destination)
     if not destination.exists() and not destination.is_symlink():
         return
     if not overwrite:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tarfile
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -29,6 +29,7 @@ from antiphon.data.session_texts import SessionText
 from antiphon.data.store import Progress
 from antiphon.data.tts.synthesiser import SilentError, Synthesiser, Voice
 from antiphon.records.files import new_folder
+from antiphon.records.maker import beside, tidy
 from antiphon.seeding import derive
 
 FORMAT = "antiphon-spoken/1"
@@ -132,6 +133,7 @@ def speak_corpus(
     """Make the corpus of these sayings and this real speech, or open it if it exists already."""
     destination = Path(destination)
     digest = _digest(sayings, voices, engines, real)
+    tidy(destination)
     if destination.exists():
         return _open(destination, digest)
     with new_folder(destination) as folder, temporary_source(destination) as source:
@@ -229,10 +231,13 @@ class AudioSource:
 @contextmanager
 def temporary_source(destination: Path) -> Iterator[AudioSource]:
     """Make a source beside the corpus that will be made of it; it is removed at the end."""
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory(prefix=".speaking-", dir=destination.parent) as folder,
-        tarfile.open(Path(folder) / "audio.tar", "w") as tar,
-        open(Path(folder) / "manifest.jsonl", "w") as manifest,
-    ):
-        yield AudioSource(Path(folder), tar, manifest)
+    folder = beside(destination, "speaking")
+    folder.mkdir(parents=True)
+    try:
+        with (
+            tarfile.open(folder / "audio.tar", "w") as tar,
+            open(folder / "manifest.jsonl", "w", encoding="utf-8") as manifest,
+        ):
+            yield AudioSource(folder, tar, manifest)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
