@@ -26,7 +26,7 @@ from antiphon.experiment.starting import load_start
 from antiphon.experiment.teaching import resolve_labels
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.recognizer import Recognizer
-from antiphon.records.writer import Listener
+from antiphon.records.writer import Listener, reporting_a_stop
 from antiphon.report import write_report
 from antiphon.report.model_card import write_card
 from antiphon.report.run_folder import RunFolder
@@ -82,7 +82,7 @@ def run_experiment(
         try:
             for name, run in experiment.chosen(only).items():
                 listener = screen.run(name, run, len(prepared.clients[name]))
-                with _reporting_a_stop(listener):
+                with reporting_a_stop(listener):
                     scores[name] = run_one(prepared, name, out, resume, skip_corrupt, listener, group)
                 listener.ended(scores[name])
         except Stopped:
@@ -152,15 +152,6 @@ def _interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Stopped("interrupted") from None
-
-
-@contextmanager
-def _reporting_a_stop(listener: Listener) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        listener.ended(None)
-        raise
 
 
 def is_finished(folder: Path, run: Run, split: str) -> bool:

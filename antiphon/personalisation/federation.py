@@ -35,6 +35,8 @@ from antiphon.personalisation.word_cache import Cache
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.records import checkpoint
 from antiphon.records.files import replace_file
+from antiphon.records.listener import Listen, Listeners, RunInfo
+from antiphon.records.writer import Listener, reporting_a_stop
 
 IDENTITY = "protocol.json"  # in the folder of a run of rounds: the data and settings that it belongs to
 
@@ -93,6 +95,7 @@ class Federation:
     earlier: lists of clients that are done and go on reporting.
     folder: where the journals and checkpoints of rounds are kept; None: they are not kept.
     name: tells apart what is kept for different data or algorithms in one folder.
+    listeners: called as each run of rounds begins that is not complete in the folder.
     """
 
     entries: tuple[NBest, ...]
@@ -106,6 +109,7 @@ class Federation:
     folder: Path | None = None
     name: str = "rounds"
     group: ProcessGroup = SingleProcess()
+    listeners: tuple[Listen, ...] = ()
 
     @classmethod
     def of(
@@ -178,13 +182,16 @@ class Federation:
         rounds = Rounds(num_rounds, cohort, min_clients=0, valid_every=0, keep_last=num_rounds + 1)
         with self._rounds_folder(sigma, schedule) as folder:
             pool = self.group.pool(worker, lambda client: num_lists[client])
+            listener = self._listener(folder, sigma, schedule, rounds)
             engine = Engine(
                 self.algorithm, pool, list(num_lists), rounds, folder, schedule.seed,
-                group=self.group, draw=schedule.draw,
+                listener=listener, group=self.group, draw=schedule.draw,
             )  # fmt: skip
-            last: FmpState = engine.run(
-                background_params(self.background.probabilities.tolist()), resume=True
-            ).state
+            with reporting_a_stop(listener):
+                last: FmpState = engine.run(
+                    background_params(self.background.probabilities.tolist()), resume=True
+                ).state
+            listener.ended({})
 
             def read_shared_words() -> tuple[Tensor | None, ...]:
                 numbers, saved = range(1, num_rounds + 1), folder / "checkpoints"
@@ -194,6 +201,27 @@ class Federation:
             shared = self.group.on_rank_zero(read_shared_words)
         return [words.numpy() if words is not None else None for words in shared]
 
+    def _listener(self, folder: Path, sigma: float, schedule: Schedule, rounds: Rounds) -> Listener:
+        """Return the listeners of a run of rounds; one that ignores all events if its rounds are complete."""
+        if checkpoint.saved_rounds(folder / "checkpoints")[-1:] == [rounds.total]:
+            return Listener()
+        info = RunInfo(
+            name=self._run_name(sigma, schedule),
+            recipe="personalize",
+            seed=schedule.seed,
+            num_rounds=rounds.total,
+            num_clients=len(self._num_lists()),
+            folder=folder,
+            settings={
+                "algorithm": {"sigma": sigma, "agreement": self.agreement},
+                "rounds": {"total": rounds.total, "cohort": rounds.cohort},
+            },
+        )
+        return Listeners([listen(info) for listen in self.listeners])
+
+    def _run_name(self, sigma: float, schedule: Schedule) -> str:
+        return f"{self.name}-T{schedule.rounds}-sigma{sigma:g}"
+
     @contextmanager
     def _rounds_folder(self, sigma: float, schedule: Schedule) -> Iterator[Path]:
         """Yield the folder of one run of rounds, checked to be of the same data and settings."""
@@ -201,7 +229,7 @@ class Federation:
             with TemporaryDirectory() as scratch:
                 yield Path(scratch)
             return
-        folder = self.folder / f"{self.name}-T{schedule.rounds}-sigma{sigma:g}"
+        folder = self.folder / self._run_name(sigma, schedule)
         identity = self._identity(sigma, schedule)
 
         def check() -> None:

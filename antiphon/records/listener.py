@@ -96,14 +96,14 @@ def client_scalars(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def error_rates(scores: Mapping[str, Any]) -> dict[str, float]:
-    """Return WER and CER of the scores of a run.
+    """Return WER and CER of the scores of a run; nothing if it was not scored.
 
     >>> counts = {"substitutions": 1, "deletions": 0, "insertions": 1, "length": 8}
     >>> error_rates({"split": "test", "words": counts, "characters": {**counts, "length": 40}})
     {'test/wer': 0.25, 'test/cer': 0.05}
     """
     rates = {}
-    for name, unit in (("wer", "words"), ("cer", "characters")):
+    for name, unit in (("wer", "words"), ("cer", "characters")) if scores else ():
         counts = scores[unit]
         wrong = counts["substitutions"] + counts["deletions"] + counts["insertions"]
         rates[f"{scores['split']}/{name}"] = wrong / max(counts["length"], 1)

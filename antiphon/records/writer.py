@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -58,7 +59,20 @@ class Listener:
         """
 
     def ended(self, scores: Mapping[str, Any] | None) -> None:
-        """The run has ended: its scores on the test speakers, as in scores.json; None if it was stopped."""
+        """The run has ended: its scores on the test speakers, as in scores.json; None if it was stopped.
+
+        The rounds of `antiphon.personalize` are not scored one by one: `scores` is empty there.
+        """
+
+
+@contextmanager
+def reporting_a_stop(listener: Listener) -> Iterator[None]:
+    """Tell a listener that its run was stopped, if an exception ends the block."""
+    try:
+        yield
+    except BaseException:
+        listener.ended(None)
+        raise
 
 
 class Record:

@@ -25,6 +25,7 @@ from antiphon.experiment.starting import SeedModel
 from antiphon.recipes.session_adaptation import SESSIONS, adapted_experiment
 from antiphon.recognizer import Recognizer
 from antiphon.records.files import check_new_folder
+from antiphon.records.listener import Listen
 from antiphon.records.lock import locked
 from antiphon.scoring.error_rate import Errors, Tally
 from antiphon.workflows.adaptation_corpus import Speaking, Texts, compute_features, make_corpus, read_texts
@@ -33,10 +34,10 @@ from antiphon.workflows.arguments import (
     Notify,
     Paths,
     Progress,
+    listening_screen,
     no_messages,
     no_progress,
     paths_of,
-    screen_for,
 )
 
 Rate = tuple[int, int]  # words wrong, words
@@ -89,6 +90,7 @@ def adapt(
     processes: int = 1,
     progress: Progress = no_progress,
     notify: Notify = no_messages,
+    listeners: Sequence[Listen] = (),
 ) -> Adaptation:
     """Adapt a model to sessions by synthetic speech of their text.
 
@@ -114,6 +116,7 @@ def adapt(
         processes: The number of processes that speak and compute features.
         progress: A function that is called with (stage, steps done, number of steps).
         notify: A function that is called with a line of text: skipped sentences, length of the speech.
+        listeners: Functions that are called with a `RunInfo` as each run begins, and return its `Listener`.
 
     Example:
         adaptation = antiphon.adapt("out/seed", ["slides.txt"], rehearse="speech", out="adapted")
@@ -137,7 +140,7 @@ def adapt(
         store = compute_features(seed, spoken, real, processes, partial(progress, "features"))
         if speech_only:
             return Adaptation(spoken.corpus.path, runs / "adapted", {}, ())
-        screen = screen_for(progress)
+        screen = listening_screen(progress, listeners, experiment, runs)
         scores = run_experiment(
             experiment, spoken.corpus.path, runs, resume, False, device, processes, screen
         )

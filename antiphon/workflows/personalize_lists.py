@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from antiphon.decoding.nbest import read_nbest
 from antiphon.decoding.rescoring import Lists, tabulate, tune
@@ -23,6 +24,7 @@ from antiphon.pools.rendezvous import find_rank
 from antiphon.pools.spawning import run_processes
 from antiphon.privacy.samplers import Secure, Seeded
 from antiphon.records.files import check_new_folder
+from antiphon.records.listener import Listen
 from antiphon.records.lock import locked
 from antiphon.workflows.arguments import Names, Notify, Progress, no_messages, no_progress
 from antiphon.workflows.rescore_lists import describe_weights, lists_of_splits, make_columns
@@ -122,6 +124,7 @@ def personalize(
     num_processes: int = 1,
     progress: Progress = no_progress,
     notify: Notify = no_messages,
+    listeners: Sequence[Listen] = (),
 ) -> Personalisation:
     """Personalise a language model on N-best lists: word error rates round by round, client by client.
 
@@ -151,13 +154,16 @@ def personalize(
             this program again, that many times; the first process waits for them and then exits.
         progress: A function that is called with (stage, steps done, number of steps).
         notify: A function that is called with a line of text: settings that were found, and warnings.
+        listeners: Functions that are called with a `RunInfo` as each run of rounds begins, and return its
+            `Listener`.
 
     Example:
         result = antiphon.personalize("lists.jsonl", ["books.txt"], lm={"books": "books.arpa"}, rounds=[10])
         print([(row.name, row.rate) for row in result.rows])
     """
     process, folder = find_rank(os.environ), Path(out) if out is not None else None
-    _check_folder(folder, resume)
+    if process is None:
+        _check_folder(folder, resume)
     if noise is not None and noise.secure and (process is not None or num_processes > 1):
         raise ValueError("secure noise is drawn by one process: several would each draw their own")
     if process is None and num_processes > 1:
@@ -179,12 +185,14 @@ def personalize(
     _warn(heldout, scored, second_pass, notify)
     with ExitStack() as stack:
         group, _ = stack.enter_context(joined_group(process, "cpu", ordered=True))
-        group.on_rank_zero(lambda: _lock(stack, folder))
+        group.on_rank_zero(lambda: _claim_folder(stack, folder, resume))
+        rounds_folder = (folder or Path(stack.enter_context(TemporaryDirectory()))) / ROUNDS
+        first_listeners = tuple(listeners) if group.is_rank_zero else ()
 
         def federate(lists: Lists, name: str) -> Federation:
             federation = Federation.of(lists.entries, unigram, client, earlier)
-            rounds_folder = folder / ROUNDS if folder is not None else None
-            return replace(federation, agreement=agreement, folder=rounds_folder, name=name, group=group)
+            federation = replace(federation, agreement=agreement, listeners=first_listeners)
+            return replace(federation, folder=rounds_folder, name=name, group=group)
 
         report = partial(progress, "settings")
         tuning = federate(heldout, "tuning")
@@ -200,12 +208,16 @@ def _check_folder(out: Path | None, resume: bool) -> None:
         check_new_folder(out)
     if resume and out is None:
         raise ValueError("there is no folder to resume from: name it with --out (in Python: out=)")
-    if not resume and out is not None and find_rank(os.environ) is None and (out / ROUNDS).exists():
+    if not resume and out is not None and (out / ROUNDS).exists():
         raise ValueError(f"{out / ROUNDS} exists: continue its rounds (--resume), or choose another folder")
 
 
-def _lock(stack: ExitStack, out: Path | None) -> None:
-    """Lock the folder of the results and rounds, if there is one, until the stack is closed."""
+def _claim_folder(stack: ExitStack, out: Path | None, resume: bool) -> None:
+    """Check and lock the folder of the results and rounds, if there is one, until the stack is closed.
+
+    One process of several does this: the others may be slower, and see rounds that it has begun.
+    """
+    _check_folder(out, resume)
     if out is not None:
         stack.enter_context(locked(out))
 

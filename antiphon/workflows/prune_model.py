@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,8 +25,9 @@ from antiphon.models.reduced import structure_of
 from antiphon.models.transducer import TransducerConfig
 from antiphon.recipes.single_algorithm import LOCAL, SERVER
 from antiphon.recognizer import Recognizer
+from antiphon.records.listener import Listen
 from antiphon.tasks.submodel import shrink
-from antiphon.workflows.arguments import Names, Progress, names_of, no_progress, screen_for
+from antiphon.workflows.arguments import Names, Progress, listening_screen, names_of, no_progress
 
 # Built for 80 log-mel filters and 500 tokens; the prunable layers do not depend on either.
 PRESETS: dict[str, LasConfig | TransducerConfig] = {
@@ -82,6 +84,7 @@ def prune(
     device: str = "auto",
     feature_processes: int = 1,
     progress: Progress = no_progress,
+    listeners: Sequence[Listen] = (),
 ) -> dict[str, Scores]:
     """Make a run's model smaller by Federated Pruning; the new run is `out`/pruned.
 
@@ -96,6 +99,7 @@ def prune(
         device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
         feature_processes: The number of processes that compute features.
         progress: A function that is called with (stage, steps done, number of steps).
+        listeners: Functions that are called with a `RunInfo` as the run begins, and return its `Listener`.
 
     Returns:
         The scores of the pruned run on the test speakers, by the name of the run.
@@ -104,7 +108,7 @@ def prune(
         scores = antiphon.prune("out/dga", "small", sparsity=0.3, rounds=20)
     """
     experiment, corpus = _pruned_experiment(Path(run), sparsity, rounds, settings)
-    screen = screen_for(progress)
+    screen = listening_screen(progress, listeners, experiment, Path(out))
     return run_experiment(experiment, data or corpus, out, resume, False, device, feature_processes, screen)
 
 

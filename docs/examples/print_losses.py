@@ -18,7 +18,7 @@ class PrintLosses(antiphon.Listener):
             print(f"{self.name}, round {entry['round']}: loss {entry['loss']:.2f}")
 
     def ended(self, scores: Mapping[str, Any] | None) -> None:
-        print(f"{self.name} {'was stopped' if scores is None else 'has been scored'}")
+        print(f"{self.name} {'was stopped' if scores is None else 'has ended'}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -112,21 +113,26 @@ class Events(library.Listener):
         self.ends.append(scores)
 
 
+@dataclass
+class Heard:
+    """A listener for every run; remembers what it heard of each."""
+
+    runs: list[Events] = field(default_factory=list)
+
+    def __call__(self, run: library.RunInfo) -> library.Listener:
+        self.runs.append(Events(run))
+        return self.runs[-1]
+
+
 def lines_of(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_listeners_hear_the_rounds_and_the_end_of_each_run(world: World, tmp_path: Path) -> None:
-    heard: list[Events] = []
-
-    def listen(run: library.RunInfo) -> library.Listener:
-        heard.append(Events(run))
-        return heard[-1]
-
-    out = tmp_path / "out"
+    heard, out = Heard(), tmp_path / "out"
     with pytest.raises(ValueError, match="enough"):  # an exception of a listener stops the run
-        library.run("fedavg", world.corpus, out, settings=SETTINGS, listeners=[listen])
-    seed, fedavg = heard
+        library.run("fedavg", world.corpus, out, settings=SETTINGS, listeners=[heard])
+    seed, fedavg = heard.runs
     assert (seed.run.name, seed.run.num_rounds, seed.run.folder) == ("seed", 3, out / "seed")
     assert fedavg.run.settings["rounds"]["total"] == 4
     assert seed.rounds == lines_of(out / "seed" / "journal.jsonl")
@@ -135,8 +141,8 @@ def test_listeners_hear_the_rounds_and_the_end_of_each_run(world: World, tmp_pat
     assert fedavg.ends == [None]
     assert set(fedavg.clients) > set(fedavg.rounds[-1]["clients"])  # validation speakers too
     before = len(lines_of(out / "fedavg" / "journal.jsonl"))
-    scores = library.run("fedavg", world.corpus, out, settings=SETTINGS, resume=True, listeners=[listen])
-    resumed = heard[-1]
+    scores = library.run("fedavg", world.corpus, out, settings=SETTINGS, resume=True, listeners=[heard])
+    resumed = heard.runs[-1]
     assert resumed.resumed_after == [before - 1]
     assert resumed.ends == [scores["fedavg"]]
 
@@ -310,14 +316,27 @@ def test_nbest_and_rescore(antiphon: Antiphon, finished: Path, lm: Path, tmp_pat
         assert f"{100 * choice.errors.rate:.2f}" in done.output
 
 
+def check_heard_rounds(heard: Heard, folder: Path) -> None:
+    """Each run of rounds is announced once, though its rounds are used several times."""
+    names = [events.run.name for events in heard.runs]
+    assert sorted(names) == sorted(path.name for path in folder.iterdir())
+    for events in heard.runs:
+        assert events.run.folder == folder / events.run.name
+        assert events.rounds == lines_of(events.run.folder / "journal.jsonl")
+        assert len(events.rounds) == events.run.num_rounds == events.run.settings["rounds"]["total"]
+        assert events.run.num_clients == len(events.rounds[0]["cohort"])
+        assert events.ends == [{}]
+
+
 def test_personalize(antiphon: Antiphon, finished: Path, lm: Path, tmp_path: Path) -> None:
     lists, text, lines = tmp_path / "lists.jsonl", tmp_path / "text.txt", []
     library.nbest(finished / "fedavg", lists, beam=4, lm=lm)
     noise = library.NoiseSettings(("gaussian=2",), cap=2.0, num_seeds=2)
     result = library.personalize(
         lists, [text], lm={"letters": lm}, client="speaker", rounds=[1, 2], noise=noise,
-        out=tmp_path / "function", notify=lines.append,
+        out=tmp_path / "function", notify=lines.append, listeners=[heard := Heard()],
     )  # fmt: skip
+    check_heard_rounds(heard, tmp_path / "function" / "rounds")
     options = ["--background", text, "--lm", lm, "--client", "speaker", "--rounds", "1,2", "--private"]
     options += ["gaussian=2", "--cap", "2", "--noise-seeds", "2", "--out", tmp_path / "command"]
     done = antiphon("personalize", lists, *options)
@@ -353,8 +372,14 @@ def test_prune_and_its_plan(antiphon: Antiphon, finished: Path, tmp_path: Path) 
     shown = antiphon("prune", finished / "fedavg", "--plan").output
     assert f"zero-parameter ratio {plan.zero_ratio:.3f}" in shown
     steps = Steps()
-    scores = library.prune(finished / "fedavg", tmp_path / "function", rounds=2, progress=steps)
+    scores = library.prune(
+        finished / "fedavg", tmp_path / "function", rounds=2, progress=steps, listeners=[heard := Heard()]
+    )
     assert steps.last["pruned"] == (2, 2)
+    (pruned,) = heard.runs
+    assert pruned.run.folder == tmp_path / "function" / "pruned"
+    assert pruned.rounds == lines_of(pruned.run.folder / "journal.jsonl")
+    assert pruned.ends == [scores["pruned"]]
     with pytest.raises(ValueError, match="at least 2 rounds, not 1"):
         library.prune(finished / "fedavg", tmp_path / "other", rounds=1)
     done = antiphon("prune", finished / "fedavg", "--rounds", "2", "--out", tmp_path / "command")
@@ -376,8 +401,11 @@ def test_adapt(antiphon: Antiphon, finished: Path, world: World, tmp_path: Path)
     small = ["runs.*.rounds.valid_every=1", "runs.adapted.algorithm.local.steps=2"]
     adaptation = library.adapt(
         finished / "seed", [text], world.corpus, tmp_path / "function", rounds=1, speaking=speak,
-        settings=small, notify=lines.append, progress=steps,
+        settings=small, notify=lines.append, progress=steps, listeners=[heard := Heard()],
     )  # fmt: skip
+    (adapted,) = heard.runs
+    assert (adapted.run.folder, adapted.ends) == (adaptation.model, [adaptation.scores["adapted"]])
+    assert adapted.rounds == lines_of(adaptation.model / "journal.jsonl")
     assert steps.last["adapted"] == (1, 1)
     assert {"synthesis", "features"} <= steps.last.keys()
     assert "s10: 1 of 3 sentences skipped, characters outside the alphabet" in lines

@@ -194,6 +194,23 @@ def test_two_processes_give_the_results_and_the_journals_of_one(files):
     assert one == two
 
 
+def test_under_torchrun_rounds_are_continued_only_if_asked_for(files):
+    arguments = ("personalize", *options(files, "--rounds", "1,2", "--out", files / "out"))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+    def run(*more):
+        command = [*torchrun, "-m", "antiphon", *map(str, arguments), *more]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+    first, refused = run(), run()
+    assert first.returncode == 0, first.stdout + first.stderr
+    results = (files / "out" / "results.json").read_bytes()
+    assert refused.returncode != 0
+    assert refused.stderr.count("rounds exists: continue its rounds (--resume)") == 1
+    assert run("--resume").returncode == 0
+    assert (files / "out" / "results.json").read_bytes() == results
+
+
 def test_secure_noise_is_for_one_process(command, files):
     secure = ("--private", "gaussian=2", "--secure", "--workers", "2")
     with pytest.raises(ValueError, match="secure noise is drawn by one process"):

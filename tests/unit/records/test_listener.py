@@ -82,7 +82,7 @@ def test_the_listener_of_the_docs_prints_rounds_and_ends(capsys: pytest.CaptureF
     make = runpy.run_path(str(example))["PrintLosses"]
     play(make(RUN))
     play(make(RUN), None)
-    last = ["dga has been scored", "dga was stopped"]
+    last = ["dga has ended", "dga was stopped"]
     assert capsys.readouterr().out.splitlines() == [
         "dga, round 2: loss 2.00", last[0], "dga, round 2: loss 2.00", last[1]
     ]  # fmt: skip
