@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from cautious import Cautious, Twice
+from elsewhere import remote
 from twins import Twins
 
 from antiphon.algorithms.central import Central
@@ -91,9 +92,10 @@ POOLS: dict[str, Callable[[Worker], Pool]] = {
     "local": LocalPool,
     "two processes": Twins,
     "stacked": lambda worker: LocalPool(stacked(worker)),
+    "remote": remote,
 }
 # What another way of sharing clients out may change: shares that are folded apart round differently.
-ROUNDING = {"local": 0.0, "two processes": 1e-6, "stacked": 1e-5}
+ROUNDING = {"local": 0.0, "two processes": 1e-6, "stacked": 1e-5, "remote": 0.0}
 
 
 # --- Speech ---------------------------------------------------------------------------------------

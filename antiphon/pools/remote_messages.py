@@ -88,7 +88,13 @@ def pack(head: Mapping[str, Any], tensors: Tensors | None = None) -> Message:
 
 def pack_body(tensors: Tensors) -> bytes:
     """Return tensors as safetensors; b"" if there are none."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    plain: Tensors = {}
+    stored: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        plain[name] = tensor.clone() if place in stored else tensor  # safetensors refuses shared memory
+        stored.add(place)
     return save(plain) if plain else b""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
@@ -112,16 +113,17 @@ def test_a_body_that_is_known_may_be_left_out() -> None:
 def test_what_json_cannot_say_is_not_sent_and_not_read() -> None:
     with pytest.raises(ValueError):
         pack({"loss": math.nan})
-    import hashlib
-
     text = json.dumps({"loss": math.inf, "body": {"sha256": "", "bytes": 0, "names": []}}).encode()
     prefix = PREFIX.pack(b"antiphon", VERSION, len(text), hashlib.sha256(text).digest())
     with pytest.raises(WireError, match="Infinity is not a number"):
         head_of(Message(prefix + text))
 
 
-def test_non_contiguous_tensors_are_sent_by_value() -> None:
+def test_tensors_are_sent_by_value_whatever_memory_they_share() -> None:
     matrix = torch.arange(6.0).view(2, 3).T
-    _, tensors = unpack(pack({}, {"w": matrix, "scalar": torch.tensor(2.5)}))
+    same = torch.arange(2.0)
+    _, tensors = unpack(pack({}, {"w": matrix, "a": same, "b": same, "scalar": torch.tensor(2.5)}))
+    assert torch.equal(tensors["a"], same)
+    assert torch.equal(tensors["b"], same)
     assert torch.equal(tensors["w"], matrix)
     assert tensors["scalar"].shape == ()

@@ -1,0 +1,179 @@
+"""A pool whose clients are on other machines.
+
+A task becomes one message for each client, and each reply becomes an update, which is checked and added to
+the sum at once. A reply counts for the client that was asked, whatever it says. If anything is wrong with it,
+that client is a named failure, and the round goes on.
+
+By default, updates are added in the order of the cohort: the result has the same bits as `LocalPool`'s.
+Nothing is sent anywhere for clients that live with the server: `valid/…`, `server/…`, and the clients of runs
+on the server's own data.
+
+`reduce` asks once: reports and updates arrive together. Secure aggregation asks three times through the same
+`Exchange`: for reports, then with the weights that the reports decide, then for the masked sum.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from antiphon.core import Failure, Report, Task, Tensors, Update, Weigh, Worker, add_up
+from antiphon.pools.local import LocalUpdates, arrived
+from antiphon.pools.remote_exchange import Exchange, Link, Outcome, Patience, Request
+from antiphon.pools.remote_messages import (
+    Message,
+    WireError,
+    digest_of,
+    head_of,
+    pack_body,
+    unpack,
+    with_body,
+)
+from antiphon.records.writer import ClientStateFiles, Moment
+
+MAX_STATS = 100  # numbers in a report
+
+
+@dataclass
+class RemoteStates:
+    """The states that clients keep at their sites, as far as the server knows about them.
+
+    The server never sees a state. It says with each task which versions a site must keep, and how far the run
+    was set back when it was resumed. `here` has the states of clients that live with the server.
+    """
+
+    here: ClientStateFiles
+    expected: dict[str, Moment] = field(default_factory=dict)
+    kept_rounds: list[int] = field(default_factory=list)
+    resumed_at: int = 0
+    attempt: str = field(default_factory=lambda: uuid.uuid4().hex)  # new each time the run is set back
+
+    def sync(self) -> None:
+        self.here.sync()
+
+    def wrote(self, client: str, moment: Moment) -> None:
+        self.here.wrote(client, moment)
+        self.expected[client] = max(moment, self.expected.get(client, moment))
+
+    def prune(self, rounds: Iterable[int]) -> None:
+        self.kept_rounds = sorted(rounds)
+        self.here.prune(self.kept_rounds)
+
+    def rollback(self, round: int) -> None:
+        self.here.rollback(round)
+        self.resumed_at, self.attempt = round, uuid.uuid4().hex
+
+    def notes(self, client: str) -> dict[str, Any]:
+        """Return what a site has to know about the states of a client."""
+        return {
+            "keep": self.kept_rounds,
+            "attempt": self.attempt,
+            "resumed_at": self.resumed_at,
+            "expected": self.expected.get(client),
+        }
+
+
+@dataclass(frozen=True)
+class RemoteRun:
+    """One run, as sites know it: its name among all runs, and what a site needs to take part in it."""
+
+    id: str
+    setup: Message  # front end, tokens and model: travels once, and is cached by its digest
+    states: RemoteStates
+
+    @property
+    def setup_digest(self) -> str:
+        return str(head_of(self.setup)["body"]["sha256"])
+
+    def supply(self, digest: str) -> Message | None:
+        return self.setup if digest == self.setup_digest else None
+
+
+@dataclass
+class RemotePool:
+    """Sends tasks to sites. `sites` says which site speaks for which client; others are clients `here`."""
+
+    link: Link
+    sites: Mapping[str, str]  # client -> site
+    here: Worker
+    run: RemoteRun
+    patience: Patience = Patience()
+    ordered: bool = True  # add updates in the order of the cohort; False: as they arrive
+    ignored: int = field(default=0, init=False)  # late, repeated and unknown replies so far
+
+    def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
+        return add_up(update.weighted_by(weigh) for update in self._updates(task, cohort))
+
+    def collect(self, task: Task, cohort: Sequence[str]) -> LocalUpdates:
+        by_client: dict[str, Update] = {}
+        for update in self._updates(task, cohort):
+            client = (update.reports or update.failures)[0].client
+            by_client[client] = update
+        replies = [by_client[client] for client in cohort]
+        updates = tuple(update for update in replies if not update.is_empty)
+        return LocalUpdates(updates, tuple(failure for update in replies for failure in update.failures))
+
+    def _updates(self, task: Task, cohort: Sequence[str]) -> Iterator[Update]:
+        """Yield the update of each client, empty for one that failed."""
+        arrive = arrived(task)
+        away = self._requests(task, [client for client in cohort if client in self.sites])
+        exchange = Exchange(self.link, self.patience, away, self.run.supply, self.ordered)
+        with exchange:  # the sites are working now
+            outcomes = exchange.outcomes()
+            for client in cohort if self.ordered else [client for client in cohort if client not in away]:
+                if client in away:
+                    yield arrive(self._read(task, *next(outcomes)))
+                else:
+                    yield from map(arrive, self.here.run(task, [client]))
+            for client, outcome in outcomes:
+                yield arrive(self._read(task, client, outcome))
+        self.ignored += exchange.ignored
+
+    def _requests(self, task: Task, clients: Sequence[str]) -> dict[str, Request]:
+        body = pack_body(task.tensors) if clients else b""
+        digest, names, size = digest_of(body), list(task.tensors), len(clients)
+        about = {"verb": "work", "run": self.run.id, "setup": self.run.setup_digest, "cohort": size}
+        about |= {"kind": task.kind, "config": dict(task.config)}
+        heads = ({**about, "client": client, "states": self.run.states.notes(client)} for client in clients)
+        messages = (with_body(head, body, names, digest) for head in heads)
+        return {c: Request(self.sites[c], message) for c, message in zip(clients, messages, strict=True)}
+
+    def _read(self, task: Task, client: str, outcome: Outcome) -> Update:
+        if isinstance(outcome, str):
+            return Update.nothing(Failure(client, outcome))
+        try:
+            return self._update(task, client, *unpack(outcome))
+        except WireError as error:
+            return Update.nothing(Failure(client, f"site {self.sites[client]!r}: {error}"))
+
+    def _update(self, task: Task, client: str, head: Mapping[str, Any], tensors: Tensors) -> Update:
+        if head.get("verb") == "failure":
+            return Update.nothing(Failure(client, str(head.get("reason"))[:500]))
+        asked = {"verb": "answer", "run": self.run.id, "client": client, "moment": list(task.moment)}
+        for key, wanted in asked.items():
+            if head.get(key) != wanted:
+                raise WireError(f"the reply is about {key} {head.get(key)!r}, and the task about {wanted!r}")
+        report = Report(client, checked_stats(head.get("stats")), state_bytes=_count(head.get("state_bytes")))
+        device = next((tensor.device for tensor in task.tensors.values()), torch.device("cpu"))
+        return Update({name: tensor.to(device) for name, tensor in tensors.items()}, reports=(report,))
+
+
+def checked_stats(stats: Any) -> dict[str, float]:
+    """Return the numbers of a report; WireError if they are not finite numbers with names."""
+    if not isinstance(stats, dict) or len(stats) > MAX_STATS:
+        raise WireError(f"a report is a mapping of at most {MAX_STATS} numbers")
+    for name, value in stats.items():
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise WireError(f"its report says {name[:40]!r} is {str(value)[:40]!r}, which is not a number")
+    return dict(stats)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise WireError(f"its report says its state has {str(value)[:40]!r} bytes")
+    return value
