@@ -37,10 +37,7 @@ from antiphon.core import Algorithm, Task, Update, Worker, lives_with_server, si
 from antiphon.pools.recording import Faults, RecordingPool, no_faults
 from antiphon.server.run_context import parts_of, prepare
 
-PAIRS = [
-    *((names, "local") for names in COMBINATIONS),
-    *((names, pool) for names in COVERING for pool in ("stacked", "remote")),
-]
+PAIRS = [(names, "local") for names in COMBINATIONS] + [(names, "stacked") for names in COVERING]
 COHORT = ["speaker/s00", "speaker/s01", "speaker/s02"]
 
 
