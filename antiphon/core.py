@@ -295,7 +295,8 @@ class Algorithm(Protocol[State]):
     - `check_run(run)` refuses settings of a run that do not fit, when an experiment is read;
     - `personal(pool) -> Pool` returns a pool through which each client evaluates its own model;
     - `effect` and `refuses` say which wrappers it cannot enclose (see `check_order`);
-    - `trains_on_server`, `labels_speech`, `is_for_whole_models`: see `Central`, `SelfTrained`, `DgaRl`.
+    - `trains_on_server`, `labels_speech`, `is_for_whole_models`: see `Central`, `SelfTrained`, `DgaRl`;
+    - `collects = True` says that it calls `pool.collect`, which secure aggregation refuses.
     """
 
     def init(self, params: Tensors) -> State: ...

@@ -105,6 +105,7 @@ class DgaRl:
     exaggeration: float = 10.0  # 1 / (1 − β1) of the server's Adam; 1: the candidates themselves
     num_validation: int = 0  # number of clients that measure both models; 0: all validation clients
     validation: tuple[str, ...] = ()  # their names; empty: drawn when the run begins
+    collects: ClassVar[bool] = True  # it needs single updates, which secure aggregation hides
     is_for_whole_models: ClassVar[bool] = True  # `antiphon prune` goes on with the inner algorithm
 
     def __post_init__(self) -> None:

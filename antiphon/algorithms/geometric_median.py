@@ -48,6 +48,7 @@ class GeometricMedian:
     inner: FedAvg = hierarchical()
     iterations: int = 8
     smoothing: float = 1e-6
+    collects: ClassVar[bool] = True  # it needs single updates, which secure aggregation hides
     is_for_whole_models: ClassVar[bool] = True  # `antiphon prune` goes on with the inner algorithm
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ from antiphon.models.torch_device import find_device
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.recording import Faults, no_faults
 from antiphon.recognizer import Blueprint, Recognizer
+from antiphon.secure_aggregation.rules import SecureAggregation
 from antiphon.seeding import derive
 from antiphon.server.run_context import RunContext, parts_of
 from antiphon.server.run_context import prepare as prepare_algorithm
@@ -89,7 +90,9 @@ class Prepared:
         stacks = self.experiment.stacked and self.device.type == "cuda"
         kind = StackedWorker if stacks else SpeechWorker
         worker: Worker = kind(runtime, self.all_clients(name), states, self.held_out.get(name, {}))
-        return group.pool(worker, self.seconds_of(name))
+        pool = group.pool(worker, self.seconds_of(name))
+        secure = self.experiment.runs[name].secure_aggregation
+        return secure_pool(worker, pool, secure, name) if secure else pool
 
     def faults(self, name: str) -> Faults:
         """Return the simulated faults of a run's clients."""
@@ -98,6 +101,14 @@ class Prepared:
         if on_server or not (unreliability.dropout or unreliability.deadline):
             return no_faults
         return SimulatedFaults(unreliability, self.seconds_of(name), self.experiment.seed)
+
+
+def secure_pool(worker: Worker, pool: Pool, settings: SecureAggregation, run: str) -> Pool:
+    """Return a pool of simulated clients that mask their updates."""
+    # Imported here: it needs the package cryptography, which is optional.
+    from antiphon.secure_aggregation.secure_pool import SecurePool, in_process
+
+    return SecurePool(in_process(worker, settings.max_share), pool, settings, run)
 
 
 def texts_of(store: FeatureStore, indices: np.ndarray) -> list[str]:
@@ -169,6 +180,8 @@ def prepare(
             utterances, held_out[name] = hold_out(utterances, run.held_out, experiment.seed)
             clients[name] = _repeated(utterances, groups, run.times, len(store))
             run.rounds.check(len(clients[name]))
+            if run.secure_aggregation:
+                run.secure_aggregation.check(run.rounds.cohort, (group or SingleProcess()).size)
             teacher, _ = drawn[experiment.blueprint(run.teacher_run or name)]
             start = recognizer
             if run.start_folder:

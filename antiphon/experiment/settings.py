@@ -27,6 +27,8 @@ from antiphon.models.model import ModelConfig
 from antiphon.models.noise import SpecAugment
 from antiphon.recognizer import Blueprint
 from antiphon.records.files import check_name
+from antiphon.registry import choice_name
+from antiphon.secure_aggregation.rules import SecureAggregation
 from antiphon.seeding import derive
 from antiphon.server.run_context import check_order, parts_of
 
@@ -103,6 +105,7 @@ class Run:
     model: ModelConfig | None = None  # null: the experiment's
     held_out: float = 0.0  # share of each client's utterances that score its own model, without training
     start_folder: str = ""  # a folder with a model to start from, instead of a run
+    secure_aggregation: SecureAggregation | None = None  # hides single updates from the server; null: off
     converted: ClassVar = {
         "data": _read_data,
         "start": lambda value: config.run_or_folder(value, "start_run", "start_folder"),
@@ -133,6 +136,11 @@ class Run:
         for part in parts_of(self.algorithm):
             if hasattr(part, "check_run"):
                 part.check_run(self)
+            if self.secure_aggregation and getattr(part, "collects", False):
+                raise ValueError(
+                    f"{choice_name(type(part))} combines the same updates in several ways, which would "
+                    "reveal single updates: it cannot be used with secure_aggregation"
+                )
 
     @property
     def times(self) -> dict[str, int]:

@@ -16,6 +16,7 @@ from antiphon.records.files import replace_file
 from antiphon.report import tables
 from antiphon.report.formatting import bounds, percent
 from antiphon.report.run_folder import RunFolder, read_json
+from antiphon.report.server_view import server_view
 from antiphon.scoring.statistics import NUM_RESAMPLES, plural
 
 CARD = "README.md"
@@ -196,6 +197,8 @@ def _privacy(folder: RunFolder | None) -> str:
             "Speech and transcripts of clients were used where they are: clients sent changes of parameters "
             "and measurements such as losses. In a simulation, all clients are on one machine."
         )
+    saw = [f"- {line}" for line in server_view(folder)] if folder is not None else ["- unknown"]
+    where = "\n".join([where, "", "What the server saw:", "", *saw])
     return (
         f"{where}\n\nDifferential privacy: none. antiphon added no noise in training, so no ε can be given. "
         "Parameters can hold traces of the training data: publish the model only if its speakers agree."

@@ -10,6 +10,7 @@ from antiphon.report.attention_summary import AttentionRow, attention_rows
 from antiphon.report.examples import example_utterances
 from antiphon.report.formatting import MARK, NONE, bounds, edits, percent, ranges, size
 from antiphon.report.run_folder import RunFolder
+from antiphon.report.server_view import server_view
 from antiphon.scoring.statistics import NUM_RESAMPLES, plural, signed
 
 MAX_FAILURES = 100
@@ -31,7 +32,8 @@ def results_markdown(runs: Sequence[RunFolder], num_examples: int = 0) -> str:
         parts += ["## Example utterances", *_examples(next(iter(results.values())), num_examples)]
     if corrupted := [run for run in runs if run.corrupted]:
         parts += ["## Corrupted clients", _corrupted_table(corrupted)]
-    parts += ["## Clients left out", _failure_table(runs), "## What was run", _provenance(runs)]
+    parts += ["## Clients left out", _failure_table(runs)]
+    parts += ["## What the server saw", *map(_server_view, runs), "## What was run", _provenance(runs)]
     if len(runs) > 1:
         cells = ([key, *values] for key, values in tables.differences(runs))
         parts += ["### Where the configurations differ", _table(["key", *(run.label for run in runs)], cells)]
@@ -153,6 +155,10 @@ def _failure_table(runs: Sequence[RunFolder]) -> str:
     table = _table(["run", "client", "times", "rounds", "reason"], cells)
     more = len(rows) - MAX_FAILURES
     return table + (f"\n\nand {more:,} more in journal.jsonl" if more > 0 else "")
+
+
+def _server_view(run: RunFolder) -> str:
+    return "\n".join([f"**{_plain(run.label)}**", "", *(f"- {line}" for line in server_view(run))])
 
 
 def _provenance(runs: Sequence[RunFolder]) -> str:

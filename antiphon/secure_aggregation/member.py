@@ -36,13 +36,13 @@ from antiphon.secure_aggregation.masks import (
     public_key,
     self_mask,
 )
+from antiphon.secure_aggregation.rules import MIN_CLIENTS
 from antiphon.secure_aggregation.secret_sharing import SHARE_BYTES, split
 
 STEPS = ("work", "share", "mask", "reveal")
 NONCE_BYTES, TAG_BYTES = 12, 16
 PARCEL_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES  # two shares, encrypted for one peer
 SUMMED = "this update was summed before, and two sums over the same updates can reveal single ones"
-MIN_CLIENTS = 3  # a sum over fewer clients is close to a single update
 Message = tuple[dict[str, Any], Tensors]  # a request or an answer: JSON values and tensors
 
 
@@ -137,9 +137,8 @@ class Member:
         except InvalidTag:
             return {"error": "the shares of a peer were changed on their way"}, {}
         except Exception as error:  # an error of one client must not end the process of its site
-            return {
-                "error": str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
-            }, {}
+            kind = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
+            return {"error": f"{kind}{error}"}, {}
 
     def _work(self, session: Session, head: Mapping[str, Any], tensors: Tensors) -> Message:
         task = Task(head["kind"], tensors, head["config"])

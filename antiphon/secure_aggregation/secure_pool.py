@@ -36,33 +36,13 @@ from antiphon.secure_aggregation.masks import (
     self_mask,
     unflatten,
 )
-from antiphon.secure_aggregation.member import MIN_CLIENTS, PARCEL_BYTES, Member, Message
+from antiphon.secure_aggregation.member import PARCEL_BYTES, Member, Message
+from antiphon.secure_aggregation.rules import SecureAggregation
 from antiphon.secure_aggregation.secret_sharing import join
 from antiphon.tasks.views import VIEWS, View, views_of
 
 # Sends each client its message; yields the answers as they arrive, or the reason why there is none.
 Exchange = Callable[[Mapping[str, Message]], Iterator[tuple[str, Message | str]]]
-
-
-@dataclass(frozen=True)
-class SecureAggregation:
-    """Settings of secure aggregation: the server learns sums of updates, and no single update."""
-
-    threshold: float = 0.6  # share of the cohort that must stay until the sum is open; more than one half
-    bound: float = 1.0  # largest absolute value in an update; a client with a larger one is left out
-    max_share: float = 0.5  # largest share of the weight that one client may have
-
-    def __post_init__(self) -> None:
-        if not 0.5 < self.threshold <= 1:
-            raise ValueError(f"secure_aggregation.threshold is above 0.5 and at most 1, not {self.threshold}")
-        if not 0 < self.bound < math.inf:
-            raise ValueError(f"secure_aggregation.bound is a number above 0, not {self.bound}")
-        if not 0 < self.max_share <= 1:
-            raise ValueError(f"secure_aggregation.max_share is above 0 and at most 1, not {self.max_share}")
-
-    def needed(self, num_clients: int) -> int:
-        """Return t: how many clients of a cohort must stay until the end."""
-        return max(MIN_CLIENTS, num_clients // 2 + 1, math.ceil(self.threshold * num_clients))
 
 
 class _SumClosed(Exception):

@@ -17,8 +17,9 @@ from antiphon.core import Failure, Report, Task, Tensors, Update, Weigh, Worker
 from antiphon.pools.local import LocalPool
 from antiphon.secure_aggregation.masks import FixedPoint, add_pair_mask, public_key, self_mask
 from antiphon.secure_aggregation.member import STEPS, Member, Message
+from antiphon.secure_aggregation.rules import SecureAggregation
 from antiphon.secure_aggregation.secret_sharing import join
-from antiphon.secure_aggregation.secure_pool import SecureAggregation, SecurePool, in_process
+from antiphon.secure_aggregation.secure_pool import SecurePool, in_process
 from antiphon.server.weighting import ByExamples, SoftmaxLoss, Uniform
 from antiphon.tasks.client_work import client_work
 from antiphon.tasks.views import CLIENT_VIEWS, View, through
@@ -265,7 +266,7 @@ def test_a_session_that_ended_before_the_reveal_can_begin_again_with_new_keys() 
     assert (masked[0] != masked[1]).all()
     # The session of before stays closed.
     late = members["c0"].answer(*first.seen["mask", "c0"][0])
-    assert "out of turn" in late[0]["error"]
+    assert "error" in late[0]
 
 
 def test_a_second_reveal_in_a_session_is_refused() -> None:
@@ -407,6 +408,13 @@ def test_a_view_that_changes_single_updates_on_the_server_is_refused() -> None:
 def test_settings_that_protect_nobody_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"secure_aggregation.{next(iter(settings))}"):
         SecureAggregation(**settings)
+
+
+@pytest.mark.parametrize(("cohort", "num_processes"), [(2, 1), (5, 2)])
+def test_a_run_whose_sums_could_never_be_opened_is_refused(cohort: int, num_processes: int) -> None:
+    SecureAggregation().check(cohort=3, num_processes=1)
+    with pytest.raises(ValueError, match=r"rounds\.cohort is 2|leave out --workers"):
+        SecureAggregation().check(cohort, num_processes)
 
 
 def test_a_failing_client_is_named_with_its_own_reason() -> None:

@@ -1,0 +1,27 @@
+"""What the server of a run could see of its clients."""
+
+from __future__ import annotations
+
+from antiphon.report.run_folder import RunFolder
+
+ADDED = {"weight", "tasks", "state_bytes"}  # of the journal's statistics: the server's own
+
+
+def server_view(run: RunFolder) -> list[str]:
+    """Return one sentence for each thing that the server saw, or did not see."""
+    config = run.about["config"]
+    if "central" in config.get("algorithm", {}):
+        return ["All speech and transcripts: the model was trained in one place."]
+    stats = {name for entry in run.trained for client in entry.get("clients", {}).values() for name in client}
+    reports = ", ".join(sorted(stats - ADDED)) or "none yet"
+    seen = [
+        "Which clients were asked in each round, which answered, and why others did not.",
+        f"The report of every client that answered: {reports}.",
+    ]
+    if config.get("secure_aggregation"):
+        return [
+            *seen,
+            "The weight of every client, which follows from its report.",
+            "The weighted mean of the updates of each cohort, and no single update (secure aggregation).",
+        ]
+    return [*seen, "Every single update: the change of each parameter that a client trained."]
