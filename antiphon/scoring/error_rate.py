@@ -5,7 +5,7 @@ two words. This is what sclite counts, and what jiwer counts after its RemoveMul
 
 Many alignments have the smallest distance; they differ in their split. This one is the split of rapidfuzz and
 jiwer: common ends are cut off; then, from the end backwards, a deletion is preferred to an insertion, and an
-insertion to a substitution or match. Without rapidfuzz the same split is computed here.
+insertion to a substitution or match.
 """
 
 from __future__ import annotations
@@ -17,11 +17,8 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-
-try:
-    from rapidfuzz.distance.Levenshtein import editops
-except ImportError:  # some machines that train do not have it
-    editops = None  # type: ignore[assignment]
+from rapidfuzz.distance.Levenshtein import distance, editops
+from rapidfuzz.process import cdist
 
 
 class Edit(StrEnum):
@@ -124,11 +121,6 @@ def word_distances(texts: Sequence[str]) -> np.ndarray:
     >>> word_distances(["a cat sat", "the cat sat", "the cat"]).tolist()
     [[0, 1, 2], [1, 0, 1], [2, 1, 0]]
     """
-    if editops is None:
-        return np.array([[word_errors(one, other).total for other in texts] for one in texts])
-    from rapidfuzz.distance.Levenshtein import distance
-    from rapidfuzz.process import cdist
-
     words = [text.split() for text in texts]
     return cdist(words, words, scorer=distance, dtype=np.int32)
 
@@ -155,64 +147,5 @@ def alignment(reference: Sequence[str], hypothesis: Sequence[str]) -> list[Pair]
 
 
 def find_edits(reference: Sequence[str], hypothesis: Sequence[str]) -> Edits:
-    if editops is None:
-        return find_edits_without_rapidfuzz(reference, hypothesis)
     tags = {"replace": Edit.SUBSTITUTION, "delete": Edit.DELETION, "insert": Edit.INSERTION}
     return [(tags[edit.tag], edit.src_pos, edit.dest_pos) for edit in editops(reference, hypothesis)]
-
-
-def find_edits_without_rapidfuzz(reference: Sequence[str], hypothesis: Sequence[str]) -> Edits:
-    """Find the same edits as rapidfuzz, in the same order.
-
-    This holds while the product of the lengths is below 4 million, which is longer than any utterance. Above,
-    rapidfuzz uses Hirschberg's method.
-    """
-    shorter = min(len(reference), len(hypothesis))
-    start = next((i for i in range(shorter) if reference[i] != hypothesis[i]), shorter)
-    rest = shorter - start
-    end = next((i for i in range(rest) if reference[-1 - i] != hypothesis[-1 - i]), rest)
-    said, heard = reference[start : len(reference) - end], hypothesis[start : len(hypothesis) - end]
-    rises, falls = row_steps(said, heard)
-    row, column = len(heard), len(said)
-    edits: Edits = []
-    while row and column:
-        bit = 1 << (column - 1)
-        if rises[row] & bit:
-            column -= 1
-            edits.append((Edit.DELETION, column, row))
-            continue
-        row -= 1
-        if falls[row] & bit:
-            edits.append((Edit.INSERTION, column, row))
-            continue
-        column -= 1
-        if said[column] != heard[row]:
-            edits.append((Edit.SUBSTITUTION, column, row))
-    edits.extend((Edit.DELETION, i, 0) for i in reversed(range(column)))
-    edits.extend((Edit.INSERTION, 0, i) for i in reversed(range(row)))
-    return [(edit, position + start, other + start) for edit, position, other in reversed(edits)]
-
-
-def row_steps(said: Sequence[str], heard: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Return the table of edit distances as bits, with one row for every prefix of `heard` (Hyyrö 2003).
-
-    D[row][column] is the distance of heard[:row] from said[:column]. Bit c of `rises[row]` is set if
-    D[row][c + 1] = D[row][c] + 1, and bit c of `falls[row]` if it is D[row][c] - 1. A row takes a few
-    operations on integers of len(said) bits.
-    """
-    all_bits = (1 << len(said)) - 1
-    positions: dict[str, int] = {}
-    for position, token in enumerate(said):
-        positions[token] = positions.get(token, 0) | 1 << position
-    rise, fall = all_bits, 0
-    rises, falls = [rise], [fall]
-    for token in heard:
-        same = positions.get(token, 0)
-        diagonal = (((same & rise) + rise) ^ rise) | same | fall  # D[row][c + 1] = D[row - 1][c]
-        up = ((fall | ~(diagonal | rise)) << 1 | 1) & all_bits
-        down = (diagonal & rise) << 1 & all_bits
-        rise = (down | ~(diagonal | up)) & all_bits
-        fall = up & diagonal
-        rises.append(rise)
-        falls.append(fall)
-    return rises, falls

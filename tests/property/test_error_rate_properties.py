@@ -8,8 +8,6 @@ from antiphon.scoring.error_rate import (
     Edit,
     alignment,
     character_errors,
-    find_edits,
-    find_edits_without_rapidfuzz,
     token_errors,
     word_errors,
 )
@@ -41,17 +39,11 @@ def quadratic_distance(left, right):
     return row[-1]
 
 
-@settings(max_examples=3000, deadline=None)
-@given(st.one_of(pairs, corrupted()))
-def test_our_edits_are_rapidfuzzs_edits(pair):
-    assert find_edits_without_rapidfuzz(*pair) == find_edits(*pair)
-
-
 @settings(max_examples=300, deadline=None)
 @given(pairs)
 def test_the_total_is_the_edit_distance(pair):
     errors = token_errors(*pair)
-    assert errors.total == len(find_edits_without_rapidfuzz(*pair)) == quadratic_distance(*pair)
+    assert errors.total == quadratic_distance(*pair)
     assert errors.length + errors.insertions - errors.deletions == len(pair[1])
 
 

@@ -6,7 +6,6 @@ import math
 
 import jiwer
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,10 +79,6 @@ def test_a_session_s_sharpness_is_found_on_the_others() -> None:
     assert apart.best_leaving_out(weights).tolist() == [0, 4, 9]
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_distances_are_of_words_not_of_letters(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With rapidfuzz and without."""
-    if not quick:
-        monkeypatch.setattr("antiphon.scoring.error_rate.editops", None)
+def test_distances_are_of_words_not_of_letters() -> None:
     found = word_distances(["abc def", "abd def", "def", ""])
     assert found.tolist() == [[0, 1, 1, 2], [1, 0, 1, 2], [1, 1, 0, 1], [2, 2, 1, 0]]

@@ -5,18 +5,8 @@ import math
 import jiwer
 import pytest
 
-from antiphon.scoring import error_rate
 from antiphon.scoring.error_rate import Errors, Tally, alignment, character_errors, word_errors
 from antiphon.scoring.trn import read_trn, write_trn
-
-
-@pytest.fixture(params=["rapidfuzz", "own"])
-def _either_way(request, monkeypatch):
-    if request.param == "own":
-        monkeypatch.setattr(error_rate, "editops", None)
-
-
-pytestmark = pytest.mark.usefixtures("_either_way")
 
 
 def test_substitutions_deletions_and_insertions_are_counted_apart():
