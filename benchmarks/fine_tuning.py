@@ -38,8 +38,7 @@ from antiphon.lm.neural_lm import NeuralLm
 from antiphon.lm.unigram import Unigram
 from antiphon.personalisation.federation import Federation, Schedule, background_of
 from antiphon.personalisation.marginal_adaptation import Mixture
-from antiphon.personalisation.second_pass import Grid, SecondPass, search_grid
-from antiphon.personalisation.trial import BASELINE, Row, Trial, described
+from antiphon.personalisation.trial import BASELINE, Grid, Row, SecondPass, Trial, described, search_grid
 from antiphon.tasks.local_training import LocalTraining
 
 LM = "neural"

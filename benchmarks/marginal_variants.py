@@ -27,8 +27,7 @@ from antiphon.decoding.rescoring import Column, Lists, tabulate, tune
 from antiphon.lm.neural_lm import load_sentence_model
 from antiphon.lm.unigram import Unigram
 from antiphon.personalisation.federation import Federation, Schedule, background_of
-from antiphon.personalisation.second_pass import Grid, SecondPass, search_grid
-from antiphon.personalisation.trial import Trial, described
+from antiphon.personalisation.trial import Grid, SecondPass, Trial, described, search_grid
 
 LM = "adapted"
 COLUMNS = [Column("acoustic", 0.1, 0.0), Column("lm", 0.5, 0.0), Column(LM, 0.5, 0.0), Column("words")]
@@ -73,7 +72,7 @@ class Halves:
         second_pass = SecondPass(self.scored, weights, LM)
         trial = Trial(self._federation(self.scored, self.found_on, variant), second_pass, schedule)
         before = second_pass.best(np.zeros(len(self.scored.values)), 0.0)
-        totals = [int(second_pass.errors(rows).sum()) for rows in (before, trial.adapted(mixture))]
+        totals = [second_pass.lists.count(rows).total for rows in (before, trial.adapted(mixture))]
         return totals[0], totals[1], described(mixture)
 
     def _federation(self, lists: Lists, others: Lists, variant: Variant) -> Federation:

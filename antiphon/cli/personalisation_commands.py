@@ -12,8 +12,7 @@ import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.options import Search, options_of
 from antiphon.cli.parsing import named_numbers, numbers, whole_numbers
-from antiphon.personalisation.second_pass import Grid
-from antiphon.personalisation.trial import BASELINE, ORACLE, Row
+from antiphon.personalisation.trial import BASELINE, ORACLE, Grid, Row
 from antiphon.workflows.personalize_lists import ClientChange, NoiseResults, NoiseSettings, Personalisation
 
 Alpha = Annotated[str, typer.Option(help="Weights of the words of all clients to try (α).")]

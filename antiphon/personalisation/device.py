@@ -22,13 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from antiphon.algorithms.fmp import MARGINAL
 from antiphon.core import Task, Update
 from antiphon.decoding.nbest import Hypothesis, NBest
 from antiphon.lm.ngram import SentenceModel
 from antiphon.lm.unigram import Unigram
 from antiphon.personalisation.marginal_adaptation import AdaptedLm, Marginals, Mixture
-from antiphon.personalisation.marginals import KIND, Cap, report_marginal
-from antiphon.personalisation.word_cache import Cache
+from antiphon.personalisation.word_cache import Cache, Cap, report_marginal
 from antiphon.records.checkpoint import load as load_checkpoint
 from antiphon.records.checkpoint import save as save_checkpoint
 
@@ -91,7 +91,7 @@ class Personalizer:
     def report(self, task: Task | None = None) -> Update:
         """Return what the server may know: q_i and c_i, after the cap. `Unusable` without any words."""
         cache = self.marginals.client_words
-        return report_marginal(self.name, cache, self.background.size, task or Task(KIND), self.cap)
+        return report_marginal(self.name, cache, self.background.size, task or Task(MARGINAL), self.cap)
 
     def receive(self, q_bar: Tensor | np.ndarray) -> None:
         """Take the server's q̄ in place of the last one."""

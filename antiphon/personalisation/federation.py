@@ -30,8 +30,7 @@ from antiphon.decoding.nbest import NBest
 from antiphon.engine import Engine, Rounds, sample_cohort
 from antiphon.lm.unigram import Unigram, estimate_unigram
 from antiphon.personalisation.marginal_adaptation import Marginals, Mixture, WordsOfTexts
-from antiphon.personalisation.marginals import Cap, MarginalWorker
-from antiphon.personalisation.word_cache import Cache
+from antiphon.personalisation.word_cache import Cache, Cap, MarginalWorker
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.records import checkpoint
 from antiphon.records.files import replace_file

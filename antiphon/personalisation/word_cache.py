@@ -1,6 +1,7 @@
-"""A client's cache: how often it said each word, counted in its N-best lists.
+"""The client's half of Federated Marginal Personalization: how often it said each word, and what it reports.
 
-Z. Liu and F. Peng, "Federated Marginal Personalization for ASR Rescoring", 2020, §2.2.
+Z. Liu and F. Peng, "Federated Marginal Personalization for ASR Rescoring", 2020, §2.2. Words are counted in
+N-best lists. `algorithms.fmp` defines what the server does with the reports.
 
 | symbol | here |
 | --- | --- |
@@ -16,20 +17,26 @@ hypotheses of its list contain it. So a word counts by the share of hypotheses t
 of `agreement`. With 0, as in the paper, all words of a hypothesis count alike.
 
 A cache needs 12 bytes for each *different* word that a client said, for any size of the vocabulary: 10,000
-clients with 2,000 different words each take 240 MB. Dense rows of 100,000 words would take 8 GB.
+clients with 2,000 different words each take 240 MB. Dense rows of 100,000 words would take 8 GB. A report is
+a dense row, made when it is sent.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from antiphon.algorithms.fmp import MARGINAL, PSEUDO_COUNT
+from antiphon.core import Failure, Report, Task, Unusable, Update
 from antiphon.decoding.nbest import NBest
 
 NEGLIGIBLE = 1e-6  # weights below it are not counted
+Cap = Callable[[Tensor], Tensor]  # a client's counts -> the counts that it sends
 
 
 @dataclass(frozen=True)
@@ -109,3 +116,42 @@ def rank_weights(num_hypotheses: int, sigma: float) -> np.ndarray:
     with np.errstate(over="ignore"):  # the square of a tiny σ would be zero, that of 1/σ may be infinite
         weights: np.ndarray = np.exp(-0.5 * (places / sigma) ** 2)
     return weights[weights > NEGLIGIBLE]
+
+
+def report_marginal(client: str, cache: Cache, size: int, task: Task, cap: Cap | None = None) -> Update:
+    """Return q_i of a client, or its difference from the task's q̄, weighted by c_i."""
+    counts = torch.from_numpy(cache.dense(size))
+    if cap is not None:
+        counts = cap(counts)
+    total = float(counts.sum())
+    if total <= 0:
+        raise Unusable("it has heard no word yet")
+    marginal = counts / total
+    if task.config.get("differences"):
+        marginal = marginal - task.tensors[MARGINAL].to(marginal)
+    stats = {PSEUDO_COUNT: total, "num_words": float((counts > 0).sum())}
+    return Update({MARGINAL: marginal}, reports=(Report(client, stats),))
+
+
+@dataclass(frozen=True)
+class MarginalWorker:
+    """A worker for clients whose caches are in memory. Clients apply `cap`; the server cannot change it.
+
+    caches: by client; or a function of the round, for clients that know more in every round.
+    """
+
+    caches: Mapping[str, Cache] | Callable[[int], Mapping[str, Cache]]
+    size: int  # of the vocabulary
+    cap: Cap | None = None
+
+    def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+        if task.kind != MARGINAL:
+            raise ValueError(f"no client work of kind {task.kind!r}; there is {MARGINAL}")
+        caches = self.caches(task.moment[0]) if callable(self.caches) else self.caches
+        for name in clients:
+            if name not in caches:
+                raise ValueError(f"no client {name!r} among the {len(caches)} clients here")
+            try:
+                yield report_marginal(name, caches[name], self.size, task, self.cap)
+            except Unusable as error:
+                yield Update.nothing(Failure(name, str(error)))

@@ -18,8 +18,16 @@ from antiphon.lm.neural_lm import load_sentence_model
 from antiphon.personalisation.federation import Federation, Schedule, background_of
 from antiphon.personalisation.marginal_adaptation import Mixture
 from antiphon.personalisation.private_trial import PrivateRow, PrivateTrial, Protection, read_protection
-from antiphon.personalisation.second_pass import Grid, SecondPass, search_grid
-from antiphon.personalisation.trial import BASELINE, Row, Trial, described, write_results
+from antiphon.personalisation.trial import (
+    BASELINE,
+    Grid,
+    Row,
+    SecondPass,
+    Trial,
+    described,
+    search_grid,
+    write_results,
+)
 from antiphon.pools.rendezvous import find_rank
 from antiphon.pools.spawning import run_processes
 from antiphon.privacy.samplers import Secure, Seeded

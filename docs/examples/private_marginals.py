@@ -3,8 +3,7 @@ import torch
 
 from antiphon.algorithms.fmp import Fmp, background_params
 from antiphon.core import Stopped
-from antiphon.personalisation.marginals import MarginalWorker
-from antiphon.personalisation.word_cache import Cache
+from antiphon.personalisation.word_cache import Cache, MarginalWorker
 from antiphon.pools.local import LocalPool
 from antiphon.privacy.accounting import Budget, Renyi
 from antiphon.privacy.ledger import Ledger

@@ -19,8 +19,7 @@ from world import Broken, assert_same
 from antiphon.algorithms.fmp import MARGINAL, Fmp, FmpState, background_params
 from antiphon.core import Pool, Task, Worker
 from antiphon.engine import Engine, Rounds, sample_cohort
-from antiphon.personalisation.marginals import MarginalWorker
-from antiphon.personalisation.word_cache import Cache
+from antiphon.personalisation.word_cache import Cache, MarginalWorker
 from antiphon.pools.local import LocalPool
 from antiphon.privacy.release import Released
 from antiphon.records import checkpoint

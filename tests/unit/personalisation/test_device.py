@@ -169,7 +169,7 @@ def test_counts_of_other_words_and_damaged_ones_are_refused(tmp_path: Path) -> N
 
 def test_a_whole_federation_of_devices() -> None:
     """Two rounds through the server's half: who never says fog learns it from the one who does."""
-    from antiphon.personalisation.marginals import MarginalWorker
+    from antiphon.personalisation.word_cache import MarginalWorker
     from antiphon.pools.local import LocalPool
 
     devices = {name: fresh(name=name) for name in ("foggy", "quiet")}

@@ -18,8 +18,8 @@ from antiphon.decoding.rescoring import tabulate
 from antiphon.lm.unigram import estimate_unigram
 from antiphon.personalisation.federation import Federation, Schedule, client_of, cut
 from antiphon.personalisation.marginal_adaptation import Mixture
-from antiphon.personalisation.marginals import MarginalWorker
-from antiphon.personalisation.second_pass import Grid, SecondPass, compare, search_grid
+from antiphon.personalisation.trial import Grid, SecondPass, compare, search_grid
+from antiphon.personalisation.word_cache import MarginalWorker
 
 BACKGROUND = estimate_unigram(["a a a b b c"], vocabulary=["d", "e"])
 
@@ -140,7 +140,7 @@ def test_settings_are_found_that_make_fewer_errors_and_none_where_none_help() ->
     assert steps == [(0, 1), (1, 1)]
     assert found.alpha + found.beta > 0
     best = second_pass.best(federation.ratios(federation.history(1.0, Schedule(1)), found), found.lam)
-    assert second_pass.errors(best).sum() == 0
+    assert second_pass.lists.count(best).total == 0
     test = compare(lists, lists.first(), best)
     assert (test.num_segments, test.mean) == (2, -1.0)
     hopeless = tabulate([replace(e, reference=e.hypotheses[0].text) for e in lists.entries], {})
