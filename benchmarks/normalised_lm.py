@@ -24,9 +24,8 @@ import numpy as np
 import torch
 
 from antiphon.data.tokens import Words
-from antiphon.lm.neural_lm import MAX_LOGITS, NeuralLm, plan_text_batches
+from antiphon.lm.neural_lm import MAX_LOGITS, NeuralLm, plan_text_batches, text_batch
 from antiphon.lm.ngram import END_ID, NONE, START_ID, NgramModel, contexts_of, walk
-from antiphon.lm.transformer import text_batch
 from antiphon.lm.unigram import Unigram
 
 

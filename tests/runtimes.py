@@ -14,7 +14,7 @@ from world import MASKS, MODELS, Doubled, World
 
 from antiphon.clients.client import ClientRuntime
 from antiphon.core import Task, Tensors, Update
-from antiphon.lm.transformer import TransformerLmConfig
+from antiphon.lm.neural_lm import TransformerLmConfig
 from antiphon.models.blstm import BlstmConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.model import ModelConfig

@@ -22,8 +22,7 @@ from antiphon.experiment.runner import run_experiment
 from antiphon.experiment.settings import Experiment, Run
 from antiphon.lm.arpa import save_ngram
 from antiphon.lm.kneser_ney import estimate
-from antiphon.lm.neural_lm import NeuralLm
-from antiphon.lm.transformer import TransformerLmConfig
+from antiphon.lm.neural_lm import NeuralLm, TransformerLmConfig
 from antiphon.recognizer import Blueprint, Recognizer
 from antiphon.records.journal import read
 from antiphon.tasks.local_training import LocalTraining

@@ -13,8 +13,7 @@ from antiphon.algorithms.fedavg import fedavg
 from antiphon.core import size_in_bytes
 from antiphon.data.tokens import Characters
 from antiphon.decoding.nbest import Hypothesis, NBest
-from antiphon.lm.neural_lm import NeuralLm
-from antiphon.lm.transformer import TransformerLmConfig, text_batch
+from antiphon.lm.neural_lm import NeuralLm, TransformerLmConfig, text_batch
 from antiphon.tasks.local_training import LocalTraining
 
 TOKENS = Characters(" abc")

@@ -11,9 +11,8 @@ from normalised_lm import NormalisedNeural, NormalisedNgram, normalised
 
 from antiphon.data.tokens import UnigramConfig, WordsConfig
 from antiphon.lm.kneser_ney import estimate
-from antiphon.lm.neural_lm import LmTraining, train_lm
+from antiphon.lm.neural_lm import LmTraining, TransformerLmConfig, text_batch, train_lm
 from antiphon.lm.ngram import END_ID, NgramModel
-from antiphon.lm.transformer import TransformerLmConfig, text_batch
 from antiphon.lm.unigram import estimate_unigram
 from antiphon.personalisation.marginal_adaptation import Marginals, Mixture
 from antiphon.personalisation.word_cache import Cache

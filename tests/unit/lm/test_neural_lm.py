@@ -12,8 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from antiphon.data.batches import Batch
 from antiphon.data.tokens import CharactersConfig, UnigramConfig, WordsConfig
-from antiphon.lm.neural_lm import LmTraining, NeuralLm, train_lm
-from antiphon.lm.transformer import TransformerLmConfig, text_batch
+from antiphon.lm.neural_lm import LmTraining, NeuralLm, TransformerLmConfig, text_batch, train_lm
 from antiphon.models.noise import noise_from
 
 TINY = TransformerLmConfig(dim=16, num_layers=2, num_heads=2, feed_forward_dim=24, dropout=0.0)
