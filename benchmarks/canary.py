@@ -33,7 +33,7 @@ from torch import Tensor
 
 from antiphon.algorithms.fmp import MARGINAL, Fmp, background_params, by_pseudo_count
 from antiphon.core import Collected, Task, Update, Weigh
-from antiphon.lm.unigram import Unigram, estimate_unigram
+from antiphon.personalisation.marginal_adaptation import Unigram, estimate_unigram
 from antiphon.personalisation.word_cache import Cache, MarginalWorker
 from antiphon.pools.local import LocalPool
 from antiphon.privacy.accounting import Basic, Budget, Renyi

@@ -26,7 +26,7 @@ import torch
 from antiphon.data.tokens import Words
 from antiphon.lm.neural_lm import MAX_LOGITS, NeuralLm, plan_text_batches, text_batch
 from antiphon.lm.ngram import END_ID, NONE, START_ID, NgramModel, contexts_of, walk
-from antiphon.lm.unigram import Unigram
+from antiphon.personalisation.marginal_adaptation import Unigram
 
 
 class Factors(Protocol):

@@ -28,8 +28,8 @@ from antiphon.decoding.nbest import Hypothesis, NBest, read_nbest
 from antiphon.lm.kneser_ney import estimate
 from antiphon.lm.neural_lm import load_sentence_model
 from antiphon.lm.ngram import SentenceModel
-from antiphon.lm.unigram import Unigram, estimate_unigram
 from antiphon.personalisation.device import Personalizer
+from antiphon.personalisation.marginal_adaptation import Unigram, estimate_unigram
 
 DEPTH, LENGTH, CHANGED = 20, 12, 3
 GOAL = 1.0  # milliseconds
@@ -86,10 +86,11 @@ def measure(lm: SentenceModel, background: Unigram, lists: list[NBest], num_said
         observing.append(milliseconds(partial(device.observe, entry)))
         device.marginals = known  # the cache stays as large as it was meant to be
     added = [more - less for more, less in zip(adapted, plain, strict=True)]
+    words = device.marginals.client_words
     return {
         "vocabulary": background.size,
-        "words_said": len(device.marginals.client_words.ids),
-        "cache_bytes": device.marginals.client_words.num_bytes,
+        "words_said": len(words.ids),
+        "cache_bytes": words.ids.nbytes + words.counts.nbytes,
         "hypotheses": statistics.mean(len(entry.hypotheses) for entry in lists),
         "plain_ms": statistics.median(plain),
         "adapted_ms": statistics.median(adapted),

@@ -142,7 +142,9 @@ class DgaRl:
         reports = collected.reports
         rival = torch.tensor([self.inner.weighting(report) for report in reports], dtype=torch.float64)
         rival_model = candidate(rival)
-        learnt, features = self._learnt(state), describe(reports)
+        features, learnt = describe(reports), copy_on_cpu(state.learnt)
+        if not learnt:  # the run's seed was not known before
+            learnt = self.policy.begin(NUM_FEATURES, derive(state.seed, "policy network"))
         noise = self._noise(state, self.policy.inputs(learnt, features))
         played = rival + self.policy.score(learnt, features) + noise
         policy_cer, rival_cer = self._error_rates(pool, candidate(played), rival_model)
@@ -172,12 +174,6 @@ class DgaRl:
             return measure(pool, moved, self.validation)["cer"]
 
         return error_rate(policy, rival), error_rate(rival, policy)
-
-    def _learnt(self, state: DgaRlState) -> Learnt:
-        """Return the state of the policy at the start of a round."""
-        if not state.learnt:  # the run's seed was not known before
-            return self.policy.begin(NUM_FEATURES, derive(state.seed, "policy network"))
-        return copy_on_cpu(state.learnt)
 
     def _deviation(self, state: DgaRlState) -> float:
         return self.exploration * self.exploration_decay**state.round

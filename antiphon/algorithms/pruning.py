@@ -65,7 +65,7 @@ def prunable_algorithm(algorithm: Any) -> Algorithm | None:
 class ConstantSparsity:
     """The target, from the first mask."""
 
-    num_masks = 0  # before the target is reached
+    steps: ClassVar[int] = 0  # number of masks before the target is reached
 
     def __call__(self, target: float, mask: int) -> float:
         return target
@@ -80,10 +80,6 @@ class StepSparsity:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"a sparsity grows in at least 1 step, not {self.steps}")
-
-    @property
-    def num_masks(self) -> int:
-        return self.steps
 
     def __call__(self, target: float, mask: int) -> float:
         return target * min(1.0, mask / self.steps)
@@ -140,7 +136,7 @@ class FederatedPruning:
         for name, value in (("mask_every", self.mask_every), ("multiple", self.multiple)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        first = self.mask_every * max(self.schedule.num_masks, int(self.score.needs_momentum))
+        first = self.mask_every * max(self.schedule.steps, int(self.score.needs_momentum))
         if first >= self.fine_tune_from:
             raise ValueError(
                 f"the target sparsity is reached in round {first}: "
@@ -199,7 +195,10 @@ class FederatedPruning:
         metrics = {**metrics, "sparsity": state.sparsity, "revived_weights": float(revived)}
         if state.is_small:
             return replace(state, inner=after), metrics
-        large = self._expanded(state, after, submodels.aggregate)
+        # The large state has the new values of the small one; removed entries are unchanged.
+        momentum = self._momentum(state, submodel, submodels.aggregate) if self.score.needs_momentum else {}
+        inner = expand_state(after, state.inner, state.params, submodel)
+        large = replace(state, inner=inner, momentum=momentum)
         if large.round < self.fine_tune_from:
             return large, metrics
         inner = shrink_state(large.inner, large.params, submodel)  # the last phase: only the small model
@@ -218,13 +217,6 @@ class FederatedPruning:
             momentum = masked(state.momentum, submodel)
             after = replace(after.with_params(masked(state.params, submodel)), momentum=momentum)
         return after, revived
-
-    def _expanded(self, state: PrunedState, after: Any, delta: Tensors) -> PrunedState:
-        """Return the large state with the new values of the small one; removed entries are unchanged."""
-        submodel = Submodel.read(state.submodel)
-        inner = expand_state(after, state.inner, state.params, submodel)
-        momentum = self._momentum(state, submodel, delta) if self.score.needs_momentum else {}
-        return replace(state, inner=inner, momentum=momentum)
 
     def _momentum(self, state: PrunedState, submodel: Submodel, delta: Tensors) -> Tensors:
         """Return the moving average of Δ; unchanged for removed weights."""

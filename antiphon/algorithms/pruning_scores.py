@@ -14,6 +14,7 @@ of its weights: density_i = min(1, c · mean|w_i|) with c solved so that Σ n_i 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -27,43 +28,41 @@ from antiphon.core import Tensors
 
 @dataclass(frozen=True)
 class _Score:
-    """The l1 or l2 norm of each slice of some tensors."""
+    """The l1 or l2 norm of each slice of the product of some tensors."""
 
     norm: int = 1
-    needs_momentum: ClassVar[bool] = True
+    factors: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if self.norm not in (1, 2):
             raise ValueError(f"a score is an l1 or l2 norm: norm must be 1 or 2, not {self.norm}")
 
-    def __call__(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
-        return torch.linalg.vector_norm(self._values(slices, params, momentum), self.norm, dim=1)
+    @property
+    def needs_momentum(self) -> bool:
+        return "momentum" in self.factors
 
-    def _values(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
-        raise NotImplementedError
+    def __call__(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
+        tensors = {"weight": params, "momentum": momentum}
+        product = math.prod(slices.of(tensors[factor]) for factor in self.factors)
+        return torch.linalg.vector_norm(product, self.norm, dim=1)
 
 
 class ByWeight(_Score):
     """The size of the weights: known from the first round, and constant for slices that are removed."""
 
-    needs_momentum = False
-
-    def _values(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
-        return slices.of(params)
+    factors = ("weight",)
 
 
 class ByMomentum(_Score):
     """The size of the momentum of the aggregated Δ: how much clients still change the weights."""
 
-    def _values(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
-        return slices.of(momentum)
+    factors = ("momentum",)
 
 
 class ByProduct(_Score):
     """The size of weight times momentum, entry by entry."""
 
-    def _values(self, slices: Slices, params: Tensors, momentum: Tensors) -> Tensor:
-        return slices.of(params) * slices.of(momentum)
+    factors = ("weight", "momentum")
 
 
 Score = ByWeight | ByMomentum | ByProduct

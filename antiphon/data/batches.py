@@ -59,10 +59,6 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         return Batch.of([tensor.to(device, non_blocking=True) for tensor in self.tensors], self.indices)
 
-    def pinned(self) -> Batch:
-        """Return a copy in pinned memory, which a GPU can read while it computes."""
-        return Batch.of([tensor.pin_memory() for tensor in self.tensors], self.indices)
-
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         weights = () if self.weights is None else (self.weights,)
@@ -181,13 +177,6 @@ def unlabelled_batches(
 # placeholder, for stacked clients with batches of unequal size. Its loss is finite and has no weight.
 
 
-class Feeder(Protocol):
-    """Brings the utterances of the store at `indices` to the device as one batch."""
-
-    def __call__(self, indices: np.ndarray) -> Batch: ...
-    def one_by_one(self, plan: Iterable[np.ndarray]) -> Iterator[Batch]: ...
-
-
 def feeder(store: Utterances, encode: Encode, device: torch.device) -> Feeder:
     """Return the fastest feeder for this store and device."""
     if device.type == "cuda":
@@ -216,7 +205,9 @@ class Streamed:
 
     def _read(self, indices: np.ndarray) -> Batch:
         batch = collate(self.store, indices, self.encode)
-        return batch.pinned() if self.device.type == "cuda" else batch
+        if self.device.type != "cuda":
+            return batch
+        return Batch.of([tensor.pin_memory() for tensor in batch.tensors], batch.indices)
 
 
 class Resident:
@@ -253,6 +244,9 @@ class Resident:
 
     def _to_device(self, numbers: np.ndarray) -> Tensor:
         return to_device(torch.from_numpy(np.ascontiguousarray(numbers)), self.device)
+
+
+Feeder = Streamed | Resident  # brings the utterances of the store at `indices` to the device as one batch
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

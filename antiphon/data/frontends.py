@@ -82,7 +82,9 @@ class Filterbank:
     def load(self) -> Extract:
         if self.dim < 1:
             raise ValueError(f"a filterbank needs at least one mel bin, not dim={self.dim}")
-        banks, window = mel_banks(self.dim), povey_window()
+        # Povey's window: a Hann window to the power 0.85, like a Hamming window that reaches 0.
+        window = torch.hann_window(WINDOW, periodic=False, dtype=torch.float64).pow(0.85).float()
+        banks = mel_banks(self.dim)
 
         def extract(samples: np.ndarray) -> np.ndarray:
             """Samples [samples] to log-mel energies [frames, dim] float32."""
@@ -112,11 +114,6 @@ def normalised(energies: Tensor) -> Tensor:
     """Scale each column of [frames, dim] to mean 0 and variance 1; a constant column becomes 0."""
     deviation, mean = torch.std_mean(energies, dim=0, correction=0, keepdim=True)
     return (energies - mean) / deviation.clamp(min=SMALLEST_DEVIATION)
-
-
-def povey_window() -> Tensor:
-    """Return a Hann window to the power 0.85, like a Hamming window that reaches 0: [WINDOW]."""
-    return torch.hann_window(WINDOW, periodic=False, dtype=torch.float64).pow(0.85).float()
 
 
 def mel_banks(dim: int) -> Tensor:

@@ -1,7 +1,11 @@
-"""Forms of text, and files of text.
+"""Forms of text, alphabets, and files of text.
 
 Transcripts of a corpus are normalised once, when they are imported (`normalise`). A sentence of other text
 has two forms: one for a voice to speak (`spoken_form`), and one as a transcript has it (`written_form`).
+
+Alphabets have letters in lower case and in Unicode's composed form, as the import writes texts. An apostrophe
+is part of an alphabet if it stands inside words of the language. Languages whose lower case needs more than
+`str.lower` (Turkish) are not here.
 """
 
 from __future__ import annotations
@@ -9,28 +13,48 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from antiphon.data.alphabets import ALPHABETS
 from antiphon.scoring.normalisation import Normalisation
 
-ALPHABET = ALPHABETS["en"]
+LATIN = "abcdefghijklmnopqrstuvwxyz"
+ALPHABETS = {
+    "en": LATIN + "' ",
+    "cs": LATIN + "áčďéěíňóřšťúůýž ",
+    "da": LATIN + "åæéø ",
+    "de": LATIN + "äöüß ",
+    "el": "αβγδεζηθικλμνξοπρσςτυφχψωάέήίόύώϊϋΐΰ ",
+    "es": LATIN + "áéíñóúü ",
+    "fi": LATIN + "åäöšž ",
+    "fr": LATIN + "àâæçèéêëîïôùûüÿœ' ",
+    "hu": LATIN + "áéíóöőúüű ",
+    "it": LATIN + "àèéìíîòóùú' ",
+    "nb": LATIN + "åæøàéèêóòô ",
+    "nl": LATIN + "áäèéëíïóöúü' ",
+    "pl": LATIN + "ąćęłńóśźż ",
+    "pt": LATIN + "áàâãçéêíóôõúü ",
+    "ro": LATIN + "ăâîșț ",
+    "ru": "абвгдежзийклмнопрстуфхцчшщъыьэюяё ",
+    "sv": LATIN + "åäöàé ",
+    "uk": "абвгґдеєжзиіїйклмнопрстуфхцчшщьюя' ",
+}
+RARE_COUNT, RARE_SHARE = 5, 1e-4
 APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ`´", "'"))
 DASHES = re.compile(r"[-‐‑‒–—―/_]")
 DROPPED = re.compile(r"[^\w\s'$%&@#+=€£°§]|_", re.UNICODE)
 CASELESS = Normalisation(nfc=True, lower_case=True, collapse_spaces=True)
-CASED = Normalisation(nfc=True, collapse_spaces=True)
 NOT_SPOKEN = re.compile(r"[^\w\s.,;:!?'\"()-]", re.UNICODE)
 
 
-def normalise(text: str, lowercase: bool = True) -> str:
+def normalise(text: str) -> str:
     """Return text in Unicode NFC, lower case, with single spaces. Doing it twice changes nothing.
 
     >>> normalise("  Don't   STOP\\n")
     "don't stop"
     """
-    return (CASELESS if lowercase else CASED)(text)
+    return CASELESS(text)
 
 
 def written_form(sentence: str) -> str:
@@ -55,6 +79,31 @@ def strange_characters(text: str, alphabet: str | None) -> list[str]:
     ['1', '2', 'ö']
     """
     return [] if alphabet is None else sorted(set(text) - set(alphabet))
+
+
+def characters_of(texts: Iterable[str]) -> Counter[str]:
+    """Count the characters of texts; the space is always one of them.
+
+    >>> sorted(characters_of(["ja", "aj"]).items())
+    [(' ', 0), ('a', 2), ('j', 2)]
+    """
+    counts: Counter[str] = Counter({" ": 0})
+    for text in texts:
+        counts.update(text)
+    return counts
+
+
+def rare_characters(counts: Counter[str]) -> dict[str, int]:
+    """Return characters that may be typos, with their counts, rarest first.
+
+    They occur fewer than 5 times, or less than once in 10,000 characters.
+
+    >>> rare_characters(Counter({"a": 90_000, "b": 5, "ø": 1}))
+    {'ø': 1, 'b': 5}
+    """
+    threshold = max(RARE_COUNT, RARE_SHARE * counts.total())
+    rare = {character: count for character, count in counts.items() if count < threshold and character != " "}
+    return dict(sorted(rare.items(), key=lambda item: (item[1], item[0])))
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:

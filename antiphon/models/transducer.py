@@ -102,7 +102,7 @@ class Transducer(Scored):
     def greedy(self, batch: Batch) -> list[list[int]]:
         """At every frame, take the best token until it is a blank: at most `symbols_per_frame` times."""
         frames, lengths = self.listen(batch)
-        context = self.start(len(frames))
+        context = lengths.new_zeros(len(frames), self.config.context, dtype=torch.int64)
         state = self.predict(context)
         steps = []
         for number, frame in enumerate(frames.unbind(dim=1)):
@@ -113,7 +113,8 @@ class Transducer(Scored):
                 if not running.any():
                     break
                 steps.append(tokens)
-                context = torch.where(running[:, None], self.advance(context, tokens), context)
+                longer = torch.cat((context[:, 1:], tokens[:, None]), dim=1)
+                context = torch.where(running[:, None], longer, context)
                 state = self.predict(context)
         return without_zeros(torch.stack(steps, dim=1)) if steps else [[]] * len(frames)
 
@@ -125,14 +126,6 @@ class Transducer(Scored):
         """Frames as the joint network takes them [B, T', joint_dim], and the number of real ones [B]."""
         frames, lengths = self.encoder(batch.features, batch.feature_lengths)
         return self.from_encoder(frames), lengths
-
-    def start(self, num_rows: int) -> Tensor:
-        """The labels before the first: [num_rows, context]."""
-        return torch.zeros(num_rows, self.config.context, dtype=torch.int64, device=self.output.weight.device)
-
-    def advance(self, context: Tensor, tokens: Tensor) -> Tensor:
-        """Append a label: [N, context], [N] -> [N, context]."""
-        return torch.cat((context[:, 1:], tokens[:, None]), dim=1)
 
     def predict(self, context: Tensor) -> Tensor:
         """The last labels [..., context] -> states as the joint network takes them [..., joint_dim]."""

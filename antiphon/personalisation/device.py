@@ -26,8 +26,7 @@ from antiphon.algorithms.fmp import MARGINAL
 from antiphon.core import Task, Update
 from antiphon.decoding.nbest import Hypothesis, NBest
 from antiphon.lm.ngram import SentenceModel
-from antiphon.lm.unigram import Unigram
-from antiphon.personalisation.marginal_adaptation import AdaptedLm, Marginals, Mixture
+from antiphon.personalisation.marginal_adaptation import AdaptedLm, Marginals, Mixture, Unigram
 from antiphon.personalisation.word_cache import Cache, Cap, report_marginal
 from antiphon.records.checkpoint import load as load_checkpoint
 from antiphon.records.checkpoint import save as save_checkpoint

@@ -28,8 +28,13 @@ from torch import Tensor
 from antiphon.algorithms.fmp import MARGINAL, Fmp, FmpState, background_params
 from antiphon.decoding.nbest import NBest
 from antiphon.engine import Engine, Rounds, sample_cohort
-from antiphon.lm.unigram import Unigram, estimate_unigram
-from antiphon.personalisation.marginal_adaptation import Marginals, Mixture, WordsOfTexts
+from antiphon.personalisation.marginal_adaptation import (
+    Marginals,
+    Mixture,
+    Unigram,
+    WordsOfTexts,
+    estimate_unigram,
+)
 from antiphon.personalisation.word_cache import Cache, Cap, MarginalWorker
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.records import checkpoint

@@ -57,10 +57,6 @@ class Cache:
     def total(self) -> float:
         return float(self.counts.sum())
 
-    @property
-    def num_bytes(self) -> int:
-        return self.ids.nbytes + self.counts.nbytes
-
     def plus(self, ids: np.ndarray, counts: np.ndarray) -> Cache:
         """Return the cache with these counts added; an id may occur more than once."""
         all_ids, places = np.unique(np.concatenate([self.ids, ids]), return_inverse=True)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -53,12 +54,7 @@ class Errors:
         return cls(counts[Edit.SUBSTITUTION], counts[Edit.DELETION], counts[Edit.INSERTION], length)
 
     def __add__(self, other: Errors) -> Errors:
-        return Errors(
-            self.substitutions + other.substitutions,
-            self.deletions + other.deletions,
-            self.insertions + other.insertions,
-            self.length + other.length,
-        )
+        return Errors(*map(add, vars(self).values(), vars(other).values()))
 
     @property
     def total(self) -> int:

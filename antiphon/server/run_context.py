@@ -17,10 +17,6 @@ def _no_structure() -> Sequence[Any]:
     raise ValueError("the layers of this model are not known")
 
 
-def _same_labels(labels: Any, teacher_run: str, teacher_folder: str) -> tuple[Any, str]:
-    return labels, teacher_folder
-
-
 @dataclass(frozen=True)
 class RunContext:
     """What is known before the first round of a run."""
@@ -32,7 +28,7 @@ class RunContext:
     folder: Path | None = None  # of the run; None while settings are only checked
     structure: Callable[[], Sequence[Any]] = _no_structure  # layers that can lose units
     # Settings of labels, a teacher's run and folder -> settings and folder that every process can open.
-    resolve_labels: Callable[[Any, str, str], tuple[Any, str]] = _same_labels
+    resolve_labels: Callable[[Any, str, str], tuple[Any, str]] = lambda labels, run, folder: (labels, folder)
 
 
 def prepare(part: Part, context: RunContext) -> Part:

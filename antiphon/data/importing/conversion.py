@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from antiphon.data.alphabets import characters_of, rare_characters
 from antiphon.data.audio import SAMPLE_RATE, BadAudioError, at_speed, encode_flac, read_sound, resample
 from antiphon.data.corpus import FORMAT, Utterance
 from antiphon.data.importing.candidates import Candidate, Progress, Skipped, StagedProgress, without_stage
@@ -27,6 +26,7 @@ from antiphon.data.importing.formats import FORMATS, choose_format
 from antiphon.data.importing.import_options import STEPS, ImportOptions
 from antiphon.data.importing.listing import Listing, list_candidates
 from antiphon.data.processes import map_ahead
+from antiphon.data.transcripts import characters_of, rare_characters
 from antiphon.records.files import check_name, check_new_folder, new_folder, sync
 from antiphon.records.maker import tidy
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from antiphon.config import unknown
-from antiphon.data.alphabets import ALPHABETS
+from antiphon.data.transcripts import ALPHABETS
 
 STEPS = ("nfc", "spell_digits", "lower_case", "strip_punctuation", "collapse_spaces")
 ROLES = ("audio", "text", "speaker", "split", "session", "id")

@@ -13,8 +13,7 @@ from antiphon.data.tokens import UnigramConfig, WordsConfig
 from antiphon.lm.kneser_ney import estimate
 from antiphon.lm.neural_lm import LmTraining, TransformerLmConfig, text_batch, train_lm
 from antiphon.lm.ngram import END_ID, NgramModel
-from antiphon.lm.unigram import estimate_unigram
-from antiphon.personalisation.marginal_adaptation import Marginals, Mixture
+from antiphon.personalisation.marginal_adaptation import Marginals, Mixture, estimate_unigram
 from antiphon.personalisation.word_cache import Cache
 
 TEXTS = ["the cat sat on the mat", "a dog sat", "the dog ran", "a cat ran to the dog", "the cat sat"]

@@ -13,8 +13,9 @@ from antiphon.data.session_texts import (
     read_session_texts,
     split_sentences,
 )
-from antiphon.data.transcripts import ALPHABET, spoken_form, written_form
+from antiphon.data.transcripts import ALPHABETS, spoken_form, written_form
 
+ALPHABET = ALPHABETS["en"]
 RULES = TextRules(ALPHABET)
 
 

@@ -15,8 +15,8 @@ from antiphon.clients.client import Unusable
 from antiphon.core import Task, add_up
 from antiphon.decoding.nbest import Hypothesis, NBest
 from antiphon.lm.kneser_ney import estimate
-from antiphon.lm.unigram import estimate_unigram
 from antiphon.personalisation.device import ADAPTED, Personalizer
+from antiphon.personalisation.marginal_adaptation import estimate_unigram
 from antiphon.records.checkpoint import CorruptCheckpoint
 
 TEXTS = ["the cat sat on the mat", "a dog sat", "the dog ran", "a cat ran to the dog"]

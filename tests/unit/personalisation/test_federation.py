@@ -15,9 +15,8 @@ import pytest
 from antiphon.core import Stopped, Task, Update
 from antiphon.decoding.nbest import Hypothesis, NBest
 from antiphon.decoding.rescoring import tabulate
-from antiphon.lm.unigram import estimate_unigram
 from antiphon.personalisation.federation import Federation, Schedule, client_of, cut
-from antiphon.personalisation.marginal_adaptation import Mixture
+from antiphon.personalisation.marginal_adaptation import Mixture, estimate_unigram
 from antiphon.personalisation.trial import Grid, SecondPass, compare, search_grid
 from antiphon.personalisation.word_cache import MarginalWorker
 

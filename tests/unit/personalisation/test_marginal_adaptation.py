@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 
 from antiphon.lm.kneser_ney import estimate
-from antiphon.lm.unigram import Unigram, estimate_unigram
-from antiphon.personalisation.marginal_adaptation import AdaptedLm, Marginals, Mixture, WordsOfTexts
+from antiphon.personalisation.marginal_adaptation import (
+    AdaptedLm,
+    Marginals,
+    Mixture,
+    Unigram,
+    WordsOfTexts,
+    estimate_unigram,
+)
 from antiphon.personalisation.word_cache import Cache
 
 U = np.array([0.1, 0.4, 0.3, 0.2])

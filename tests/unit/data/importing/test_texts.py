@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from sources import Source
 
-from antiphon.data.alphabets import ALPHABETS
 from antiphon.data.corpus import Corpus
 from antiphon.data.importing.candidates import RefusedError
 from antiphon.data.importing.conversion import ImportOptions, ImportSummary
 from antiphon.data.importing.texts import TextRewriter
 from antiphon.data.tokens import CharactersConfig
+from antiphon.data.transcripts import ALPHABETS
 
 Run = Callable[..., ImportSummary]
 
