@@ -110,12 +110,6 @@ def corpus_of(run: Path) -> Path | None:
     return Path(json.loads(about.read_text())["data"]) if about.exists() else None
 
 
-def end_folder(out: Path) -> None:
-    """Note in experiment.json that the command that ran it has ended, for those who follow its runs."""
-    path = out / "experiment.json"
-    write_json(path, {**json.loads(path.read_text()), "ended": True})
-
-
 def versions() -> dict[str, str]:
     """Return the version of Python and of each package that is installed."""
     versions = {"python": platform.python_version()}

@@ -17,7 +17,7 @@ from antiphon.clients.client import ClientRuntime
 from antiphon.clients.states import ClientStates
 from antiphon.core import Pool, Stopped, Tensors
 from antiphon.engine import Engine
-from antiphon.experiment.folder import check_folder, claim_folder, commit, end_folder, lock_folder, versions
+from antiphon.experiment.folder import check_folder, claim_folder, commit, lock_folder, versions
 from antiphon.experiment.jobs import run_jobs
 from antiphon.experiment.preparation import Prepared, device_name, prepare, structure_in
 from antiphon.experiment.score import score, score_clients, write_json
@@ -163,11 +163,10 @@ def is_finished(folder: Path, run: Run, split: str) -> bool:
 
 
 def _report(experiment: Experiment, out: Path) -> None:
-    """Write a report on the runs that have begun, if there are any, and note that the command has ended."""
+    """Write a report on the runs that have begun, if there are any."""
     begun = [out / name for name in experiment.runs if (out / name / "run.json").exists()]
     if begun:
         write_report(begun, out / "report.html")
-    end_folder(out)
 
 
 def run_one(

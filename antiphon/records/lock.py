@@ -56,6 +56,11 @@ class Holder:
         state, started = _process_state(self.pid)
         return state != "Z" and (not self.started or started in ("", self.started))
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the process is known to have ended; one of another machine never is."""
+        return self.host == socket.gethostname() and not self.is_alive
+
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
@@ -83,6 +88,24 @@ def locked(folder: Path) -> Iterator[None]:
         with suppress(OSError):  # not empty, or used by another process
             for made in missing:
                 made.rmdir()
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """Return the process that a folder's lock names, which may have ended; None if there is none."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return _read(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_used(folder: Path) -> bool:
+    """Return whether another process writes to a folder, as far as this machine can tell."""
+    holder = holder_of(folder)
+    return holder is not None and not holder.has_ended and holder.pid != os.getpid()
 
 
 def lock_descriptors() -> tuple[int, ...]:

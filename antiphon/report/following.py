@@ -9,18 +9,34 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from antiphon.records.files import replace_file
+from antiphon.records.lock import Holder, holder_of, is_used
 from antiphon.report.html import Following, render, render_waiting
 from antiphon.report.run_folder import RunFolder, load_runs
-from antiphon.report.run_progress import ExperimentFolder, is_finished, progress_of, waiting_runs
+from antiphon.report.run_progress import (
+    ExperimentFolder,
+    experiment_of,
+    is_finished,
+    progress_of,
+    waiting_runs,
+)
 
 PAUSE = 2.0  # seconds between two looks at the files
 REFRESH = 10  # seconds after which a browser loads the page again
 FILES = ("run.json", "journal.jsonl", "clock.jsonl", "evaluation/*/*/scores.json")
 Stamp = tuple[str, int, int]  # a file, the time of its last change, its size
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What was there when following began: the files of the experiment, and whether a command used it."""
+
+    stamps: list[Stamp]
+    is_used: bool
 
 
 def follow(
@@ -35,7 +51,7 @@ def follow(
 
     The folders of runs need not exist yet. `finish` writes the last page, if a run has begun.
     """
-    at_start = {path: _experiment_stamps(path) for path in paths}
+    at_start = {path: _Start(_experiment_stamps(path), is_used(experiment_of(path))) for path in paths}
     made_folder = not page.parent.exists()
     page.parent.mkdir(parents=True, exist_ok=True)
     notify(f"Open {page} in a browser: it shows the runs while they go on. Ctrl-C ends this, not the runs.")
@@ -49,6 +65,9 @@ def follow(
                 seen = stamps
             # A page of many runs takes seconds to draw: leave the processor to the runs.
             time.sleep(max(pause, 4 * (time.monotonic() - began)))
+        for path in paths:
+            if not _is_finished(path):
+                notify(_stopped(path))
     except KeyboardInterrupt:
         notify("no longer following")
     if any(begun_folders(path) for path in paths):
@@ -77,16 +96,40 @@ def begun_folders(path: Path) -> list[Path]:
     return [path / name for name in names if (path / name / "run.json").is_file()]
 
 
-def _is_over(path: Path, at_start: list[Stamp]) -> bool:
-    """Return whether all runs are finished, or the command that ran them has ended while we followed."""
-    begun = begun_folders(path)
-    is_experiment = (path / "experiment.json").is_file()
-    num_runs = len(ExperimentFolder.load(path).rounds) if is_experiment else 1
-    if begun and len(begun) == num_runs and all(is_finished(RunFolder.load(folder)) for folder in begun):
+def _is_over(path: Path, at_start: _Start) -> bool:
+    """Return whether all runs are finished, or the command that ran them has ended.
+
+    The lock of the folder tells: it is removed when a command ends, and names a dead process if one was
+    killed. A folder that no command used at the start waits for one.
+    """
+    if _is_finished(path) or _killed(path):
         return True
-    owner = path if is_experiment else path.parent
-    is_new = _experiment_stamps(path) != at_start
-    return is_new and (owner / "experiment.json").is_file() and ExperimentFolder.load(owner).is_ended
+    has_begun = at_start.is_used or _experiment_stamps(path) != at_start.stamps
+    return has_begun and not is_used(experiment_of(path))
+
+
+def _is_finished(path: Path) -> bool:
+    """Return whether all runs of an experiment, or a run, are finished."""
+    begun = begun_folders(path)
+    num_runs = len(ExperimentFolder.load(path).rounds) if (path / "experiment.json").is_file() else 1
+    return len(begun) == num_runs and all(is_finished(RunFolder.load(folder)) for folder in begun)
+
+
+def _killed(path: Path) -> Holder | None:
+    """Return the process that ran an experiment and has ended without removing its lock."""
+    holder = holder_of(experiment_of(path))
+    return holder if holder is not None and holder.has_ended else None
+
+
+def _stopped(path: Path) -> str:
+    """Say why an experiment that is not finished is no longer followed, and how it goes on."""
+    holder = _killed(path)
+    process = f"process {holder.pid}" if holder else "the command"
+    command = f": {holder.command}" if holder else ""
+    return (
+        f"{path} is stopped: {process} has ended, and not all runs are finished. "
+        f"To go on, repeat the command with --resume{command}"
+    )
 
 
 def _experiment_stamps(path: Path) -> list[Stamp]:

@@ -21,7 +21,7 @@ from antiphon.report.formatting import NONE, bounds, duration, edits, percent, r
 from antiphon.report.headline import cards, headline
 from antiphon.report.ranking import ranking
 from antiphon.report.run_folder import RunFolder
-from antiphon.report.run_progress import RunProgress
+from antiphon.report.run_progress import RunProgress, is_stopped
 from antiphon.scoring.statistics import NUM_RESAMPLES, expected_coverage, measured_coverage, plural, signed
 
 MAX_FAILURES = 60
@@ -85,6 +85,7 @@ def _context(runs: Sequence[RunFolder], num_examples: int) -> dict[str, Any]:
         coverage = Figure(plots.coverage(federated), "Expected after T rounds: 1 − (1 − N/K)^T.")
     return {
         "runs": runs,
+        "stopped": [run.label for run in runs if is_stopped(run)],
         "several": len(runs) > 1,
         "shown": shown,  # the run whose details are open
         "shown_weights": _shown_weights(federated, shown),

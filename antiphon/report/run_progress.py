@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from antiphon.records.lock import is_used
 from antiphon.report.run_folder import EXPERIMENT_FORMAT, Array, RunFolder, read_json, series
 
 RECENT = 10  # rounds whose mean time is expected of the others
@@ -23,14 +24,14 @@ class RunProgress:
     wer: float | None = None
     seconds_left: float | None = None
     is_finished: bool = False
+    is_stopped: bool = False  # it is not finished, and no command is running it
 
 
 @dataclass(frozen=True)
 class ExperimentFolder:
-    """What experiment.json says: planned rounds by run, and whether the command that ran it has ended."""
+    """What experiment.json says: planned rounds by run."""
 
     rounds: Mapping[str, int]
-    is_ended: bool
 
     @classmethod
     def load(cls, path: Path) -> ExperimentFolder:
@@ -40,7 +41,20 @@ class ExperimentFolder:
             str(name): int(settings.get(name, {}).get("rounds", {}).get("total", 0))
             for name in body.get("runs", ())
         }
-        return cls(rounds, bool(body.get("ended")))
+        return cls(rounds)
+
+
+def experiment_of(path: Path) -> Path:
+    """Return the folder that a command locks: that of the experiment, also if `path` is one of its runs."""
+    is_run = not (path / "experiment.json").is_file()
+    parent = path.absolute().parent
+    return parent if is_run and (parent / "experiment.json").is_file() else path
+
+
+def is_stopped(run: RunFolder) -> bool:
+    """Return whether a run is not finished, and no command is running its experiment."""
+    owner = experiment_of(run.path)
+    return owner != run.path and run.num_finished < run.num_planned and not is_used(owner)
 
 
 def progress_of(run: RunFolder) -> RunProgress:
@@ -55,6 +69,7 @@ def progress_of(run: RunFolder) -> RunProgress:
         wer=_last(run.validation["wer"][1]) if "wer" in run.validation else None,
         seconds_left=float(seconds.mean()) * num_left if len(seconds) else None,
         is_finished=is_finished(run),
+        is_stopped=is_stopped(run),
     )
 
 

@@ -47,6 +47,9 @@ def test_a_killed_command_is_said_and_a_stopped_one_leaves_no_lock(world: World,
     arguments, step = run_arguments(world.corpus, tmp_path / "out"), "antiphon.clients.train.LossMeter.add"
     in_fork(arguments, tmp_path / "log", Fault(step, 30))
     assert (tmp_path / "out" / LOCK).exists()
+    followed = in_fork(["report", str(tmp_path / "out"), "--follow"], tmp_path / "log")
+    assert followed.code == 0
+    assert " has ended, and not all runs are finished. To go on, repeat the command" in followed.output
     stopped = in_fork([*arguments, "--resume"], tmp_path / "log", Fault(step, 5, 2))
     assert stopped.code == 130
     assert "taking over the lock" in stopped.output

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import antiphon
+from antiphon.records.lock import LOCK
 from antiphon.report import following
 from antiphon.report.run_folder import RunFolder
 from antiphon.report.run_progress import RunProgress, progress_of
@@ -39,16 +43,32 @@ def watch(monkeypatch):
         antiphon.report(path, out, follow=True, notify=messages.append)
         assert not clock.events
         assert "Ctrl-C" in messages[0]
+        run.messages = messages
         return clock.pages
 
     return run
 
 
-def write_experiment(folder: Path, *names: str, ended: bool = False) -> None:
+def write_experiment(folder: Path, *names: str, process: int = 1) -> None:
+    """Write what a command leaves that a process has begun, process 1 (which never ends) by default."""
     folder.mkdir(parents=True, exist_ok=True)
+    holder = {"pid": process, "host": socket.gethostname(), "started": "", "since": "2026-11-18 03:43:00"}
+    (folder / LOCK).write_text(json.dumps({**holder, "command": "antiphon run dga", "token": "1"}))
     runs = {name: {"rounds": {"total": 6}} for name in names}
     body = {"format": "antiphon-experiment/1", "runs": list(names), "config": {"runs": runs}}
-    (folder / "experiment.json").write_text(json.dumps({**body, "ended": True} if ended else body))
+    (folder / "experiment.json").write_text(json.dumps(body))
+
+
+def end(folder: Path) -> None:
+    """Do what a command does that ends, or is stopped by Ctrl-C."""
+    (folder / LOCK).unlink()
+
+
+@pytest.fixture
+def dead_process() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    return process.pid
 
 
 def interrupt():
@@ -109,20 +129,47 @@ def test_ctrl_c_before_the_first_run_leaves_nothing(watch, tmp_path):
 def test_following_ends_when_the_command_ends_though_runs_are_not_finished(make_run, watch, tmp_path):
     write_experiment(tmp_path / "out", "dga", "never")
     make_run(tmp_path / "out" / "dga", rounds=2, planned=6, splits=())
-    (page,) = watch(tmp_path / "out", lambda: write_experiment(tmp_path / "out", "dga", "never", ended=True))
+    (page,) = watch(tmp_path / "out", lambda: end(tmp_path / "out"))
     assert "never" in page.partition('id="progress"')[2]
+    assert watch.messages[1:] == [
+        f"{tmp_path / 'out'} is stopped: the command has ended, and not all runs are finished. "
+        "To go on, repeat the command with --resume"
+    ]
 
 
 def test_a_stopped_experiment_is_followed_until_it_is_resumed_and_ends(make_run, watch, tmp_path):
     out = tmp_path / "out"
-    write_experiment(out, "dga", "later", ended=True)
+    write_experiment(out, "dga", "later")
+    end(out)
     make_run(out / "dga", rounds=2, planned=6, splits=())
-    pages = watch(
-        out,
-        lambda: write_experiment(out, "dga", "later"),
-        lambda: write_experiment(out, "dga", "later", ended=True),
-    )
-    assert len(pages) == 2
+    first, second = watch(out, lambda: write_experiment(out, "dga", "later"), lambda: end(out))
+    assert ">stopped<" in first
+    assert ">stopped<" not in second
+
+
+@pytest.mark.parametrize("followed", ["out", "out/dga"])
+def test_following_ends_when_the_process_of_the_runs_was_killed(
+    make_run, watch, tmp_path, dead_process, followed
+):
+    out, path = tmp_path / "out", tmp_path / followed
+    write_experiment(out, "dga")
+    make_run(out / "dga", rounds=2, planned=6, splits=())
+    (page,) = watch(path, lambda: write_experiment(out, "dga", process=dead_process))
+    said = f"{path} is stopped: process {dead_process} has ended, and not all runs are finished. "
+    assert watch.messages[1:] == [f"{said}To go on, repeat the command with --resume: antiphon run dga"]
+    assert watch(path) == []  # a killed run is not waited for
+    assert watch.messages[1:] == [f"{said}To go on, repeat the command with --resume: antiphon run dga"]
+    assert ">stopped<" not in page
+    last = (path / "report.html").read_text()
+    assert "no command is running it. To go on, add <code>--resume</code>" in last
+
+
+def test_an_experiment_of_another_machine_may_still_run(make_run, watch, tmp_path, dead_process, monkeypatch):
+    write_experiment(tmp_path / "out", "dga", process=dead_process)
+    make_run(tmp_path / "out" / "dga", rounds=2, planned=6, splits=())
+    monkeypatch.setattr("antiphon.records.lock.socket.gethostname", lambda: "elsewhere")
+    (page,) = watch(tmp_path / "out", interrupt)
+    assert ">stopped<" not in page
 
 
 def test_finished_runs_are_not_waited_for(make_run, watch, tmp_path):
