@@ -56,19 +56,10 @@ def report(
                 "--out comparison.html (in Python: out=)"
             )
     if follow:
-        _follow(folders, page, examples, notify)
-        return page
-    return write_report(folders, page, examples)
+        from antiphon.report.following import follow_runs
 
-
-def _follow(runs: Sequence[Path], page: Path, num_examples: int, notify: Callable[[str], None]) -> None:
-    from antiphon.report import following
-
-    def finish() -> Path:
-        begun = [path for path in runs if following.begun_folders(path)]
-        return write_report(begun, page, num_examples)
-
-    following.follow(runs, page, num_examples, finish, notify)
+        folders = follow_runs(folders, page, examples, notify)
+    return write_report(folders, page, examples) if folders else page
 
 
 def figures_file(page: Path) -> Path:
@@ -115,16 +106,7 @@ def _page(runs: Sequence[Path], destination: Path) -> Path:
 class _CallablePackage(ModuleType):
     """A package that can be called like its function: importing it must not hide `antiphon.report`."""
 
-    def __call__(
-        self,
-        runs: str | Path | Sequence[str | Path],
-        out: str | Path | None = None,
-        *,
-        examples: int = 0,
-        follow: bool = False,
-        notify: Callable[[str], None] = lambda text: None,
-    ) -> Path:
-        return report(runs, out, examples=examples, follow=follow, notify=notify)
+    __call__ = staticmethod(report)
 
 
 sys.modules[__name__].__class__ = _CallablePackage

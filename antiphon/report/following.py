@@ -16,14 +16,8 @@ from pathlib import Path
 from antiphon.records.files import replace_file
 from antiphon.records.lock import Holder, holder_of, is_used
 from antiphon.report.html import Following, render, render_waiting
-from antiphon.report.run_folder import RunFolder, load_runs
-from antiphon.report.run_progress import (
-    ExperimentFolder,
-    experiment_of,
-    is_finished,
-    progress_of,
-    waiting_runs,
-)
+from antiphon.report.run_folder import RunFolder, begun_folders, load_runs, planned_rounds
+from antiphon.report.run_progress import experiment_of, is_finished, progress_of, waiting_runs
 
 PAUSE = 2.0  # seconds between two looks at the files
 REFRESH = 10  # seconds after which a browser loads the page again
@@ -39,17 +33,12 @@ class _Start:
     is_used: bool
 
 
-def follow(
-    paths: Sequence[Path],
-    page: Path,
-    num_examples: int,
-    finish: Callable[[], Path],
-    notify: Callable[[str], None],
-    pause: float = PAUSE,
-) -> None:
-    """Write the page whenever runs change, until all have ended or Ctrl-C; then call `finish`.
+def follow_runs(
+    paths: Sequence[Path], page: Path, num_examples: int, notify: Callable[[str], None]
+) -> list[Path]:
+    """Write the page whenever runs change, until all have ended or Ctrl-C; return the paths that have begun.
 
-    The folders of runs need not exist yet. `finish` writes the last page, if a run has begun.
+    The folders of runs need not exist yet. If none has begun, the page is removed.
     """
     at_start = {path: _Start(_experiment_stamps(path), is_used(experiment_of(path))) for path in paths}
     made_folder = not page.parent.exists()
@@ -64,19 +53,19 @@ def follow(
                 _write(paths, page, num_examples)
                 seen = stamps
             # A page of many runs takes seconds to draw: leave the processor to the runs.
-            time.sleep(max(pause, 4 * (time.monotonic() - began)))
+            time.sleep(max(PAUSE, 4 * (time.monotonic() - began)))
         for path in paths:
             if not _is_finished(path):
                 notify(_stopped(path))
     except KeyboardInterrupt:
         notify("no longer following")
-    if any(begun_folders(path) for path in paths):
-        finish()
-        return
-    page.unlink(missing_ok=True)
-    if made_folder:
+    begun = [path for path in paths if begun_folders(path)]
+    if not begun:
+        page.unlink(missing_ok=True)
+    if not begun and made_folder:
         with suppress(OSError):  # it is not empty
             page.parent.rmdir()
+    return begun
 
 
 def _write(paths: Sequence[Path], page: Path, num_examples: int) -> None:
@@ -86,14 +75,6 @@ def _write(paths: Sequence[Path], page: Path, num_examples: int) -> None:
     following = Following(REFRESH, time.strftime("%H:%M:%S"), rows)
     text = render(runs, num_examples, following) if runs else render_waiting(paths, following)
     replace_file(page, partial(Path.write_text, data=text, encoding="utf-8"))
-
-
-def begun_folders(path: Path) -> list[Path]:
-    """Return the run folders of an experiment that have begun; or the run folder itself, if it has."""
-    if not (path / "experiment.json").is_file():
-        return [path] if (path / "run.json").is_file() else []
-    names = ExperimentFolder.load(path).rounds
-    return [path / name for name in names if (path / name / "run.json").is_file()]
 
 
 def _is_over(path: Path, at_start: _Start) -> bool:
@@ -110,8 +91,7 @@ def _is_over(path: Path, at_start: _Start) -> bool:
 
 def _is_finished(path: Path) -> bool:
     """Return whether all runs of an experiment, or a run, are finished."""
-    begun = begun_folders(path)
-    num_runs = len(ExperimentFolder.load(path).rounds) if (path / "experiment.json").is_file() else 1
+    begun, num_runs = begun_folders(path), len(planned_rounds(path)) or 1
     return len(begun) == num_runs and all(is_finished(RunFolder.load(folder)) for folder in begun)
 
 

@@ -164,19 +164,29 @@ def load_runs(paths: Sequence[Path]) -> list[RunFolder]:
     return [replace(run, label=labels[index], position=index) for index, run in enumerate(runs)]
 
 
+def planned_rounds(path: Path) -> dict[Path, int]:
+    """Return the run folders of an experiment, with their planned rounds; none if it is no experiment."""
+    if not (path / "experiment.json").is_file():
+        return {}
+    body = read_json(path / "experiment.json", EXPERIMENT_FORMAT)
+    if not isinstance(body.get("runs"), list):
+        raise ValueError(f"{path / 'experiment.json'} lacks runs; the file is damaged")
+    names, settings = map(str, body["runs"]), body.get("config", {}).get("runs", {})
+    return {path / name: settings.get(name, {}).get("rounds", {}).get("total", 0) for name in names}
+
+
+def begun_folders(path: Path) -> list[Path]:
+    """Return the run folders of an experiment that have begun; or the run folder itself, if it has."""
+    return [folder for folder in planned_rounds(path) or [path] if (folder / "run.json").is_file()]
+
+
 def runs_of(path: Path) -> list[Path]:
     """Return the run folders of an experiment that have begun, in its order; or the run folder itself."""
-    if not (path / "experiment.json").is_file():
-        return [path]
-    names = read_json(path / "experiment.json", EXPERIMENT_FORMAT).get("runs")
-    if not isinstance(names, list):
-        raise ValueError(f"{path / 'experiment.json'} lacks runs; the file is damaged")
-    begun = [path / str(name) for name in names if (path / str(name) / "run.json").is_file()]
-    if not begun:
-        raise ValueError(
-            f"{path}: none of the runs of this experiment has begun ({', '.join(map(str, names))})"
-        )
-    return begun
+    begun, planned = begun_folders(path), planned_rounds(path)
+    if planned and not begun:
+        names = ", ".join(folder.name for folder in planned)
+        raise ValueError(f"{path}: none of the runs of this experiment has begun ({names})")
+    return begun or [path]
 
 
 def read_json(path: Path, format: str = "") -> dict[str, Any]:

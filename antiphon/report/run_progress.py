@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from antiphon.records.lock import is_used
-from antiphon.report.run_folder import EXPERIMENT_FORMAT, Array, RunFolder, read_json, series
+from antiphon.report.run_folder import Array, RunFolder, planned_rounds, series
 
 RECENT = 10  # rounds whose mean time is expected of the others
 
@@ -25,23 +24,6 @@ class RunProgress:
     seconds_left: float | None = None
     is_finished: bool = False
     is_stopped: bool = False  # it is not finished, and no command is running it
-
-
-@dataclass(frozen=True)
-class ExperimentFolder:
-    """What experiment.json says: planned rounds by run."""
-
-    rounds: Mapping[str, int]
-
-    @classmethod
-    def load(cls, path: Path) -> ExperimentFolder:
-        body = read_json(path / "experiment.json", EXPERIMENT_FORMAT)
-        settings: Mapping[str, Any] = body.get("config", {}).get("runs", {})
-        rounds = {
-            str(name): int(settings.get(name, {}).get("rounds", {}).get("total", 0))
-            for name in body.get("runs", ())
-        }
-        return cls(rounds)
 
 
 def experiment_of(path: Path) -> Path:
@@ -77,11 +59,10 @@ def waiting_runs(paths: Sequence[Path], begun: Sequence[RunFolder]) -> list[RunP
     """Return the runs of experiments that have not begun."""
     folders = {run.path for run in begun}
     return [
-        RunProgress(name, 0, total)
+        RunProgress(folder.name, 0, total)
         for path in paths
-        if (path / "experiment.json").is_file()
-        for name, total in ExperimentFolder.load(path).rounds.items()
-        if path / name not in folders
+        for folder, total in planned_rounds(path).items()
+        if folder not in folders
     ]
 
 
