@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.dga_rl import DgaRl
 from antiphon.algorithms.ditto import Ditto
@@ -45,93 +47,88 @@ def encoder_experiment(name: str, runs: dict[str, Run]) -> Experiment:
     return Experiment(name, frontend=frontend, model=CtcConfig(), augment=ENCODER_MASKS, runs=runs)
 
 
-def _after_seed(name: str, run: Run) -> Experiment:
-    return Experiment(name, runs={"seed": central("seed"), name: run})
+# Name of a recipe -> what it is, and the run that follows its seed model.
+AFTER_SEED: dict[str, tuple[str, Run]] = {
+    "central": (
+        "Central training on the speech of all speakers: the reference, not federated.",
+        central("both"),
+    ),
+    "fedsgd": (
+        "FedSGD (McMahan 2017): one step on all speech of a client; the sum is a central gradient.",
+        Run(fedsgd(SERVER), rounds=Rounds(total=50, cohort=10)),
+    ),
+    "fedavg": (
+        "FedAvg (McMahan 2017): local SGD, models averaged by number of utterances.",
+        Run(fedavg(LOCAL)),
+    ),
+    "hierarchical": (
+        "Hierarchical optimisation (FTL 2020): SGD on the clients, Adam on the server.",
+        Run(hierarchical(LOCAL, SERVER)),
+    ),
+    "bmuf": (
+        "BMUF (Chen and Huo 2016): seven fixed i.i.d. parts, block momentum.",
+        Run(bmuf(LOCAL, 0.8), clients=Iid(7), rounds=Rounds(total=20, cohort=7)),
+    ),
+    "dga": (
+        "Dynamic Gradient Aggregation (2021): clients weighted by a softmax of their negative losses.",
+        Run(dga(LOCAL, server=SERVER)),
+    ),
+    "dga-rl": (
+        "DGA with learnt weights (2021): a network that is rewarded when its weights beat the softmax's.",
+        Run(DgaRl(dga(LOCAL, beta=1.0, server=SERVER))),
+    ),
+    "norm": (
+        "Weighting by update norm (DGA, appendix A): large updates get small weights.",
+        Run(FedAvg(LOCAL, weighting=ByNorm(), server=SERVER)),
+    ),
+    "median": (
+        "Geometric median of updates (Pillutla et al. 2022): a few bad clients hardly change it.",
+        Run(GeometricMedian(hierarchical(LOCAL, SERVER))),
+    ),
+    "layer-clip": (
+        "Hierarchical optimisation that clips the aggregate layer by layer, relative to the layer's norm.",
+        Run(FedAvg(LOCAL, weighting=Uniform(), server=SERVER, clipping=ClipLayersRelative())),
+    ),
+    "rehearsal": (
+        "DGA softmax with server rehearsal (DGA eq. 5): some steps on the server's own speech each round.",
+        Run(Rehearsed(dga(LOCAL, server=SERVER), LocalTraining(steps=10))),
+    ),
+    "subspace": (
+        "Subspace training (DGA §4): only the encoder is trained, and only the encoder is sent.",
+        Run(FedAvg(LOCAL, server=SERVER, trainable=("encoder.*",))),
+    ),
+    "scaffold": (
+        "SCAFFOLD (Karimireddy et al. 2020): control variates correct the drift of clients.",
+        Run(Scaffold(LOCAL)),
+    ),
+    "q-fedavg": (
+        "q-FedAvg (Li et al. 2020): clients with a large loss get large weights.",
+        Run(QFedAvg(q=1.0, local=LOCAL)),
+    ),
+    "personal-layers": (
+        "Personal layers (Arivazhagan et al. 2019): every client keeps its own output layer.",
+        Run(PersonalLayers(hierarchical(LOCAL, SERVER), layers=("output.*",)), held_out=0.2),
+    ),
+    "ditto": (
+        "Ditto (Li et al. 2021): every client also trains its own model, which stays near the global one.",
+        Run(Ditto(hierarchical(LOCAL, SERVER), LOCAL), held_out=0.2),
+    ),
+    "pruning": (
+        "Federated Pruning (2022): clients train a model of half the size, which is the result.",
+        Run(
+            FederatedPruning(hierarchical(LOCAL, SERVER), mask_every=5, fine_tune_from=20),
+            rounds=Rounds(total=40),
+        ),
+    ),
+}
 
 
-def central_training() -> Experiment:
-    """Central training on the speech of all speakers: the reference, not federated."""
-    return _after_seed("central", central("both"))
+def after_seed(name: str) -> Callable[[], Experiment]:
+    """Return the recipe of this name: a seed model, then the run."""
+    text, run = AFTER_SEED[name]
 
+    def make() -> Experiment:
+        return Experiment(name, runs={"seed": central("seed"), name: run})
 
-def federated_sgd() -> Experiment:
-    """FedSGD (McMahan 2017): one step on all speech of a client; the sum is a central gradient."""
-    return _after_seed("fedsgd", Run(fedsgd(SERVER), rounds=Rounds(total=50, cohort=10)))
-
-
-def federated_averaging() -> Experiment:
-    """FedAvg (McMahan 2017): local SGD, models averaged by number of utterances."""
-    return _after_seed("fedavg", Run(fedavg(LOCAL)))
-
-
-def hierarchical_optimisation() -> Experiment:
-    """Hierarchical optimisation (FTL 2020): SGD on the clients, Adam on the server."""
-    return _after_seed("hierarchical", Run(hierarchical(LOCAL, SERVER)))
-
-
-def bmuf_blocks() -> Experiment:
-    """BMUF (Chen and Huo 2016): seven fixed i.i.d. parts, block momentum."""
-    return _after_seed("bmuf", Run(bmuf(LOCAL, 0.8), clients=Iid(7), rounds=Rounds(total=20, cohort=7)))
-
-
-def dga_softmax() -> Experiment:
-    """Dynamic Gradient Aggregation (2021): clients weighted by a softmax of their negative losses."""
-    return _after_seed("dga", Run(dga(LOCAL, server=SERVER)))
-
-
-def dga_reinforced() -> Experiment:
-    """DGA with learnt weights (2021): a network that is rewarded when its weights beat the softmax's."""
-    return _after_seed("dga-rl", Run(DgaRl(dga(LOCAL, beta=1.0, server=SERVER))))
-
-
-def federated_pruning() -> Experiment:
-    """Federated Pruning (2022): clients train a model of half the size, which is the result."""
-    pruning = FederatedPruning(hierarchical(LOCAL, SERVER), mask_every=5, fine_tune_from=20)
-    return _after_seed("pruning", Run(pruning, rounds=Rounds(total=40)))
-
-
-def geometric_median() -> Experiment:
-    """Geometric median of updates (Pillutla et al. 2022): a few bad clients hardly change it."""
-    return _after_seed("median", Run(GeometricMedian(hierarchical(LOCAL, SERVER))))
-
-
-def layer_clipping() -> Experiment:
-    """Hierarchical optimisation that clips the aggregate layer by layer, relative to the layer's norm."""
-    algorithm = FedAvg(LOCAL, weighting=Uniform(), server=SERVER, clipping=ClipLayersRelative())
-    return _after_seed("layer-clip", Run(algorithm))
-
-
-def norm_weighting() -> Experiment:
-    """Weighting by update norm (DGA, appendix A): large updates get small weights."""
-    return _after_seed("norm", Run(FedAvg(LOCAL, weighting=ByNorm(), server=SERVER)))
-
-
-def server_rehearsal() -> Experiment:
-    """DGA softmax with server rehearsal (DGA eq. 5): some steps on the server's own speech each round."""
-    return _after_seed("rehearsal", Run(Rehearsed(dga(LOCAL, server=SERVER), LocalTraining(steps=10))))
-
-
-def encoder_only() -> Experiment:
-    """Subspace training (DGA §4): only the encoder is trained, and only the encoder is sent."""
-    return _after_seed("subspace", Run(FedAvg(LOCAL, server=SERVER, trainable=("encoder.*",))))
-
-
-def scaffold() -> Experiment:
-    """SCAFFOLD (Karimireddy et al. 2020): control variates correct the drift of clients."""
-    return _after_seed("scaffold", Run(Scaffold(LOCAL)))
-
-
-def q_fedavg() -> Experiment:
-    """q-FedAvg (Li et al. 2020): clients with a large loss get large weights."""
-    return _after_seed("q-fedavg", Run(QFedAvg(q=1.0, local=LOCAL)))
-
-
-def personal_layers() -> Experiment:
-    """Personal layers (Arivazhagan et al. 2019): every client keeps its own output layer."""
-    algorithm = PersonalLayers(hierarchical(LOCAL, SERVER), layers=("output.*",))
-    return _after_seed("personal-layers", Run(algorithm, held_out=0.2))
-
-
-def ditto() -> Experiment:
-    """Ditto (Li et al. 2021): every client also trains its own model, which stays near the global one."""
-    return _after_seed("ditto", Run(Ditto(hierarchical(LOCAL, SERVER), LOCAL), held_out=0.2))
+    make.__doc__ = text
+    return make
