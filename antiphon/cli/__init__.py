@@ -14,12 +14,16 @@ from typer.core import TyperGroup
 import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.corpus_commands import corpus_commands, encoders_command
-from antiphon.cli.decoding_commands import nbest_command, rescore_command
-from antiphon.cli.lm_commands import lm_commands
+from antiphon.cli.decoding_commands import lm_commands, nbest_command, rescore_command
 from antiphon.cli.model_commands import adapt_command, export_command, prune_command
 from antiphon.cli.personalisation_commands import personalize_command
-from antiphon.cli.project_commands import new_command
-from antiphon.cli.run_commands import demo_command, recipes_command, report_command, run_command
+from antiphon.cli.run_commands import (
+    demo_command,
+    new_command,
+    recipes_command,
+    report_command,
+    run_command,
+)
 from antiphon.cli.scoring_commands import (
     alignments_command,
     compare_command,
@@ -71,25 +75,17 @@ def _options(version: Version = False) -> None:
 
 
 # The groups of commands in --help.
-START, RESULTS, LANGUAGE, MORE = "Start here", "Results", "Language models and decoding", "More"
-app.command("demo", rich_help_panel=START)(demo_command)
-app.command("new", rich_help_panel=START)(new_command)
-app.command("recipes", rich_help_panel=START)(recipes_command)
-app.command("run", rich_help_panel=START)(run_command)
-app.add_typer(corpus_commands, name="corpus", rich_help_panel=START)
-app.command("report", rich_help_panel=RESULTS)(report_command)
-app.command("compare", rich_help_panel=RESULTS)(compare_command)
-app.command("evaluate", rich_help_panel=RESULTS)(evaluate_command)
-app.command("transcribe", rich_help_panel=RESULTS)(transcribe_command)
-app.command("alignments", rich_help_panel=RESULTS)(alignments_command)
-app.command("nbest", rich_help_panel=LANGUAGE)(nbest_command)
-app.command("rescore", rich_help_panel=LANGUAGE)(rescore_command)
-app.command("personalize", rich_help_panel=LANGUAGE)(personalize_command)
-app.add_typer(lm_commands, name="lm", rich_help_panel=LANGUAGE)
-app.command("adapt", rich_help_panel=MORE)(adapt_command)
-app.command("prune", rich_help_panel=MORE)(prune_command)
-app.command("export", rich_help_panel=MORE)(export_command)
-app.command("encoders", rich_help_panel=MORE)(encoders_command)
+COMMANDS: dict[str, list[Any]] = {
+    "Start here": [demo_command, new_command, recipes_command, run_command],
+    "Results": [report_command, compare_command, evaluate_command, transcribe_command, alignments_command],
+    "Language models and decoding": [nbest_command, rescore_command, personalize_command],
+    "More": [adapt_command, prune_command, export_command, encoders_command],
+}
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        app.command(command.__name__.removesuffix("_command"), rich_help_panel=panel)(command)
+app.add_typer(corpus_commands, name="corpus", rich_help_panel="Start here")
+app.add_typer(lm_commands, name="lm", rich_help_panel="Language models and decoding")
 
 
 def main() -> None:

@@ -1,25 +1,61 @@
-"""`antiphon nbest` and `antiphon rescore`: N-best lists by beam search, and lists that are ranked again."""
+"""`antiphon lm`, `nbest` and `rescore`: language models, N-best lists, and lists that are ranked again."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import typer
 from rich.table import Table
 
 import antiphon
 from antiphon.cli import terminal
-from antiphon.cli.options import Search, num_cores, options_of
+from antiphon.cli.options import Search, options_of
 from antiphon.cli.parsing import named_numbers
+from antiphon.lm.ngram import Perplexity
 from antiphon.workflows.rescore_lists import ListScores, Rescoring, describe_weights
+
+lm_commands = typer.Typer(no_args_is_help=True, help="Train language models: n-grams, or a Transformer.")
+
+
+@lm_commands.command("ngram")
+@options_of(antiphon.train_ngram_lm, "texts")
+def ngram_command(**options: Any) -> None:
+    """Estimate an n-gram model with interpolated modified Kneser-Ney smoothing."""
+    training = terminal.with_bars(antiphon.train_ngram_lm, **options)
+    model = training.model
+    sizes = ", ".join(f"{len(level.keys):,}" for level in model.levels)
+    terminal.console.print(
+        f"{options['out']}: n-grams of order 1 to {model.order}: {sizes}; "
+        f"estimated in {training.seconds:.0f} s"
+    )
+    _print_perplexities(training.perplexities)
+
+
+@lm_commands.command("train")
+@options_of(antiphon.train_transformer_lm, "texts")
+def train_command(**options: Any) -> None:
+    """Train a Transformer language model with 3 blocks of width 256."""
+    training = terminal.with_bars(antiphon.train_transformer_lm, **options)
+    size, steps = training.model.tokens.size, options["steps"]
+    terminal.console.print(f"{options['out']}: {size:,} tokens, {steps:,} steps")
+    _print_perplexities(training.perplexities)
+
+
+def _print_perplexities(perplexities: Mapping[Path, Perplexity]) -> None:
+    for path, result in perplexities.items():
+        terminal.console.print(
+            f"{path.name}: perplexity {result.value:.1f} per word, ends of sentences included "
+            f"({result.num_words:,} words, {result.num_sentences:,} sentences, "
+            f"{result.num_unknown:,} unknown)"
+        )
 
 
 @options_of(antiphon.nbest, "run")
 def nbest_command(**options: Any) -> None:
     """Decode speech by beam search with a run's model: N-best lists and their word error rates."""
-    with terminal.Terminal() as progress:
-        decoding = antiphon.nbest(
-            **options, feature_processes=num_cores(), progress=progress, notify=terminal.say
-        )
+    decoding = terminal.with_bars(antiphon.nbest, **options)
     terminal.console.print(_table(decoding.scores))
     minutes, factor = decoding.speech_seconds / 60, decoding.real_time_factor
     terminal.console.print(f"{minutes:.1f} min of speech, real-time factor {factor:.3f}")
@@ -29,11 +65,8 @@ def nbest_command(**options: Any) -> None:
 @options_of(antiphon.rescore, "nbest")
 def rescore_command(*, search: Search = [], **options: Any) -> None:
     """Rank N-best lists again with other models: word error rates before and after, and the best possible."""
-    with terminal.Terminal() as progress:
-        steps = named_numbers("--search", search, default="1")
-        rescoring = antiphon.rescore(
-            **options, search=steps, feature_processes=num_cores(), progress=progress
-        )
+    steps = named_numbers("--search", search, default="1")
+    rescoring = terminal.with_bars(antiphon.rescore, **options, search=steps)
     _print_weights(rescoring)
     terminal.console.print(_table(rescoring.scores))
     if options["out"] is not None:

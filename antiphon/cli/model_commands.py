@@ -11,7 +11,7 @@ from rich.table import Table
 
 import antiphon
 from antiphon.cli import terminal
-from antiphon.cli.options import num_cores, options_of
+from antiphon.cli.options import options_of
 from antiphon.exporting.export_folder import Exported
 from antiphon.report.formatting import percent, size
 from antiphon.workflows.adapt_model import Rate, SessionReport
@@ -30,8 +30,7 @@ OnlyPlan = Annotated[bool, typer.Option("--plan", help="Print what would be left
 @options_of(antiphon.adapt, "run")
 def adapt_command(**options: Any) -> None:
     """Adapt a model to the text of sessions: make speech from the text, and train on it."""
-    with terminal.Terminal() as progress:
-        adaptation = antiphon.adapt(**options, processes=num_cores(), progress=progress, notify=terminal.say)
+    adaptation = terminal.with_bars(antiphon.adapt, **options)
     if not options["speech_only"]:
         terminal.console.print(_session_table(adaptation.sessions))
         terminal.console.print(terminal.score_table(adaptation.scores))
@@ -47,8 +46,7 @@ def prune_command(*, run: Model, out: PrunedOut = None, plan: OnlyPlan = False, 
         return
     if out is None:
         raise ValueError("name the folder of the pruned run with --out, or add --plan to see what is left")
-    with terminal.Terminal() as progress:
-        scores = antiphon.prune(run, out, **options, feature_processes=num_cores(), progress=progress)
+    scores = terminal.with_bars(antiphon.prune, run=run, out=out, **options)
     terminal.console.print(terminal.score_table(scores))
     terminal.say_results(out / "pruned", out)
 
@@ -56,8 +54,7 @@ def prune_command(*, run: Model, out: PrunedOut = None, plan: OnlyPlan = False, 
 @options_of(antiphon.export, "run", "out")
 def export_command(**options: Any) -> None:
     """Write a run's model as ONNX files that recognise speech without antiphon."""
-    with terminal.Terminal() as progress:
-        exported = antiphon.export(**options, progress=progress)
+    exported = terminal.with_bars(antiphon.export, **options)
     files = ", ".join(f"{name} ({size(num_bytes)})" for name, num_bytes in exported.sizes.items())
     terminal.say(f"wrote {files} to {exported.folder}")
     if exported.comparison:

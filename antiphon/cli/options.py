@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from antiphon.cli.parsing import named_numbers, named_paths, numbers, pairs, who
 
 Command = Callable[..., None]
 
-# Parameters that a command sets itself.
+# Parameters that a command sets itself; most of them in `terminal.with_bars`.
 HIDDEN = {"feature_processes", "processes", "num_threads", "progress", "notify", "listeners", "grid", "noise"}
 FLAGS = {
     "num_processes": "--workers",
@@ -85,11 +84,6 @@ Search = Annotated[
         "Repeatable.",
     ),
 ]
-
-
-def num_cores() -> int:
-    """The number of processes that compute features for a command."""
-    return os.cpu_count() or 1
 
 
 def options_of(function: Callable[..., Any], *arguments: str, **renamed: str) -> Callable[[Command], Command]:

@@ -57,12 +57,8 @@ def personalize_command(
     grid = Grid(*(numbers(option, text) for option, text in grids.items()))
     populations = whole_numbers("--population", population)
     noise = NoiseSettings(tuple(private), cap, populations, noise_seeds, secure) if private else None
-    with terminal.Terminal() as progress:
-        result = antiphon.personalize(
-            **options, search=named_numbers("--search", search, default="1"), grid=grid, noise=noise,
-            progress=progress, notify=terminal.say,
-        )  # fmt: skip
-    _print_tables(result)
+    steps = named_numbers("--search", search, default="1")
+    _print_tables(terminal.with_bars(antiphon.personalize, **options, search=steps, grid=grid, noise=noise))
     if options["out"] is not None:
         out = options["out"]
         terminal.console.print(f"wrote {out / 'results.json'} and {out / 'clients.svg'}")

@@ -1,4 +1,4 @@
-"""`antiphon run`, `demo`, `recipes` and `report`: carry out experiments and show them."""
+"""`antiphon new`, `demo`, `run`, `recipes` and `report`: start a project, run experiments, show them."""
 
 from __future__ import annotations
 
@@ -12,29 +12,41 @@ import yaml
 import antiphon
 from antiphon import config
 from antiphon.cli import terminal
-from antiphon.cli.options import num_cores, options_of
+from antiphon.cli.options import options_of
 from antiphon.report import figures_file, report
+from antiphon.scoring.statistics import plural
 
 Recipe = Annotated[
     str, typer.Argument(help="The name of a recipe, or a YAML file with its name and other settings.")
 ]
 
 
+@options_of(antiphon.new_project, "folder")
+def new_command(**options: Any) -> None:
+    """Start a project: settings with comments, an algorithm with its test, a manifest of your audio."""
+    project = antiphon.new_project(**options)
+    terminal.say(f"{project.folder}: {', '.join(project.files)}")
+    if project.audio is not None:
+        number = plural(len(project.audio.rows), "utterance")
+        terminal.say(f"found: {number} of {plural(project.audio.num_speakers, 'speaker')}")
+        for assumption in project.audio.assumptions:
+            terminal.say(f"assumed: {assumption}")
+    terminal.say("next:")
+    for command in project.commands:
+        terminal.say(f"  {command}")
+
+
 @options_of(antiphon.run)
 def run_command(*, recipe: Recipe, **options: Any) -> None:
     """Run a recipe on a corpus: train, validate, score on the test speakers, write a report."""
     terminal.print_in_first_process()
-    with terminal.Terminal() as progress:
-        scores = antiphon.run(recipe, **options, feature_processes=num_cores(), progress=progress)
-    _print_scores(scores, options["out"])
+    _print_scores(terminal.with_bars(antiphon.run, recipe=recipe, **options), options["out"])
 
 
 @options_of(antiphon.demo)
 def demo_command(**options: Any) -> None:
     """Synthesise a small corpus, train a seed model on it, and train that by three federated algorithms."""
-    with terminal.Terminal() as progress:
-        scores = antiphon.demo(**options, feature_processes=num_cores(), progress=progress)
-    _print_scores(scores, options["out"] / "runs")
+    _print_scores(terminal.with_bars(antiphon.demo, **options), options["out"] / "runs")
 
 
 def recipes_command(

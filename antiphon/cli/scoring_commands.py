@@ -13,7 +13,7 @@ from rich.table import Table
 
 import antiphon
 from antiphon.cli import terminal
-from antiphon.cli.options import num_cores, options_of
+from antiphon.cli.options import options_of
 from antiphon.cli.terminal import say
 from antiphon.experiment.score import Tally
 from antiphon.report.formatting import percent
@@ -28,8 +28,7 @@ Top = Annotated[int, typer.Option(min=0, help="The number of confusions to show.
 @options_of(antiphon.evaluate, "run")
 def evaluate_command(**options: Any) -> None:
     """Score a run's model on a split: WER and CER by speaker, and files for sclite."""
-    with terminal.Terminal() as progress:
-        evaluation = antiphon.evaluate(**options, feature_processes=num_cores(), progress=progress)
+    evaluation = terminal.with_bars(antiphon.evaluate, **options)
     terminal.console.print(terminal.score_table({options["run"].name: evaluation.scores}))
     terminal.console.print(f"scores.json, ref.trn and hyp.trn are in {evaluation.folder}")
 

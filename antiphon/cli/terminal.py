@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -17,9 +18,11 @@ from rich.table import Table
 from antiphon.experiment.settings import Run
 from antiphon.pools.rendezvous import find_rank
 from antiphon.records.writer import Listener
+from antiphon.report import formatting
 from antiphon.scoring.error_rate import Errors, Tally
 from antiphon.scoring.statistics import Interval, rate_interval
 
+Result = TypeVar("Result")
 console = Console()
 errors = Console(stderr=True)
 
@@ -138,6 +141,14 @@ class Terminal:
             self.progress.update(task.id, visible=False)
 
 
+def with_bars(function: Callable[..., Result], **options: Any) -> Result:
+    """Call a function of antiphon: show its progress, print its messages, compute features on all cores."""
+    num_cores, accepted = os.cpu_count() or 1, inspect.signature(function).parameters
+    with Terminal() as progress:
+        own = {"progress": progress, "notify": say, "feature_processes": num_cores, "processes": num_cores}
+        return function(**options, **{name: value for name, value in own.items() if name in accepted})
+
+
 def name_table(entries: Mapping[str, str]) -> Table:
     """Return a table of names with their descriptions."""
     table = Table.grid(padding=(0, 2))
@@ -191,6 +202,4 @@ def percent(interval: Interval | None, digits: int = 2) -> str:
     """
     if interval is None:
         return ""
-    values = (interval.estimate, interval.low, interval.high)
-    estimate, low, high = (f"{100 * value:.{digits}f}" for value in values)
-    return f"{estimate} [{low}, {high}]"
+    return f"{formatting.percent(interval.estimate, digits)} {formatting.bounds(interval, digits)}"

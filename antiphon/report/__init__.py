@@ -5,6 +5,7 @@ This package can be called: `antiphon.report("out")` is the function `report` be
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -107,6 +108,7 @@ class _CallablePackage(ModuleType):
     """A package that can be called like its function: importing it must not hide `antiphon.report`."""
 
     __call__ = staticmethod(report)
+    __signature__ = inspect.signature(report)
 
 
 sys.modules[__name__].__class__ = _CallablePackage

@@ -10,8 +10,7 @@ import typer
 from typer.testing import CliRunner
 from world import FRONTEND, MODELS
 
-from antiphon.cli.decoding_commands import nbest_command, rescore_command
-from antiphon.cli.lm_commands import lm_commands
+from antiphon.cli.decoding_commands import lm_commands, nbest_command, rescore_command
 from antiphon.decoding.nbest import Hypothesis, NBest, read_nbest, write_nbest
 from antiphon.lm.neural_lm import load_sentence_model
 from antiphon.recognizer import Blueprint, Recognizer
