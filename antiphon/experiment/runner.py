@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,8 @@ from antiphon.tasks.evaluation import measure
 
 RUN_FORMAT = "antiphon-run/1"
 Scores = dict[str, Any]
+# Called with the name of a stage, the number of steps done, and the number of all steps (None: unknown).
+Progress = Callable[[str, int, int | None], None]
 
 
 @runtime_checkable

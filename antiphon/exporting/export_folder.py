@@ -19,6 +19,7 @@ from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.frontends import Filterbank, Frontend, OnnxEncoder
 from antiphon.data.tokens import Characters, Tokens, Unigram
 from antiphon.experiment.folder import corpus_of
+from antiphon.experiment.runner import Progress
 from antiphon.exporting import transcribe
 from antiphon.exporting.graphs import Features, check_packages, graphs_of, kind_of, write_graph
 from antiphon.models.las import Las
@@ -32,7 +33,6 @@ from antiphon.scoring.error_rate import Errors, word_errors
 
 FORMAT = "antiphon-export/1"
 QUANTISED = ["MatMul", "Gemm", "LSTM"]
-Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)

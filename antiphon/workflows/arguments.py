@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from antiphon import config
-from antiphon.experiment.runner import Screen
+from antiphon.experiment.runner import Progress, Screen
 from antiphon.experiment.settings import Experiment, Run
 from antiphon.records.listener import Listen, Listeners, RunInfo
 from antiphon.records.writer import Listener
 
-# Called with the name of a stage, the number of steps done, and the number of all steps (None: unknown).
-Progress = Callable[[str, int, int | None], None]
 # Called with a line of text that the user should read.
 Notify = Callable[[str], None]
 
