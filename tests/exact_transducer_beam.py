@@ -65,7 +65,8 @@ class ExactTransducerBeam:
         """The likeliest of all that ends somewhere: place -> ln p(tokens | frames [T, joint_dim])."""
         finished: dict[int, float] = {}
         scores: dict[int, float] = {}
-        places, contexts = [0], model.start(1)
+        places = [0]
+        contexts = torch.zeros(1, model.config.context, dtype=torch.int64, device=frames.device)
         entering = frames.new_full((1, len(frames)), -torch.inf, dtype=torch.float64)
         entering[0, 0] = 0.0
         for _ in range(model.config.symbols_per_frame * len(frames) + 1):
@@ -84,7 +85,7 @@ class ExactTransducerBeam:
             places = [prefixes.child(places[row], int(k)) for row, k in zip(rows, symbols, strict=True)]
             row, symbol = (torch.from_numpy(chosen).to(frames.device) for chosen in (rows, symbols))
             entering = alpha[row] + log_probs[row, :, symbol]
-            contexts = model.advance(contexts[row], symbol)
+            contexts = torch.cat((contexts[row, 1:], symbol[:, None]), dim=1)
         return finished
 
     def _extensions(
