@@ -70,6 +70,12 @@ def test_all_ways_of_folding_give_the_same_mean(tmp_path: Path) -> None:
         assert found["checksum"] == pytest.approx(ways["in_place"]["checksum"], rel=1e-4)
 
 
+def test_secure_sums_are_measured_with_and_without_dropouts(tmp_path: Path) -> None:
+    cases = run_quickly("secure_sums", tmp_path)["cases"]
+    assert [case["num_dropped"] for case in cases] == [0, 1]
+    assert all(1 < case["bytes_up_over_float32"] < 1.1 for case in cases)
+
+
 def test_one_process_and_two_do_the_same_work_and_more_gpus_take_longer_to_talk(tmp_path: Path) -> None:
     found = run_quickly("scaling", tmp_path)
     (case,) = found["cases"]
