@@ -6,23 +6,30 @@ import os
 import signal
 from types import FrameType
 
+REASONS = {signal.SIGINT: "Interrupted", signal.SIGTERM: "Terminated", signal.SIGHUP: "Hung up"}
+
 
 def main() -> None:
-    """Import the command line and run it; Ctrl-C during the import prints one line."""
-    usual = signal.getsignal(signal.SIGINT) == signal.default_int_handler  # else Ctrl-C is ignored
-    if usual:
-        signal.signal(signal.SIGINT, _exit_at_once)
+    """Import the command line and run it; a signal before or after that prints no traceback."""
+    heeded = [number for number in REASONS if signal.getsignal(number) != signal.SIG_IGN]
+    for number in heeded:
+        signal.signal(number, _exit_at_once)
     from antiphon.cli import main as run_command_line  # takes seconds: torch
 
-    if usual:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    run_command_line()
+    try:
+        run_command_line()
+    except KeyboardInterrupt:  # a second signal, while it told of the first
+        os._exit(128 + signal.SIGINT)
+    finally:
+        for number in heeded:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> None:
     """Exit without cleaning up: nothing has begun, and an exception inside an import can get lost."""
-    os.write(2, b"\nInterrupted: nothing was done.\n")
-    os._exit(130)
+    if os.environ.get("RANK", "0") == "0":  # of several processes, the first one tells
+        os.write(2, f"\n{REASONS[signal.Signals(number)]}: nothing was done.\n".encode())
+    os._exit(128 + number)
 
 
 if __name__ == "__main__":

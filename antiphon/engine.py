@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import random
 import resource
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ import torch
 from antiphon.core import Algorithm, Pool, ServerState, Stopped, Tensors, WrapperState
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.recording import Faults, RecordingPool, no_faults, stop_if
+from antiphon.pools.signals import interruptible
 from antiphon.records.checkpoint import pack
 from antiphon.records.writer import ClientStateFiles, Listener, Record, expected_states
 from antiphon.seeding import derive
@@ -261,30 +260,6 @@ class Engine:
         is_due = last or state.round % self.rounds.save_every == 0
         self.group.on_rank_zero_async(lambda: self.record.add(entry, clock, state, is_due))
         self.listener.finished(entry, clock)
-
-
-@contextmanager
-def interruptible(loud: bool = True) -> Iterator[threading.Event]:
-    """Turn Ctrl-C or SIGTERM into an event, so that the run stops cleanly; the second one stops at once."""
-    asked = threading.Event()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-        if loud:
-            print("\nfinishing the current client, then saving; press again to stop at once", file=sys.stderr)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, handle) for number in numbers]
-    try:
-        yield asked
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def peak_memory_mib() -> float:

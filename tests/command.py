@@ -135,6 +135,7 @@ def _main(arguments: list[str], fault: Fault | None, packages: Sequence[Path]) -
 
     sys.path[:0] = map(str, packages)
     sys.argv = ["antiphon", *arguments]
+    sys.orig_argv = [sys.executable, "-m", *sys.argv]  # `--workers` and `--jobs` start it again
     runner.write_report = lambda *args: None  # drawing takes longer than all the rest
     if fault is not None:
         fault.arm()

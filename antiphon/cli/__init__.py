@@ -32,20 +32,21 @@ from antiphon.cli.scoring_commands import (
 )
 from antiphon.core import Stopped
 from antiphon.pools.rendezvous import is_left_behind
+from antiphon.pools.signals import exit_code, interrupt, on_signals, reason_of
+from antiphon.pools.spawning import end_with_starter
 from antiphon.pools.torch_group import PeerLost
 
 __all__ = ["app", "main"]
 
 
 class _Commands(TyperGroup):
-    """The commands; Ctrl-C in any of them prints one line."""
+    """The commands. A signal that ends one prints one line; click would print another."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            terminal.say_interrupted()
-            raise typer.Exit(130) from None
+        except KeyboardInterrupt as error:
+            raise typer.Exit(_interrupted(error)) from None
 
 
 app = typer.Typer(
@@ -90,7 +91,8 @@ app.add_typer(lm_commands, name="lm", rich_help_panel="Language models and decod
 
 def main() -> None:
     """Run the command line and exit: the entry point `antiphon`."""
-    code = _exit_code()
+    with on_signals(interrupt):
+        code = _exit_code()
     if is_left_behind():
         sys.stdout.flush()
         sys.stderr.flush()
@@ -100,12 +102,15 @@ def main() -> None:
 
 def _exit_code() -> int:
     try:
+        end_with_starter()
         app()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
+    except KeyboardInterrupt as error:
+        return _interrupted(error)
     except Stopped as reason:
         terminal.say_stopped(str(reason), _resume_command())
-        return 130 if str(reason) == "interrupted" else 3
+        return exit_code(str(reason)) or 3
     except PeerLost as error:
         terminal.say_lost(str(error), _resume_command())
         return 4
@@ -120,6 +125,13 @@ def _exit_code() -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _interrupted(error: KeyboardInterrupt) -> int:
+    """Print the signal that has ended a command; return the exit code."""
+    reason = reason_of(error)
+    terminal.say_interrupted(reason)
+    return exit_code(reason) or 1
 
 
 def _resume_command() -> str:

@@ -47,9 +47,9 @@ def say_stopped(reason: str, command: str) -> None:
     errors.print(f"Go on with: {escape(command)}", soft_wrap=True, highlight=False)
 
 
-def say_interrupted() -> None:
-    """Print that Ctrl-C ended the command before it had anything to continue."""
-    errors.print("\n[yellow]Interrupted.[/]")
+def say_interrupted(reason: str) -> None:
+    """Print that a signal ended the command before it had anything to continue."""
+    errors.print(f"\n[yellow]{reason.capitalize()}.[/]")
 
 
 def say_lost(message: str, command: str) -> None:

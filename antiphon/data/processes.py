@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from itertools import islice
-from multiprocessing import forkserver, get_context, resource_tracker
+from multiprocessing import forkserver, get_context, parent_process, resource_tracker
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -54,12 +56,7 @@ def map_in_processes(
         work = make_work(*arguments)
         yield from ((item, work(item)) for item in items)
         return
-    # Do not fork from here: a forked child of a process that has used torch's threads can hang. The fork
-    # server imports torch once for all processes.
-    context = get_context("forkserver")
-    context.set_forkserver_preload([make_work.__module__])
-    start_fork_server()
-    executor = ProcessPoolExecutor(num_processes, context, _start, (make_work, *arguments))
+    executor = process_pool(num_processes, make_work.__module__, _start, make_work, *arguments)
     source = iter(items)
     chunks = iter(lambda: list(islice(source, chunk)), [])
     try:
@@ -73,10 +70,23 @@ def map_in_processes(
         ) from error
 
 
-def start_fork_server() -> None:
+def process_pool(
+    num_processes: int, module: str, start: Callable[..., None], *arguments: Any
+) -> ProcessPoolExecutor:
+    """Return processes that import a module, then call `start`. They end when this process ends."""
+    # Do not fork from here: a forked child of a process that has used torch's threads can hang. The fork
+    # server imports torch once for all processes.
+    context = get_context("forkserver")
+    context.set_forkserver_preload([module])
+    _start_fork_server()
+    return ProcessPoolExecutor(num_processes, context, _end_with_parent, (start, *arguments))
+
+
+def _start_fork_server() -> None:
     """Start the process that forks others, such that Ctrl-C does not reach it.
 
-    It would print a traceback if the signal came while it imports torch.
+    It would print a traceback if the signal came while it imports torch. It ends with the last process that
+    it has forked.
     """
     resource_tracker.ensure_running()  # unblocks signals: must come first
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -86,12 +96,24 @@ def start_fork_server() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
+def _end_with_parent(start: Callable[..., None], *arguments: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops this process
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()  # waits for the end of a pipe, which the system closes if the parent is killed
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    start(*arguments)
+
+
 _work: Callable[[Any], Any] | None = None  # one in each process of the executor
 
 
 def _start(make_work: Callable[..., Callable[[Any], Any]], *arguments: Any) -> None:
     global _work
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops this process
     _work = make_work(*arguments)
 
 

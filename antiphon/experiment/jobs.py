@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from antiphon.core import Stopped
+from antiphon.pools.signals import REASONS
 from antiphon.pools.spawning import passing_signals_on, started_again
 from antiphon.records.journal import read
 from antiphon.records.writer import Listener
@@ -62,7 +63,7 @@ def run_jobs(
                 processes.append(job.process)
             time.sleep(INTERVAL)
     if interrupts:
-        raise Stopped("interrupted")
+        raise Stopped(REASONS[interrupts[0]])
     return failed
 
 

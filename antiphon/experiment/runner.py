@@ -25,6 +25,7 @@ from antiphon.experiment.settings import Experiment, Run
 from antiphon.experiment.starting import load_start
 from antiphon.experiment.teaching import resolve_labels
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
+from antiphon.pools.signals import reason_of
 from antiphon.recognizer import Recognizer
 from antiphon.records.writer import Listener, reporting_a_stop
 from antiphon.report import write_report
@@ -149,11 +150,11 @@ def run_job(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Turn a second Ctrl-C, or one while scoring, into `Stopped`: the last checkpoint is intact."""
+    """Turn a second signal, or one while scoring, into `Stopped`: the last checkpoint is intact."""
     try:
         yield
-    except KeyboardInterrupt:
-        raise Stopped("interrupted") from None
+    except KeyboardInterrupt as error:
+        raise Stopped(reason_of(error)) from None
 
 
 def is_finished(folder: Path, run: Run, split: str) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from antiphon.core import Collected, Failure, Pool, Report, Stopped, Task, Update, Weigh, lives_with_server
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
+from antiphon.pools.signals import Interrupt
 from antiphon.tasks.pool_wrapper import WatchedUpdates
 
 KEPT_STATS = ("loss", "norm", "num_utterances", "seconds", "num_labelled", "num_filtered", "confidence")
@@ -30,7 +31,7 @@ def no_faults(task: Task, client: str) -> str:
 
 def stop_if(interrupted: threading.Event) -> None:
     if interrupted.is_set():
-        raise Stopped("interrupted")
+        raise Stopped(interrupted.reason if isinstance(interrupted, Interrupt) else "interrupted")
 
 
 @dataclass

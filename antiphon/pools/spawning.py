@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from functools import cache
 from typing import IO
 
 from antiphon.pools.rendezvous import LOOPBACK, loopback_store
+from antiphon.pools.signals import interrupt, on_signals
 from antiphon.pools.torch_group import PeerLost
 from antiphon.records.lock import lock_descriptors
 
@@ -37,9 +38,11 @@ def run_processes(num_processes: int) -> int:
     }
     ranks = map(str, range(num_processes))
     processes = [started_again({**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in ranks]
-    with passing_signals_on(processes):
+    with passing_signals_on(processes) as received:
         codes = _wait(processes)
     if codes[0] < 0:
+        if received:  # it had no time to answer
+            interrupt(received[0])
         raise PeerLost("the first process of this run is gone: killed, or out of memory?")
     return codes[0]
 
@@ -78,24 +81,20 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
 
 
 @contextmanager
-def passing_signals_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
-    """Pass Ctrl-C and SIGTERM on to these processes, also to those added later. Yields signals received."""
-    received: list[int] = []
+def passing_signals_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[signal.Signals]]:
+    """Pass signals on to these processes, also to those added later. Yields the signals received."""
+    received: list[signal.Signals] = []
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        received.append(number)
+    def pass_on(number: int) -> None:
+        received.append(signal.Signals(number))
         for process in processes:
             process.send_signal(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, pass_on) for number in numbers]
-    try:
+    with on_signals(pass_on):
         yield received
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
+@cache
 def end_with_starter() -> None:
     """In a started process: stop cleanly, as on SIGTERM, when the process that started it has ended."""
     if LIFELINE not in os.environ:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,7 @@ import torch
 
 from antiphon.data.batches import collate
 from antiphon.data.corpus import Corpus
-from antiphon.data.processes import start_fork_server
+from antiphon.data.processes import process_pool
 from antiphon.data.store import FeatureStore, compute_features
 from antiphon.decoding.beams.attention_beam import Penalties
 from antiphon.decoding.fusion import Fusion
@@ -89,10 +87,8 @@ class RunDecoder:
         if num_processes == 1:
             yield self
             return
-        # Do not fork from here: see `data.processes`.
-        start_fork_server()
-        context, ngram = get_context("forkserver"), fusion.model if fusion else None
-        with ProcessPoolExecutor(num_processes, context, _start_process, (self, ngram)) as executor:
+        ngram = fusion.model if fusion else None
+        with process_pool(num_processes, __name__, _start_process, self, ngram) as executor:
             yield replace(self, processes=executor)
 
     def nbest(
@@ -165,7 +161,6 @@ _shared: list[tuple[RunDecoder, NgramModel | None]] = []  # what `in_processes` 
 
 
 def _start_process(decoder: RunDecoder, ngram: NgramModel | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops us
     torch.set_num_threads(1)
     _shared[:] = [(decoder, ngram)]
 

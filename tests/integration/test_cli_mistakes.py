@@ -105,10 +105,16 @@ def test_a_device_that_there_is_not_is_named_with_those_that_there_are(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupt_while_features_are_computed_is_one_line(world: World, tmp_path: Path) -> None:
-    fault = Fault("antiphon.experiment.preparation.compute_features", 1, signal.SIGINT)
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [(signal.SIGINT, "Interrupted."), (signal.SIGTERM, "Terminated."), (signal.SIGHUP, "Hung up.")],
+)
+def test_a_signal_while_features_are_computed_is_one_line(
+    kind: signal.Signals, line: str, world: World, tmp_path: Path
+) -> None:
+    fault = Fault("antiphon.experiment.preparation.compute_features", 1, kind)
     done = in_fork(run_arguments(world.corpus, tmp_path / "out"), tmp_path / "log", fault)
-    assert (done.code, done.output.strip()) == (130, "Interrupted.")
+    assert (done.code, done.output.strip()) == (128 + kind, line)
     assert not (tmp_path / "out").exists()
 
 

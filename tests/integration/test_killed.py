@@ -114,14 +114,16 @@ def resume_command(output: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "number"), [(signal.SIGTERM, 5), (signal.SIGINT, 66)], ids=["central", "federated"]
+    ("kind", "number"),
+    [(signal.SIGTERM, 5), (signal.SIGINT, 66), (signal.SIGHUP, 30)],
+    ids=["central", "federated", "hung up"],
 )
 def test_an_interrupt_finishes_the_client_saves_and_says_how_to_go_on(
     kind: signal.Signals, number: int, world: World, expected: dict[str, Any], tmp_path: Path
 ) -> None:
     arguments = run_arguments(world.corpus, tmp_path / "out")
     stopped = in_fork(arguments, tmp_path / "log", Fault(STEP, number, kind))
-    assert stopped.code == 130
+    assert stopped.code == 128 + kind
     assert "finishing the current client" in stopped.output
     again = resume_command(stopped.output)
     assert again == [*arguments, "--resume"]

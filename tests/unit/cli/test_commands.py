@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import os
 import subprocess
 import sys
 import textwrap
@@ -173,18 +174,28 @@ import os, signal, sys
 class Finder:
     def find_spec(self, name, *rest):
         if name == "torch":
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.Signals[sys.argv[1]])
 sys.meta_path.insert(0, Finder())
 from antiphon.__main__ import main
 main()
 """
 
 
-def test_an_interrupt_during_the_imports_is_one_line() -> None:
-    command = [sys.executable, "-c", INTERRUPTED_IMPORT, "--version"]
+@pytest.mark.parametrize(
+    ("name", "code", "word"), [("SIGINT", 130, "Interrupted"), ("SIGTERM", 143, "Terminated")]
+)
+def test_a_signal_during_the_imports_is_one_line(name: str, code: int, word: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr.split("\n") == ["", "Interrupted: nothing was done.", ""]
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.split("\n") == ["", f"{word}: nothing was done.", ""]
+
+
+def test_of_several_processes_only_the_first_tells_of_a_signal() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, "SIGTERM"]
+    environment = {**os.environ, "RANK": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "")
 
 
 def test_an_interrupt_in_a_command_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

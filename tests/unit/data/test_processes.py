@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from marked import marked, needs_proc, new_mark, wait_for_none
 
 from antiphon.data.processes import map_ahead
 
@@ -55,3 +61,39 @@ def test_few_items_are_taken_and_no_thread_is_left_when_nobody_wants_more() -> N
     results.close()
     assert threading.active_count() == before
     assert taken == [0, 1]
+
+
+# --- The end of the parent ------------------------------------------------------------------------
+
+SLOW = """
+import time
+from antiphon.data.processes import map_in_processes
+
+def work(number):
+    time.sleep(0.05)
+    return number
+
+def make_work():
+    return work
+
+if __name__ == "__main__":
+    for _ in map_in_processes(range(100_000), 2, 1, "sleeping", make_work):
+        print("working", flush=True)
+"""
+
+
+@needs_proc
+@pytest.mark.parametrize("is_early", [False, True], ids=["at work", "while the processes start"])
+def test_processes_end_when_their_parent_is_killed(is_early: bool, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    mark = new_mark()
+    command = [sys.executable, str(tmp_path / "slow.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **mark}) as process:
+        assert process.stdout is not None
+        while is_early and len(marked(mark)) < 3:  # this one, the resource tracker, the fork server
+            time.sleep(0.001)
+        if not is_early:
+            assert process.stdout.readline() == b"working\n"
+            assert len(marked(mark)) >= 4  # and at least one at work
+        process.kill()
+    assert wait_for_none(mark, 20) == {}

@@ -1,0 +1,92 @@
+"""Signals that ask a command to end: Ctrl-C (SIGINT), SIGTERM, and SIGHUP of a terminal that is closed.
+
+Outside of rounds they raise KeyboardInterrupt with a reason; in rounds they stop the run with that reason.
+A signal that is ignored when the command starts, as with nohup, stays ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+REASONS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+FINISHING = "\nfinishing the current client, then saving; press again to stop at once"
+Handle = Callable[[int], None]
+
+
+def exit_code(reason: str) -> int | None:
+    """Return the exit code of a command that a signal has ended; None for another reason.
+
+    >>> exit_code("interrupted"), exit_code("terminated"), exit_code("too few clients")
+    (130, 143, None)
+    """
+    return next((128 + number for number, text in REASONS.items() if text == reason), None)
+
+
+@contextmanager
+def on_signals(handle: Handle) -> Iterator[None]:
+    """Call `handle` with the number of each signal. Does nothing in a thread, which gets no signals."""
+
+    def call(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _silence(terminals)
+        handle(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+    heeded = [number for number in REASONS if signal.getsignal(number) != signal.SIG_IGN]
+    before = [signal.signal(number, call) for number in heeded]
+    try:
+        yield
+    finally:
+        for number, handler in zip(heeded, before, strict=True):
+            signal.signal(number, handler)
+
+
+def interrupt(number: int) -> None:
+    """Raise KeyboardInterrupt with the reason."""
+    raise KeyboardInterrupt(REASONS[signal.Signals(number)])
+
+
+def reason_of(error: KeyboardInterrupt) -> str:
+    """Return why a KeyboardInterrupt was raised."""
+    return str(error) or REASONS[signal.SIGINT]
+
+
+class Interrupt(threading.Event):
+    """Set when a signal has come; `reason` says which one came first."""
+
+    reason = ""
+
+
+@contextmanager
+def interruptible(loud: bool = True) -> Iterator[Interrupt]:
+    """Turn a signal into an event, so that the run stops cleanly; the second one stops at once."""
+    asked = Interrupt()
+
+    def ask(number: int) -> None:
+        if asked.is_set():
+            interrupt(number)
+        asked.reason = REASONS[signal.Signals(number)]
+        asked.set()
+        if loud:
+            with suppress(RuntimeError):  # the signal came while something else was being printed
+                print(FINISHING, file=sys.stderr)
+
+    with on_signals(ask):
+        yield asked
+
+
+def _silence(terminals: list[int]) -> None:
+    """Print nowhere from now on: writing to a closed terminal is an error."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in terminals:
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)

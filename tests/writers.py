@@ -1,0 +1,173 @@
+"""Every command that writes, made so small that it takes seconds: for tests with kills, signals and locks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from command import Done, run_arguments
+from world import write_source
+
+TEXT = "abba cad\ndad fed a bee\na bad cab\nbead by bead\nace of ada\nabba had a cab\n"
+SPEAK = ["engines=espeak", "num_voices=2", "takes=1", "rehearse_hours=0.002", "valid_hours=0.001"]
+ADAPT = ["runs.*.rounds.valid_every=1", "runs.adapted.algorithm.inner.local.batch_seconds=4"]
+FEW = ["runs.seed.rounds.total=2", "runs.seed.algorithm.local.steps=10", "runs.fedavg.rounds.total=3"]
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What the commands read. Nothing in this folder is written by them."""
+
+    folder: Path
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "source"
+
+    @property
+    def corpus(self) -> Path:
+        """A corpus with features."""
+        return self.folder / "corpus"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "out" / "fedavg"
+
+    @property
+    def text(self) -> Path:
+        return self.folder / "text.txt"
+
+    @property
+    def lm(self) -> Path:
+        return self.folder / "text.arpa"
+
+    @property
+    def lists(self) -> Path:
+        return self.folder / "lists.jsonl"
+
+
+def make_ground(folder: Path, antiphon: Callable[[list[str]], Done]) -> Ground:
+    """Import a corpus, train on it, make a language model and N-best lists, by the commands themselves."""
+    ground = Ground(folder)
+    folder.mkdir(parents=True)
+    write_source(ground.source)
+    ground.text.write_text(TEXT)
+    for arguments in (
+        ["corpus", "import", ground.source, ground.corpus],
+        run_arguments(ground.corpus, ground.folder / "out", settings=FEW),
+        ["lm", "ngram", ground.text, "--out", ground.lm, "--order", "2"],
+        ["nbest", ground.run, "--out", ground.lists, "--beam", "3", "--lm", ground.lm],
+    ):
+        done = antiphon(list(map(str, arguments)))
+        assert done.code == 0, done.output
+    return ground
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A command that writes into an empty folder.
+
+    arguments: returns the arguments for a folder.
+    prepare: puts into the folder what the command changes.
+    resumes: whether it takes `--resume`, and continues; others begin again.
+    needs: packages.
+    """
+
+    arguments: Callable[[Ground, Path], list[str | Path]]
+    prepare: Callable[[Ground, Path], object] = lambda ground, folder: None
+    resumes: bool = False
+    needs: tuple[str, ...] = ()
+
+    @property
+    def is_here(self) -> bool:
+        return all(find_spec(package) for package in self.needs)
+
+
+def copy_corpus(ground: Ground, folder: Path) -> None:
+    """The corpus without its features."""
+    shutil.copytree(ground.corpus, folder / "corpus", ignore=shutil.ignore_patterns("features"))
+
+
+def run(*more: str) -> Writer:
+    def arguments(ground: Ground, folder: Path) -> list[str | Path]:
+        return [*run_arguments(ground.corpus, folder / "out", *more, settings=FEW)]
+
+    return Writer(arguments, resumes=True)
+
+
+def each(option: str, values: list[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
+
+
+WRITERS: dict[str, Writer] = {
+    "import": Writer(lambda ground, folder: ["corpus", "import", ground.source, folder / "corpus"]),
+    "import again": Writer(
+        lambda ground, folder: ["corpus", "import", ground.source, folder / "corpus", "--overwrite"],
+        prepare=copy_corpus,
+    ),
+    "features": Writer(
+        lambda ground, folder: [
+            *("nbest", ground.run, "--data", folder / "corpus", "--out", folder / "lists.jsonl"),
+            *("--beam", "2"),
+        ],
+        prepare=copy_corpus,
+    ),
+    "run": run(),
+    "run with workers": run("--workers", "2", "--ordered"),
+    "run with jobs": run("--jobs", "2"),
+    "nbest": Writer(
+        lambda ground, folder: [
+            *("nbest", ground.run, "--out", folder / "lists.jsonl", "--beam", "3", "--lm", ground.lm),
+            *("--tune", "heldout"),
+        ]
+    ),
+    "nbest with workers": Writer(
+        lambda ground, folder: [
+            *("nbest", ground.run, "--out", folder / "lists.jsonl.gz", "--beam", "3", "--workers", "2"),
+        ]
+    ),
+    "lm ngram": Writer(
+        lambda ground, folder: ["lm", "ngram", ground.text, "--out", folder / "lm", "--order", "3"]
+    ),
+    "lm ngram arpa": Writer(
+        lambda ground, folder: ["lm", "ngram", ground.text, "--out", folder / "lm.arpa", "--order", "3"]
+    ),
+    "lm train": Writer(
+        lambda ground, folder: [
+            *("lm", "train", ground.text, "--out", folder / "lm", "--steps", "4"),
+            *("--subwords", "0", "--words", "20", "--batch-tokens", "64"),
+        ]
+    ),
+    "adapt": Writer(
+        lambda ground, folder: [
+            *("adapt", ground.run, "--text", ground.text, "--rehearse", ground.corpus),
+            *("--out", folder / "adapted", "--rounds", "2", "--device", "cpu"),
+            *each("--speak", SPEAK),
+            *each("--set", ADAPT),
+        ],
+        resumes=True,
+        needs=("espeakng_loader", "soxr"),
+    ),
+    "personalize": Writer(
+        lambda ground, folder: [
+            *("personalize", ground.lists, "--background", ground.text, "--lm", ground.lm),
+            *("--client", "speaker", "--rounds", "1,2", "--out", folder / "personal"),
+            *("--private", "gaussian=2", "--cap", "2", "--noise-seeds", "2"),
+        ],
+        resumes=True,
+    ),
+    "prune": Writer(
+        lambda ground, folder: [
+            *("prune", ground.run, "--out", folder / "small", "--rounds", "2", "--set", "mask_every=1"),
+        ],
+        resumes=True,
+    ),
+    "export": Writer(
+        lambda ground, folder: ["export", ground.run, folder / "exported", "--int8"],
+        needs=("onnx", "onnxscript", "onnxruntime"),
+    ),
+    "report": Writer(lambda ground, folder: ["report", ground.run, "--out", folder / "report.html"]),
+}
