@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +19,12 @@ from antiphon.models.ctc import CtcConfig
 from antiphon.models.model import Model, ModelConfig, load_parameters, save_parameters
 from antiphon.models.reduced import ReducedConfig
 from antiphon.models.torch_device import find_device
-from antiphon.records.files import read_format
+from antiphon.records.files import check_files, files_in, filled_folder, read_format, write_json
 from antiphon.tasks.submodel import Submodel
 
 FORMAT = "antiphon-model/1"
+MAIN = "model.json"
+ADVICE = "Restore the model's folder, or resume its run, which writes the model again"
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,11 @@ class Blueprint:
 def open_blueprint(folder: str | Path) -> tuple[Path, Blueprint]:
     """The folder of the model in a run's or a model's folder, and its blueprint."""
     folder = Path(folder)
-    folder = folder / "model" if (folder / "model" / "model.json").exists() else folder
+    folder = folder / "model" if (folder / "model" / MAIN).exists() else folder
     body = read_format(
-        folder / "model.json", FORMAT, "model: give the folder of a finished run, such as out/dga"
+        folder / MAIN, FORMAT, "model: give the folder of a finished run, such as out/dga", ADVICE
     )
+    check_files(folder, body, advice=ADVICE)
     return folder, config.from_dict(Blueprint, body["blueprint"]).unpacked(folder)
 
 
@@ -83,12 +85,12 @@ class Recognizer:
 
     def save(self, folder: Path, notes: Mapping[str, Any] | None = None) -> None:
         """Write model.json (with the caller's notes), model.safetensors and the tokens."""
-        folder.mkdir(parents=True, exist_ok=True)
-        save_parameters(self.model, folder / "model.safetensors")
-        self.tokens.save(folder)
-        blueprint = config.to_dict(self.blueprint.packed(folder))
-        body = {"format": FORMAT, "blueprint": blueprint, "notes": dict(notes or {})}
-        (folder / "model.json").write_text(json.dumps(body, indent=2) + "\n")
+        with filled_folder(folder, MAIN) as made:
+            save_parameters(self.model, made / "model.safetensors")
+            self.tokens.save(made)
+            blueprint = config.to_dict(self.blueprint.packed(made))
+            body = {"format": FORMAT, "blueprint": blueprint, "notes": dict(notes or {})}
+            write_json(made / MAIN, body, files_in(made))
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu") -> Recognizer:

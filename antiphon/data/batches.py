@@ -24,11 +24,12 @@ class Utterances(Protocol):
 
     dim: int
     frames_per_second: float
-    frames: np.ndarray
     first_frame: np.ndarray
     num_frames: np.ndarray
     seconds: np.ndarray
 
+    @property
+    def frames(self) -> np.ndarray: ...
     def __len__(self) -> int: ...
     def features(self, index: int) -> np.ndarray: ...
     def text(self, index: int) -> str: ...
@@ -181,7 +182,8 @@ def feeder(store: Utterances, encode: Encode, device: torch.device) -> Feeder:
     """Return the fastest feeder for this store and device."""
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
-        if store.frames.nbytes <= RESIDENT_SHARE * memory:
+        num_values = int(store.first_frame[-1]) * store.dim
+        if np.dtype(np.float16).itemsize * num_values <= RESIDENT_SHARE * memory:
             return Resident(store, encode, device)
     return Streamed(store, encode, device)
 

@@ -4,7 +4,9 @@
     utterances.jsonl  one utterance per line, sorted by split, speaker, session, id
     audio.pack        encoded files (FLAC, Opus, WAV) one after the other
     skipped.jsonl     the utterances that the import left out, and the reasons
+    audio.pack.sums   checksums of the blocks of audio.pack
 
+corpus.json has the checksums of the other files. Audio is compared with its checksums when it is first read.
 Made by `antiphon.data.importing.conversion.import_corpus`, never changed afterwards.
 """
 
@@ -15,15 +17,18 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from antiphon.data.audio import SAMPLE_RATE, decode
-from antiphon.records.files import read_format
+from antiphon.records.files import SUMS, CheckedBlocks, check_files, read_format, sha256_of
 
 FORMAT = "antiphon-corpus/1"
+PACK, INDEX = "audio.pack", "utterances.jsonl"
+ADVICE = "Restore the corpus, or import it again"
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,12 @@ class Corpus:
         self.source: str = about["source"]
         self.num_utterances: int = about["num_utterances"]
         self.seconds: float = about["seconds"]
-        self._pack = os.open(path / "audio.pack", os.O_RDONLY)
+        self._about = about
+        self._pack = os.open(path / PACK, os.O_RDONLY)
         weakref.finalize(self, os.close, self._pack)
+        sums = PACK + SUMS
+        check_files(path, about, [sums], ADVICE)
+        self._blocks = CheckedBlocks(path / PACK, self._read, sums in about.get("files", {}), ADVICE)
 
     @classmethod
     def open(cls, path: str | Path) -> Corpus:
@@ -64,10 +73,10 @@ class Corpus:
             raise ValueError(
                 f"{path} is not a corpus (no corpus.json): make one with `antiphon corpus import`"
             )
-        about = read_format(path / "corpus.json", FORMAT, "intact corpus, import it again")
+        about = read_format(path / "corpus.json", FORMAT, "intact corpus, import it again", ADVICE)
         if about["sample_rate"] != SAMPLE_RATE:
             raise ValueError(f"{path} is at {about['sample_rate']} Hz, only {SAMPLE_RATE} Hz can be read")
-        for name in ("utterances.jsonl", "audio.pack"):
+        for name in (INDEX, PACK):
             if not (path / name).is_file():
                 raise ValueError(f"{path} has lost its {name}: import the corpus again")
         return cls(path, about)
@@ -78,9 +87,20 @@ class Corpus:
     def __len__(self) -> int:
         return self.num_utterances
 
+    @cached_property
+    def _index(self) -> Path:
+        """The list of utterances, compared with its checksum."""
+        check_files(self.path, self._about, [INDEX], ADVICE)
+        return self.path / INDEX
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 checksum of the list of utterances, which changes with any utterance."""
+        return sha256_of(self._index)
+
     def utterances(self) -> Iterator[Utterance]:
         """Yield all utterances in order, read from disk one by one."""
-        with open(self.path / "utterances.jsonl", encoding="utf-8") as lines:
+        with open(self._index, encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 try:
                     yield Utterance(**json.loads(line))
@@ -89,12 +109,17 @@ class Corpus:
 
     def read_bytes(self, utterance: Utterance) -> bytes:
         """Return the encoded audio of an utterance."""
-        data = os.pread(self._pack, utterance.bytes, utterance.offset)
+        start, stop = utterance.offset, utterance.offset + utterance.bytes
+        self._blocks.check(start, stop)
+        data = self._read(start, stop)
         if len(data) != utterance.bytes:
             raise ValueError(
-                f"utterance {utterance.id}: {self.path / 'audio.pack'} is cut off, import the corpus again"
+                f"utterance {utterance.id}: {self.path / PACK} is cut off, import the corpus again"
             )
         return data
+
+    def _read(self, start: int, stop: int) -> bytes:
+        return os.pread(self._pack, stop - start, start)
 
     def read_audio(self, utterance: Utterance) -> np.ndarray:
         """Return the samples of an utterance: [num_samples] float32 in [-1, 1], 16 kHz mono."""

@@ -24,6 +24,7 @@ import numpy as np
 from antiphon.data.audio import SAMPLE_RATE
 from antiphon.data.frontends import FRONTENDS, Extract, check_samples
 from antiphon.data.tokens import BOUNDARY, TOKENS, UNKNOWN_TEXT, write_tokens
+from antiphon.records.files import files_in
 
 WAVE_FRAME = 320  # samples in a frame of a waveform: 20 ms
 DESCRIPTIONS = {".json", ".txt", ".model"}  # suffixes of files that are not weights
@@ -236,8 +237,9 @@ class HuggingFaceTokens:
     def save(self, folder: str | Path) -> None:
         """Save the tokens; the tokenizer's own files go to a subfolder."""
         settings = {"size": self.size, "boundary": self.boundary, "capitals": self.capitals}
-        write_tokens(Path(folder), {"kind": "hugging_face", **settings})
         self._tokenizer.save_pretrained(str(Path(folder) / "tokenizer"))
+        files = [f"tokenizer/{name}" for name in files_in(Path(folder) / "tokenizer")]
+        write_tokens(Path(folder), {"kind": "hugging_face", **settings}, files=files)
 
 
 def exchanged(id: int, boundary: int) -> int:

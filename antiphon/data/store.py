@@ -7,7 +7,9 @@ A store is a folder, `<corpus>/features/<front end key>/`:
                first byte of the id and of the text
   frames.f16   float16 [all frames, dim], memory-mapped
   ids.txt, texts.txt   UTF-8, one after another without separators, memory-mapped
+  NAME.sums    checksums of the blocks of each memory-mapped file
 
+store.json has the checksums of the other files. A block is compared with its checksum when it is first read.
 Only index.npz and the names are in memory: about 40 bytes per utterance. A store is written under another
 name and renamed when it is complete.
 """
@@ -15,26 +17,31 @@ name and renamed when it is complete.
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import torch
 
 from antiphon.data.corpus import Corpus, Utterance
+from antiphon.data.extraction import Extracted, extract_in_order
 from antiphon.data.frontends import Frontend
-from antiphon.data.processes import map_in_processes
-from antiphon.records.files import check_name, new_folder, read_format, sha256_of
+from antiphon.records.files import (
+    SUMS,
+    CheckedBlocks,
+    check_files,
+    check_name,
+    new_folder,
+    read_format,
+    write_json,
+    write_sums,
+)
 from antiphon.records.maker import tidy
 
 FORMAT = "antiphon-features/1"
-CHUNK = 16  # utterances in a message: few enough to share them evenly, enough to hide its cost
-LARGEST = float(np.finfo(np.float16).max)
-Extracted = Generator[tuple[Utterance, np.ndarray], None, None]  # with float16 frames [frames, dim]
+FRAMES, IDS, TEXTS = "frames.f16", "ids.txt", "texts.txt"
 Progress = Callable[[int, int], None]  # (utterances done, utterances in all)
 
 
@@ -67,21 +74,25 @@ class FeatureStore:
         self.split_codes = index["split"]
         self.first_frame, self._id_at, self._text_at = index["frame_at"], index["id_at"], index["text_at"]
         self.num_frames = np.diff(self.first_frame).astype(np.int32)
-        self._map = mapped(folder / "frames.f16", 2 * self.dim * int(self.first_frame[-1]))
-        self.frames = np.frombuffer(self._map, dtype=np.float16).reshape(-1, self.dim)
-        self._ids = mapped(folder / "ids.txt", int(self._id_at[-1]))
-        self._texts = mapped(folder / "texts.txt", int(self._text_at[-1]))
+        sizes = {FRAMES: 2 * self.dim * int(self.first_frame[-1])}
+        sizes |= {IDS: int(self._id_at[-1]), TEXTS: int(self._text_at[-1])}
+        has_sums = FRAMES + SUMS in about.get("files", {})
+        files = {name: MappedFile(folder / name, size, has_sums) for name, size in sizes.items()}
+        self._frames, self._ids, self._texts = files[FRAMES], files[IDS], files[TEXTS]
+        self._values = np.frombuffer(self._frames.map, dtype=np.float16).reshape(-1, self.dim)
 
     @classmethod
     def open(cls, folder: str | Path, other_texts: Mapping[int, str] | None = None) -> FeatureStore:
         """Open the store in `folder`; ValueError if it is not a store or its files are damaged."""
         folder = Path(folder)
-        about = read_format(folder / "store.json", FORMAT, "feature store")
+        about = read_format(folder / "store.json", FORMAT, "feature store", advice_for(folder))
+        check_files(folder, about, advice=advice_for(folder))
         try:
             with np.load(folder / "index.npz", allow_pickle=False) as file:
                 index = {name: file[name] for name in file.files}
         except Exception as error:  # zipfile, zlib and numpy each raise their own
-            raise ValueError(f"{folder / 'index.npz'} is damaged ({error}): delete {folder}") from error
+            problem = f"{folder / 'index.npz'} is damaged ({error})"
+            raise ValueError(f"{problem}. {advice_for(folder)}") from error
         return cls(folder, about, index, other_texts or {})
 
     def without_texts(self, indices: np.ndarray) -> FeatureStore:
@@ -98,25 +109,34 @@ class FeatureStore:
     def features(self, index: int) -> np.ndarray:
         """Return the frames of one utterance: float16 [frames, dim], a read-only view of the file."""
         assert 0 <= index < len(self), index
-        return self.frames[self.first_frame[index] : self.first_frame[index + 1]]
+        start, stop = int(self.first_frame[index]), int(self.first_frame[index + 1])
+        self._frames.check(2 * self.dim * start, 2 * self.dim * stop)
+        return self._values[start:stop]
+
+    @property
+    def frames(self) -> np.ndarray:
+        """The frames of all utterances: float16 [all, dim], a read-only view of the file."""
+        self._frames.check(0, self._values.nbytes)
+        return self._values
 
     def expect(self, indices: np.ndarray) -> None:
         """Have the system read these utterances' frames from disk in the background."""
-        if not len(indices) or not hasattr(mmap, "MADV_WILLNEED") or not isinstance(self._map, mmap.mmap):
+        file = self._frames.map
+        if not len(indices) or not hasattr(mmap, "MADV_WILLNEED") or not isinstance(file, mmap.mmap):
             return
         indices = np.unique(indices)
         for run in np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1):  # of consecutive indices
             start, stop = (2 * self.dim * int(self.first_frame[index]) for index in (run[0], run[-1] + 1))
             start -= start % mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_WILLNEED, start, stop - start)
+            file.madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def id(self, index: int) -> str:
-        return self._ids[self._id_at[index] : self._id_at[index + 1]].decode()
+        return self._ids.text(self._id_at[index], self._id_at[index + 1])
 
     def text(self, index: int) -> str:
         if index in self.other_texts:
             return self.other_texts[index]
-        return self._texts[self._text_at[index] : self._text_at[index + 1]].decode()
+        return self._texts.text(self._text_at[index], self._text_at[index + 1])
 
     def speaker(self, index: int) -> str:
         return self.speaker_names[self.speaker_codes[index]]
@@ -148,12 +168,31 @@ class FeatureStore:
         return sorted(self.speaker_names[code] for code in np.unique(self.speaker_codes[self.where(split)]))
 
 
+def advice_for(folder: Path) -> str:
+    return f"Delete {folder}: the next run computes its features again"
+
+
+class MappedFile:
+    """A file of known size, mapped into memory; each block is compared with its checksum when first read."""
+
+    def __init__(self, path: Path, num_bytes: int, has_sums: bool) -> None:
+        self.map = mapped(path, num_bytes)
+        view = memoryview(self.map)
+        advice = advice_for(path.parent)
+        self.check = CheckedBlocks(path, lambda start, stop: view[start:stop], has_sums, advice).check
+
+    def text(self, start: int, stop: int) -> str:
+        self.check(start, stop)
+        return self.map[start:stop].decode()
+
+
 def mapped(path: Path, num_bytes: int) -> mmap.mmap | bytes:
     """Map a file into memory, read-only; ValueError if it is missing or has another length."""
     size = path.stat().st_size if path.is_file() else -1
     if size != num_bytes:
         state = "missing" if size < 0 else f"{size} bytes"
-        raise ValueError(f"{path} is damaged: {state}, expected {num_bytes} bytes; delete {path.parent}")
+        problem = f"{state}, expected {num_bytes} bytes"
+        raise ValueError(f"{path} is damaged: {problem}. {advice_for(path.parent)}")
     if num_bytes == 0:
         return b""  # an empty file cannot be mapped
     with path.open("rb") as file:
@@ -176,7 +215,7 @@ def compute_features(
     folder = lender and Path(lender.path) / "features" / frontend.key()
     store = FeatureStore.open(folder) if folder and folder.exists() else None
     indices: dict[str, int] = {}
-    if lender and store and store.fingerprint == corpus_fingerprint(lender):
+    if lender and store and store.fingerprint == lender.fingerprint:
         indices = {id: index for index in range(len(store)) if (id := store.id(index)) in lent}
 
     def known(_: int, utterance: Utterance) -> np.ndarray | None:
@@ -192,7 +231,7 @@ def open_or_write(
 
     corruption: a digest of what the frames depend on besides the corpus and the front end.
     """
-    key, fingerprint = frontend.key(), corpus_fingerprint(corpus)
+    key, fingerprint = frontend.key(), corpus.fingerprint
     if corruption:
         key += f"-corrupted-{corruption[:16]}"
         fingerprint = hashlib.sha256(f"{fingerprint} {corruption}".encode()).hexdigest()
@@ -214,11 +253,6 @@ def open_or_write(
     return FeatureStore.open(folder)
 
 
-def corpus_fingerprint(corpus: Corpus) -> str:
-    """Return the SHA-256 of the corpus's list of utterances, which changes with any utterance."""
-    return sha256_of(Path(corpus.path) / "utterances.jsonl")
-
-
 def _write(
     folder: Path, about: dict[str, Any], corpus: Corpus, extracted: Extracted, progress: Progress | None
 ) -> None:
@@ -230,9 +264,9 @@ def _write(
     names: dict[str, dict[str, int]] = {field: {} for field in codes}  # name -> code
     seconds: list[float] = []
     with (
-        (folder / "frames.f16").open("wb") as frames_file,
-        (folder / "ids.txt").open("wb") as ids_file,
-        (folder / "texts.txt").open("wb") as texts_file,
+        (folder / FRAMES).open("wb") as frames_file,
+        (folder / IDS).open("wb") as ids_file,
+        (folder / TEXTS).open("wb") as texts_file,
         closing(extracted),  # ends the processes before the folder is removed, whatever happens
     ):
         for done, (utterance, frames) in enumerate(extracted, 1):
@@ -253,68 +287,5 @@ def _write(
     arrays["seconds"] = np.array(seconds, dtype=np.float32)
     np.savez(folder / "index.npz", allow_pickle=False, **arrays)
     about |= {f"{field}s": list(known) for field, known in names.items()}
-    (folder / "store.json").write_text(json.dumps(about, ensure_ascii=False), encoding="utf-8")
-
-
-# --- Extraction: in order, in this process or in several, in bounded memory ------------------------
-
-
-class Speech(Protocol):
-    """Utterances and their samples, such as a corpus. It can be sent to other processes."""
-
-    @property
-    def path(self) -> Path: ...
-    def utterances(self) -> Iterator[Utterance]: ...
-    def read_audio(self, utterance: Utterance) -> np.ndarray: ...
-
-
-class Extractor:
-    """A loaded front end, and the speech to use it on."""
-
-    def __init__(self, speech: Speech, frontend: Frontend) -> None:
-        self.speech = speech
-        self.extract = frontend.load()
-
-    def __call__(self, utterance: Utterance) -> np.ndarray:
-        """Return the float16 frames [frames, dim] of an utterance."""
-        num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # sums are the same in any process, and processes do not compete for cores
-        try:
-            return as_float16(self.extract(self.speech.read_audio(utterance)))
-        except Exception as error:  # audio libraries and onnxruntime raise many kinds
-            raise ValueError(
-                f"cannot compute features of utterance {utterance.id} (speaker {utterance.speaker}) "
-                f"of {self.speech.path}: {error}"
-            ) from error
-        finally:
-            torch.set_num_threads(num_threads)
-
-
-def as_float16(frames: np.ndarray) -> np.ndarray:
-    """Return frames in half precision; ValueError if they are not finite or too large for it."""
-    largest = float(np.abs(frames).max())
-    if not np.isfinite(largest):
-        raise ValueError("the front end gave values that are not finite numbers")
-    if largest > LARGEST:
-        raise ValueError(
-            f"a feature value of magnitude {largest:.6g} does not fit into float16 (at most {LARGEST:.0f})"
-        )
-    return frames.astype(np.float16)
-
-
-def extract_in_order(
-    speech: Speech,
-    frontend: Frontend,
-    num_processes: int,
-    known: Callable[[int, Utterance], np.ndarray | None] = lambda index, utterance: None,
-) -> Extracted:
-    """Yield every utterance with its float16 frames [frames, dim], in the order of the speech.
-
-    known: returns the frames of an utterance if they need not be computed.
-    """
-    unknown = (one for index, one in enumerate(speech.utterances()) if known(index, one) is None)
-    work = map_in_processes(unknown, num_processes, CHUNK, "computing features", Extractor, speech, frontend)
-    with closing(work):
-        for index, utterance in enumerate(speech.utterances()):
-            frames = known(index, utterance)
-            yield next(work) if frames is None else (utterance, frames)
+    sums = [write_sums(folder / name) for name in (FRAMES, IDS, TEXTS)]
+    write_json(folder / "store.json", about, ["index.npz", *sums], indent=None)

@@ -13,7 +13,6 @@ token. Text is taken as it is: words separated by single spaces, none at either 
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from antiphon.records.files import read_format
+from antiphon.records.files import check_files, read_format, write_json
 from antiphon.registry import Registry
 
 BOUNDARY = 0
@@ -113,8 +112,9 @@ class Unigram:
         return self._processor.decode([int(id) for id in ids if id != BOUNDARY])
 
     def save(self, folder: str | Path) -> None:
-        write_tokens(Path(folder), {"kind": "unigram"})
+        Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / "unigram.model").write_bytes(self.model)
+        write_tokens(Path(folder), {"kind": "unigram"}, files=["unigram.model"])
 
 
 @dataclass(frozen=True)
@@ -245,18 +245,25 @@ def _advice(size: int, message: str) -> str:
 
 
 def write_tokens(
-    folder: Path, about: dict[str, Any], file: str = "tokens.json", format: str = FORMAT
+    folder: Path,
+    about: dict[str, Any],
+    file: str = "tokens.json",
+    format: str = FORMAT,
+    files: Iterable[str] = (),
 ) -> None:
-    """Write what is needed to load the tokens again: their kind, and the data of that kind."""
+    """Write what is needed to load the tokens again: their kind, and the data of that kind.
+
+    files: the names of other files that the tokens need, which are written already.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"format": format, **about}, ensure_ascii=False)
-    (folder / file).write_text(text, encoding="utf-8")
+    write_json(folder / file, {"format": format, **about}, files, indent=None)
 
 
 def load_tokens(folder: str | Path) -> Tokens:
     """Load the tokens saved in `folder`."""
     folder = Path(folder)
     about = read_format(folder / "tokens.json", FORMAT, "tokens")
+    check_files(folder, about)
     kind = str(about.get("kind"))
     kind = OLD_KINDS.get(kind, kind)
     if kind not in TOKENS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from antiphon import config
-from antiphon.experiment.score import write_json
 from antiphon.experiment.settings import Experiment, Run
-from antiphon.records.files import check_new_folder
+from antiphon.records.files import check_new_folder, write_json
 from antiphon.records.lock import locked
+from antiphon.report.run_folder import read_json
 
 EXPERIMENT_FORMAT = "antiphon-experiment/1"
 PACKAGES = "antiphon torch numpy safetensors sentencepiece onnxruntime rapidfuzz transformers peft"
@@ -50,7 +49,7 @@ def check_folder(out: Path, experiment: Experiment, resume: bool, only: str | Se
             "another folder (--out)"
         )
     # A setting that did not exist when the configuration was written has its default.
-    before = config.to_dict(config.from_dict(Experiment, json.loads(path.read_text())["config"]))
+    before = config.to_dict(config.from_dict(Experiment, read_json(path)["config"]))
     # A run may get more rounds, unless other runs start from its model or are taught by it.
     used = {name for run in experiment.runs.values() for name in (run.start_run, run.teacher_run)}
     longer = {f"runs.{name}.rounds.total" for name in experiment.runs.keys() - used}
@@ -90,7 +89,7 @@ def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, 
 def claim_folder(out: Path, experiment: Experiment, data: Path, fingerprint: str) -> None:
     """Write experiment.json; refuse to resume with another corpus."""
     path = out / "experiment.json"
-    if path.exists() and json.loads(path.read_text())["fingerprint"] != fingerprint:
+    if path.exists() and read_json(path)["fingerprint"] != fingerprint:
         raise ValueError(f"{out} cannot be resumed: {data} is not the corpus it began with, or was changed")
     out.mkdir(parents=True, exist_ok=True)
     body = {
@@ -107,7 +106,7 @@ def claim_folder(out: Path, experiment: Experiment, data: Path, fingerprint: str
 def corpus_of(run: Path) -> Path | None:
     """Return the corpus that a run was trained on; None if its folder is not part of an experiment."""
     about = run.resolve().parent / "experiment.json"
-    return Path(json.loads(about.read_text())["data"]) if about.exists() else None
+    return Path(read_json(about)["data"]) if about.exists() else None
 
 
 def versions() -> dict[str, str]:

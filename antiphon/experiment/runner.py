@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,17 +19,18 @@ from antiphon.engine import Engine
 from antiphon.experiment.folder import check_folder, claim_folder, commit, lock_folder, versions
 from antiphon.experiment.jobs import run_jobs
 from antiphon.experiment.preparation import Prepared, device_name, prepare, structure_in
-from antiphon.experiment.score import score, score_clients, write_json
+from antiphon.experiment.score import score, score_clients
 from antiphon.experiment.settings import Experiment, Run
 from antiphon.experiment.starting import load_start
 from antiphon.experiment.teaching import resolve_labels
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.signals import reason_of
 from antiphon.recognizer import Recognizer
+from antiphon.records.files import write_json
 from antiphon.records.writer import Listener, reporting_a_stop
 from antiphon.report import write_report
 from antiphon.report.model_card import write_card
-from antiphon.report.run_folder import RunFolder
+from antiphon.report.run_folder import RunFolder, read_json
 from antiphon.server.run_context import RunContext
 from antiphon.tasks.evaluation import measure
 
@@ -129,13 +129,13 @@ def run_side_by_side(
             return screen.run(name, runs[name], len(prepared.clients[name]))
 
         try:
-            failed = run_jobs(needs, num_jobs, out, listen, lambda name: json.loads(files[name].read_text()))
+            failed = run_jobs(needs, num_jobs, out, listen, lambda name: read_json(files[name]))
         finally:
             _report(experiment, out)
         if failed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
             raise Stopped(f"{len(failed)} of {len(runs)} runs failed ({reasons})")
-        return {name: json.loads(file.read_text()) for name, file in files.items()}
+        return {name: read_json(file) for name, file in files.items()}
 
 
 def run_job(
@@ -250,7 +250,7 @@ def _score_start(prepared: Prepared, recognizer: Recognizer, run: Run, out: Path
         source, target = (f / "evaluation" / split for f in (out / run.start_run, folder))
         but_scores = shutil.ignore_patterns("scores.json")
         shutil.copytree(source / "best", target / "start", ignore=but_scores, dirs_exist_ok=True)
-        scores = json.loads((source / "best" / "scores.json").read_text())
+        scores = read_json(source / "best" / "scores.json")
         write_json(target / "start" / "scores.json", {**scores, "which": "start", "round": 0})
     else:
         _score(prepared, recognizer, folder, "start", 0)

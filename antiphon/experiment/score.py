@@ -7,7 +7,6 @@ of each client: its personal layers, or its own copy.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ from antiphon.engine import Outcome
 from antiphon.experiment.preparation import Prepared
 from antiphon.models.las import Las
 from antiphon.recognizer import Recognizer
-from antiphon.records.files import replace_file
+from antiphon.records.files import write_json
 from antiphon.report.attention_summary import FILE, FORMAT, monotonicity, span
 from antiphon.scoring.error_rate import Tally
 from antiphon.scoring.normalisation import Normalisation
@@ -87,16 +86,14 @@ def score(
     folder.mkdir(parents=True, exist_ok=True)
     write_trn(folder / "ref.trn", [(store.text(i), store.speaker(i), store.id(i)) for i in heard])
     write_trn(folder / "hyp.trn", [(text, store.speaker(i), store.id(i)) for i, text in heard.items()])
+    files = ["ref.trn", "hyp.trn"]
     if isinstance(recognizer.model, Las) and hypotheses is None:
         attention = attention_of(recognizer.model, store, indices)
         if attention is not None:
-            replace_file(folder / FILE, lambda path: path.write_text(json.dumps(attention) + "\n"))
-    write_json(folder / "scores.json", scores)
+            write_json(folder / FILE, attention, indent=None)
+            files.append(FILE)
+    write_json(folder / "scores.json", scores, files)
     return scores
-
-
-def write_json(path: Path, body: dict[str, Any]) -> None:
-    replace_file(path, lambda unfinished: unfinished.write_text(json.dumps(body, indent=1) + "\n"))
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from antiphon.experiment.settings import Run
 from antiphon.models.noise import SpecAugment
 from antiphon.models.reduced import ReducedConfig
 from antiphon.recognizer import Blueprint, open_blueprint
+from antiphon.report.run_folder import read_json
 from antiphon.tasks.submodel import Submodel, shrink
 
 
@@ -34,7 +34,7 @@ class SeedModel:
         seed, about = cls(run.resolve(), blueprint, load_tokens(folder)), run / "run.json"
         if not about.exists():
             return seed
-        settings = json.loads(about.read_text())["config"]["augment"]
+        settings = read_json(about)["config"]["augment"]
         return replace(seed, augment=config.from_dict(SpecAugment, settings))
 
 

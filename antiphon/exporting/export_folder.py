@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from antiphon.exporting.graphs import Features, check_packages, graphs_of, kind_
 from antiphon.models.las import Las
 from antiphon.models.transducer import Transducer
 from antiphon.recognizer import Recognizer
-from antiphon.records.files import new_folder
+from antiphon.records.files import files_in, new_folder, write_json
 from antiphon.records.maker import tidy
 from antiphon.report.formatting import percent
 from antiphon.report.model_card import write_card
@@ -175,11 +174,10 @@ def write_folder(
             progress("export", number, steps)
     if encoder := encoder_of(frontend):
         shutil.copyfile(encoder.path, folder / settings["frontend"]["file"])
-    settings = settings | {"graphs": list(graphs)}
-    (folder / "export.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
     lines = [f"{symbol} {id}\n" for id, symbol in enumerate(symbols_of(recognizer.tokens))]
     (folder / "tokens.txt").write_text("".join(lines), encoding="utf-8")
     shutil.copyfile(transcribe.__file__, folder / "transcribe.py")
+    write_json(folder / "export.json", settings | {"graphs": list(graphs)}, files_in(folder))
 
 
 def quantise(source: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ and other sample rates soxr. The folder of this file holds the graphs, tokens.tx
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import wave
@@ -26,7 +27,7 @@ class Transcriber:
 
     def __init__(self, folder: str | Path, int8: bool = False) -> None:
         self.folder = Path(folder)
-        self.settings = json.loads((self.folder / "export.json").read_text(encoding="utf-8"))
+        self.settings = read_settings(self.folder)
         self.symbols = read_symbols(self.folder / "tokens.txt")
         suffix = ".int8.onnx" if int8 else ".onnx"
         self.graphs = {name: open_graph(self.folder / f"{name}{suffix}") for name in self.settings["graphs"]}
@@ -177,6 +178,21 @@ def read_samples(path: Path) -> Array:
     except ImportError:
         raise ValueError(f"{rate} samples a second instead of {SAMPLE_RATE}: pip install soxr") from None
     return soxr.resample(mono, rate, SAMPLE_RATE, quality="HQ").astype(np.float32)
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return what export.json says. Compare it, and the files that it lists, with their checksums."""
+    settings: dict[str, Any] = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+    checksum = settings.pop("sha256", None)
+    files = {folder / name: digest for name, digest in settings.get("files", {}).items()}
+    found = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()}
+    damaged = [path for path, digest in found.items() if digest != files[path]]
+    body = json.dumps(settings, separators=(",", ":")).encode()
+    if checksum is not None and checksum != hashlib.sha256(body).hexdigest():
+        damaged.append(folder / "export.json")
+    if damaged:
+        raise ValueError(f"{damaged[-1]} is damaged: its checksum does not match. Export the model again")
+    return settings
 
 
 def open_graph(path: Path) -> Any:

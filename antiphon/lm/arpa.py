@@ -7,7 +7,6 @@ arrays of `antiphon.lm.ngram` (safetensors) and the words (JSON).
 from __future__ import annotations
 
 import gzip
-import json
 import math
 import re
 import zlib
@@ -22,9 +21,11 @@ from safetensors.numpy import load_file, save_file
 
 from antiphon.data.transcripts import is_utf8, numbered_lines
 from antiphon.lm.ngram import NEVER, NONE, SPECIAL, START_ID, UNKNOWN, Level, NgramModel, backed_off, walk
-from antiphon.records.files import read_format
+from antiphon.records.files import check_files, files_in, filled_folder, read_format, write_json
 
 FORMAT = "antiphon-ngram/1"
+MAIN = "ngram.json"
+ADVICE = "Restore the folder, or make the n-gram model again"
 LN10 = math.log(10)
 CHUNK = 100_000  # n-grams that are formatted at once
 ARRAYS = ("keys", "log_probs", "backoffs")  # of a `Level`
@@ -34,7 +35,8 @@ def load_ngram(path: str | Path) -> NgramModel:
     """Open a folder of `save_ngram`, or read an ARPA file, plain or .gz."""
     path = Path(path)
     if path.is_dir():
-        body = read_format(path / "ngram.json", FORMAT, "n-gram model")
+        body = read_format(path / MAIN, FORMAT, "n-gram model", ADVICE)
+        check_files(path, body, advice=ADVICE)
         arrays = load_file(path / "ngram.safetensors")
         orders = range(1, body["order"] + 1)
         levels = tuple(Level(*(arrays[f"{order}/{name}"] for name in ARRAYS)) for order in orders)
@@ -64,15 +66,15 @@ def save_ngram(model: NgramModel, path: str | Path) -> None:
         with gzip.open(path, "wt", encoding="utf-8", compresslevel=1) as file:
             write_arpa(model, file)
     else:
-        path.mkdir(parents=True, exist_ok=True)
         arrays = {
             f"{order}/{name}": np.ascontiguousarray(getattr(level, name))
             for order, level in enumerate(model.levels, 1)
             for name in ARRAYS
         }
-        save_file(arrays, path / "ngram.safetensors")
         body = {"format": FORMAT, "order": model.order, "words": model.words}
-        (path / "ngram.json").write_text(json.dumps(body, ensure_ascii=False), encoding="utf-8")
+        with filled_folder(path, MAIN) as made:
+            save_file(arrays, made / "ngram.safetensors")
+            write_json(made / MAIN, body, files_in(made), indent=None)
 
 
 def write_arpa(model: NgramModel, file: TextIO) -> None:

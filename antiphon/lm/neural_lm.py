@@ -12,7 +12,6 @@ all real positions, so causal attention never sees it and needs no mask.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -42,9 +41,11 @@ from antiphon.models.layers import (
 )
 from antiphon.models.model import load_parameters, save_parameters
 from antiphon.models.noise import Dropout
-from antiphon.records.files import read_format
+from antiphon.records.files import check_files, files_in, filled_folder, read_format, write_json
 
 FORMAT = "antiphon-lm/1"
+MAIN = "lm.json"
+ADVICE = "Restore the folder, or train the language model again"
 MAX_LOGITS = 1 << 24  # computed at once: 64 MiB of them
 
 
@@ -171,17 +172,17 @@ class NeuralLm:
 
     def save(self, folder: str | Path, notes: Mapping[str, Any] | None = None) -> None:
         """Write lm.json (with the caller's notes), lm.safetensors and the tokens."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_parameters(self.model, folder / "lm.safetensors")
-        self.tokens.save(folder)
         body = {"format": FORMAT, "config": asdict(self.config), "notes": dict(notes or {})}
-        (folder / "lm.json").write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+        with filled_folder(Path(folder), MAIN) as made:
+            save_parameters(self.model, made / "lm.safetensors")
+            self.tokens.save(made)
+            write_json(made / MAIN, body, files_in(made))
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu") -> NeuralLm:
         folder = Path(folder)
-        body = read_format(folder / "lm.json", FORMAT, "language model")
+        body = read_format(folder / MAIN, FORMAT, "language model", ADVICE)
+        check_files(folder, body, advice=ADVICE)
         config = TransformerLmConfig(**body["config"])
         tokens: Tokens = load_words(folder) if (folder / WORDS_FILE).exists() else load_tokens(folder)
         model = config.build(0, tokens.size)
@@ -192,7 +193,7 @@ class NeuralLm:
 def load_sentence_model(path: str | Path, device: str = "cpu") -> SentenceModel:
     """A neural model (on that device), an n-gram folder or an ARPA file."""
     path = Path(path)
-    return NeuralLm.load(path, device) if (path / "lm.json").exists() else load_ngram(path)
+    return NeuralLm.load(path, device) if (path / MAIN).exists() else load_ngram(path)
 
 
 def plan_text_batches(

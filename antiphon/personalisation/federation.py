@@ -38,9 +38,10 @@ from antiphon.personalisation.marginal_adaptation import (
 from antiphon.personalisation.word_cache import Cache, Cap, MarginalWorker
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.records import checkpoint
-from antiphon.records.files import replace_file
+from antiphon.records.files import write_json
 from antiphon.records.listener import Listen, Listeners, RunInfo
 from antiphon.records.writer import Listener, reporting_a_stop
+from antiphon.report.run_folder import read_json
 
 IDENTITY = "protocol.json"  # in the folder of a run of rounds: the data and settings that it belongs to
 
@@ -238,14 +239,13 @@ class Federation:
 
         def check() -> None:
             file = folder / IDENTITY
-            if file.exists() and json.loads(file.read_text(encoding="utf-8")) != identity:
+            if file.exists() and read_json(file) != identity:
                 raise ValueError(
                     f"{folder} holds rounds of other lists or settings: continue with those, "
                     "or choose another folder"
                 )
             folder.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(identity, indent=2) + "\n"
-            replace_file(file, lambda path: path.write_text(text, encoding="utf-8"))
+            write_json(file, identity)
 
         self.group.on_rank_zero(check)
         yield folder

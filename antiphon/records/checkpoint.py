@@ -16,14 +16,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from antiphon.records.files import sha256_of, sync
+from antiphon.records.files import Damaged, sha256_of, sync
 
 FORMAT = "antiphon-checkpoint/1"
 CLASS = "__class__"  # of a dataclass in a packed state
 T = TypeVar("T")
 
 
-class CorruptCheckpoint(ValueError):
+class CorruptCheckpoint(Damaged):
     """The checksum of a checkpoint does not match: a file was damaged or edited."""
 
 

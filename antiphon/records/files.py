@@ -1,7 +1,12 @@
-"""Files and folders that appear complete or not at all.
+"""Files and folders that appear complete or not at all, and checksums that show later damage.
 
 A process can be killed at any time. Until a file or folder is complete it has another name, and the old one
 stays unchanged.
+
+Every folder that antiphon writes has a JSON file that describes it. Its key "sha256" is the checksum of the
+rest of the object, and "files" has the checksums of other files in the folder. A large file NAME is read in
+parts, so NAME.sums has a checksum for each of its blocks. Folders of older versions have no checksums and are
+not checked.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +24,16 @@ from typing import Any
 from antiphon.records.maker import OLD, beside, tidy, unfinished
 
 MAKING, PART = "making", "part"  # purposes of folders and files that are not complete
+CHECKSUM = "sha256"  # key of a JSON object: the checksum of the rest of it
+FILES = "files"  # key of a JSON object: name -> checksum of files in its folder
+SUMS = ".sums"  # end of the name of a file with checksums of blocks
+BLOCK = 1 << 16  # bytes of a block
+SUM_BYTES = 16  # of the SHA-256 checksum of a block
+ADVICE = "restore it, or make it again"
+
+
+class Damaged(ValueError):
+    """A file is not as it was written: its checksum does not match, or it is missing."""
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
@@ -36,6 +51,99 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 checksum of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- Checksums ------------------------------------------------------------------------------------
+
+
+def with_checksum(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with its checksum.
+
+    >>> without_checksum(with_checksum({"round": 1}), "clock.jsonl")
+    {'round': 1}
+    """
+    return {**body, CHECKSUM: _checksum(body)}
+
+
+def without_checksum(body: Mapping[str, Any], where: object, advice: str = ADVICE) -> dict[str, Any]:
+    """Compare a JSON object with its checksum, if it has one; return the rest of it."""
+    rest = {key: value for key, value in body.items() if key != CHECKSUM}
+    if CHECKSUM in body and body[CHECKSUM] != _checksum(rest):
+        raise Damaged(f"{where} is damaged, or was edited: its checksum does not match. {advice}")
+    return rest
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, separators=(",", ":")).encode()).hexdigest()
+
+
+def write_json(
+    path: Path, body: Mapping[str, Any], files: Iterable[str] = (), indent: int | None = 1
+) -> None:
+    """Write a JSON object with its checksum, and with those of finished files in its folder."""
+    sums = {name: sha256_of(path.parent / name) for name in files}
+    whole = with_checksum({**body, FILES: sums} if sums else body)
+    text = json.dumps(whole, indent=indent, ensure_ascii=False) + "\n"
+    replace_file(path, lambda unfinished: unfinished.write_bytes(text.encode(errors="backslashreplace")))
+
+
+def files_in(folder: Path) -> list[str]:
+    """Return the names of all files in a folder and its folders."""
+    return [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def check_files(
+    folder: Path, body: Mapping[str, Any], names: Iterable[str] | None = None, advice: str = ADVICE
+) -> None:
+    """Compare files of a folder, or those of `names`, with the checksums in the JSON object about it."""
+    sums: Mapping[str, str] = body.get(FILES) or {}
+    for name in sums if names is None else names:
+        if name not in sums:
+            continue
+        if not (folder / name).is_file():
+            raise Damaged(f"{folder / name} is missing. {advice}")
+        if sha256_of(folder / name) != sums[name]:
+            raise Damaged(f"{folder / name} is damaged: its checksum does not match. {advice}")
+
+
+def write_sums(path: Path) -> str:
+    """Write the checksums of a file's blocks beside it; return the name of the new file."""
+    with path.open("rb") as file:
+        blocks = iter(lambda: file.read(BLOCK), b"")
+        sums = b"".join(hashlib.sha256(block).digest()[:SUM_BYTES] for block in blocks)
+    target = path.with_name(path.name + SUMS)
+    target.write_bytes(sums)
+    return target.name
+
+
+class CheckedBlocks:
+    """Compares blocks of a file with their checksums, each before its first use in this process.
+
+    `read` returns the bytes of the file from one place to another. Without the file `sums`, nothing is
+    checked.
+    """
+
+    def __init__(self, path: Path, read: Callable[[int, int], Any], has_sums: bool, advice: str) -> None:
+        self.path, self.read, self.advice = path, read, advice
+        self._sums = path.with_name(path.name + SUMS).read_bytes() if has_sums else b""
+        self._unchecked = bytearray(b"\1") * (len(self._sums) // SUM_BYTES)
+
+    def check(self, start: int, stop: int) -> None:
+        """Check the blocks that hold the bytes from `start` to `stop`; `Damaged` names the file."""
+        if not self._sums:
+            return
+        first, last = start // BLOCK, -(-stop // BLOCK)
+        while (block := self._unchecked.find(1, first, last)) >= 0:
+            digest = hashlib.sha256(self.read(block * BLOCK, (block + 1) * BLOCK)).digest()
+            if digest[:SUM_BYTES] != self._sums[block * SUM_BYTES : (block + 1) * SUM_BYTES]:
+                raise Damaged(
+                    f"{self.path} is damaged: the checksum of bytes {block * BLOCK:,} to "
+                    f"{(block + 1) * BLOCK:,} does not match. {self.advice}"
+                )
+            self._unchecked[block] = 0
+
+
+# --- Names and folders ----------------------------------------------------------------------------
 
 
 def check_new_folder(folder: Path) -> None:
@@ -66,8 +174,11 @@ def check_name(name: str, what: str, advice: str) -> None:
         )
 
 
-def read_format(path: Path, format: str, what: str) -> dict[str, Any]:
-    """Read a JSON object that must name its format; an error says that the folder holds no `what`."""
+def read_format(path: Path, format: str, what: str, advice: str = ADVICE) -> dict[str, Any]:
+    """Read a JSON object that must name its format, and compare it with its checksum.
+
+    An error says that the folder holds no `what`. advice: what to do if the file is damaged.
+    """
     try:
         body: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -75,7 +186,7 @@ def read_format(path: Path, format: str, what: str) -> dict[str, Any]:
     actual = body.get("format") if isinstance(body, dict) else None
     if actual != format:
         raise ValueError(f"{path} has format {actual!r}, this antiphon reads {format!r}: make it again")
-    return dict(body)
+    return without_checksum(body, path, advice)
 
 
 @contextmanager
@@ -100,6 +211,28 @@ def new_folder(destination: Path, several: bool = False) -> Iterator[Path]:
             raise ValueError(f"{destination} was made by another process meanwhile: choose another folder")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def filled_folder(folder: Path, main: str) -> Iterator[Path]:
+    """Yield an empty folder; at the end its files go to `folder`, the file `main` last.
+
+    Other files that are there already stay. On an error before the end, nothing is changed.
+    """
+    if not folder.exists():
+        with new_folder(folder) as made:
+            yield made
+        return
+    tidy(folder / main)
+    made = beside(folder / main, MAKING)
+    made.mkdir()
+    try:
+        yield made
+        for name in sorted(files_in(made), key=lambda name: (name == main, name)):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(made / name, folder / name)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:

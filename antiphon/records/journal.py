@@ -1,15 +1,23 @@
-"""The journal: one JSON object per line. Lines are only added; when a run resumes, the file is cut back."""
+"""The journal: one JSON object per line. Lines are only added; when a run resumes, the file is cut back.
+
+Lines of clock.jsonl have their own checksum, and that of journal.jsonl up to the same round. So the bytes of
+the journal are those that the seed and the data decide, and a line that was changed later is found.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphon.records.files import sync
+from antiphon.records.files import Damaged, sync, with_checksum, without_checksum
 
+SO_FAR = "journal_sha256"  # key of a line of clock.jsonl: the checksum of the journal up to the same line
+ADVICE = "Restore the file"
 log = logging.getLogger(__name__)
 
 
@@ -23,6 +31,7 @@ class Journal:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
+        self._so_far = hashlib.sha256()
         self.truncate(path.read_bytes().rfind(b"\n") + 1)
 
     @property
@@ -39,41 +48,76 @@ class Journal:
                 f"{self.path}: entry {entry.get('round', '?')} cannot be written ({error}); "
                 "write None for a number that is not finite"
             ) from None
+        data = line.encode() + b"\n"
         with self.path.open("ab") as file:
-            file.write(line.encode() + b"\n")
+            file.write(data)
+        self._so_far.update(data)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 checksum of all entries."""
+        return self._so_far.hexdigest()
 
     def sync(self) -> None:
         """Wait until all entries are on disk. This is slow: only a checkpoint needs it."""
         sync(self.path)
 
+    def check_end(self, size: int) -> None:
+        """Refuse a number of bytes that the file does not have, or after which no line ends."""
+        if size > self.size:
+            raise Damaged(f"{self.path} has {self.size} bytes but {size} were recorded: it was cut short")
+        with self.path.open("rb") as file:
+            file.seek(max(0, size - 1))
+            if size and file.read(1) != b"\n":
+                raise Damaged(f"{self.path}: byte {size} is not the end of a line; it was edited")
+
     def truncate(self, size: int) -> None:
         """Cut the file back to its first `size` bytes, which must end a line."""
-        if size > self.size:
-            raise ValueError(f"{self.path} has {self.size} bytes but {size} were recorded: it was cut short")
+        self.check_end(size)
         with self.path.open("r+b") as file:
-            if size:
-                file.seek(size - 1)
-                if file.read(1) != b"\n":
-                    raise ValueError(f"{self.path}: byte {size} is not the end of a line; it was edited")
             file.truncate(size)
+            file.seek(0)
+            self._so_far = hashlib.file_digest(file, "sha256")
         self.sync()
 
 
-def read(path: Path, note: Callable[[str], None] = log.warning) -> list[dict[str, Any]]:
-    """Return all complete entries. `note` is called for an incomplete last line; other damage is an error."""
+def read(
+    path: Path, note: Callable[[str], None] = log.warning, size: int | None = None
+) -> list[dict[str, Any]]:
+    """Return all complete entries, or those of the first `size` bytes.
+
+    `note` is called for an incomplete last line; other damage is an error.
+    """
     entries: list[dict[str, Any]] = []
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(io.BytesIO(file.read(size)), start=1):
             if not line.endswith(b"\n"):
                 note(f"{path.name}: line {number} is unfinished (stopped while writing it); left out")
                 break
             try:
                 entry = json.loads(line)
             except ValueError as error:
-                raise ValueError(
-                    f"{path}: line {number} is not JSON ({error}); the file is damaged"
-                ) from None
+                problem = f"line {number} is not JSON ({error}); the file is damaged"
+                raise Damaged(f"{path}: {problem}. {ADVICE}") from None
             if not isinstance(entry, dict):
-                raise ValueError(f"{path}: line {number} is not a JSON object; the file is damaged")
-            entries.append(entry)
+                raise Damaged(f"{path}: line {number} is not a JSON object; the file is damaged. {ADVICE}")
+            entries.append(without_checksum(entry, f"{path}: line {number}", ADVICE))
     return entries
+
+
+def clock_entry(entry: Mapping[str, Any], journal: Journal) -> dict[str, Any]:
+    """Return a line of the clock with checksums of itself and of the journal, which has its line already."""
+    return with_checksum({**entry, SO_FAR: journal.digest})
+
+
+def check_journal(path: Path, clock: Sequence[Mapping[str, Any]]) -> None:
+    """Compare a journal with the checksums that the lines of the clock have; `Damaged` names the line."""
+    so_far = hashlib.sha256()
+    with path.open("rb") as file:
+        for number, entry in enumerate(clock, start=1):
+            so_far.update(file.readline())
+            if SO_FAR in entry and entry[SO_FAR] != so_far.hexdigest():
+                raise Damaged(
+                    f"{path}: line {number} is damaged, missing or was edited: its checksum does not match. "
+                    f"{ADVICE}"
+                )

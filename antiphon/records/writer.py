@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from antiphon.records import checkpoint
-from antiphon.records.journal import Journal, read
+from antiphon.records.files import Damaged
+from antiphon.records.journal import Journal, check_journal, clock_entry, read
 
 Moment = tuple[int, int]  # round, call
 Entry = Mapping[str, Any]
@@ -94,8 +95,8 @@ class Record:
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         if self.states is not None:
             self.states.rollback(0)
-        self.journal.truncate(0)
         self.clock.truncate(0)
+        self.journal.truncate(0)
         self._open_events()
         return state
 
@@ -107,22 +108,32 @@ class Record:
             folder = checkpoint.folder_of(self.checkpoints, round)
             try:
                 state, notes = checkpoint.load(folder, like, device)
-            except checkpoint.CorruptCheckpoint as error:
+                self._check_journals(notes)
+            except Damaged as error:
                 if not skip_corrupt:
                     hint = "To go on from the one before it, add --skip-corrupt (Python: skip_corrupt=True)"
-                    raise checkpoint.CorruptCheckpoint(f"{error}. {hint}") from error
+                    raise type(error)(f"{error}. {hint}") from error
                 print(f"skipping: {error}", file=sys.stderr)
                 continue
             self.best = notes["best"]
+            self.clock.truncate(notes["clock_bytes"])  # first: it has checksums of lines of the journal
             self.journal.truncate(notes["journal_bytes"])
-            self.clock.truncate(notes["clock_bytes"])
             self._remove_old(state.round)
             if self.states is not None:
                 self.states.rollback(state.round)
                 self.states.prune(checkpoint.saved_rounds(self.checkpoints))
             self._open_events()
             return state
-        raise checkpoint.CorruptCheckpoint(f"no checkpoint in {self.checkpoints} is intact")
+        raise checkpoint.CorruptCheckpoint(
+            f"no checkpoint in {self.checkpoints} is intact, with the journal up to it: restore the folder "
+            "of the run, or start again in another one (--out)"
+        )
+
+    def _check_journals(self, notes: Mapping[str, Any]) -> None:
+        """Compare journal and clock with their checksums, up to the round of a checkpoint."""
+        self.journal.check_end(notes["journal_bytes"])
+        self.clock.check_end(notes["clock_bytes"])
+        check_journal(self.journal.path, read(self.clock.path, size=notes["clock_bytes"]))
 
     def add(self, entry: Entry, clock: Entry, state: Any, is_due: bool) -> None:
         """Add one round, or the starting model. Save it if it is due or has the best validation WER."""
@@ -131,7 +142,7 @@ class Record:
         if may_win and (self.best is None or entry["valid"]["wer"] < self.best["wer"]):
             self.best = {"round": entry["round"], "wer": entry["valid"]["wer"]}
         self.journal.append(entry)
-        self.clock.append(clock)
+        self.clock.append(clock_entry(clock, self.journal))
         self.events.add(entry["round"], scalars_of(entry, clock), time.time())
         if is_due or (self.best is not None and self.best["round"] == state.round):
             self.save(state)

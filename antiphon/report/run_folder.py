@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.records import journal
+from antiphon.records.files import check_files, without_checksum
 from antiphon.scoring.error_rate import Tally
 
 FORMAT = "antiphon-run/1"
@@ -57,8 +58,11 @@ class RunFolder:
         if missing:
             raise ValueError(f"{path / 'run.json'} lacks {', '.join(missing)}; the file is damaged")
         notes: list[str] = []
-        lines = _read_rounds(path / "journal.jsonl", notes)
+        # The clock first: it has checksums of lines of the journal, which may grow meanwhile.
         clock = _read_rounds(path / "clock.jsonl", notes)
+        lines = _read_rounds(path / "journal.jsonl", notes)
+        if (path / "journal.jsonl").is_file():
+            journal.check_journal(path / "journal.jsonl", clock)
         evaluations = _read_evaluations(path / "evaluation")
         return cls(path, str(about["name"]), about, lines, clock, evaluations, tuple(notes))
 
@@ -190,7 +194,10 @@ def runs_of(path: Path) -> list[Path]:
 
 
 def read_json(path: Path, format: str = "") -> dict[str, Any]:
-    """Read a JSON object; a ValueError names a file that is damaged or has another format."""
+    """Read a JSON object, and check it and the files that it lists by their checksums.
+
+    A ValueError names a file that is damaged or has another format.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -199,6 +206,8 @@ def read_json(path: Path, format: str = "") -> dict[str, Any]:
         raise ValueError(f"{path} is not a JSON object; the file is damaged")
     if format and value.get("format") != format:
         raise ValueError(f"{path}: format is {value.get('format')!r}, this antiphon reads {format!r}")
+    value = without_checksum(value, path)
+    check_files(path.parent, value)
     return value
 
 

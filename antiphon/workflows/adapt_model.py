@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,13 +19,13 @@ from antiphon.data.tts.spoken_corpus import SpokenCorpus
 from antiphon.decoding.search import BATCH_SECONDS
 from antiphon.experiment.folder import check_folder
 from antiphon.experiment.runner import Scores, run_experiment
-from antiphon.experiment.score import write_json
 from antiphon.experiment.starting import SeedModel
 from antiphon.recipes.session_adaptation import SESSIONS, adapted_experiment
 from antiphon.recognizer import Recognizer
-from antiphon.records.files import check_new_folder
+from antiphon.records.files import check_new_folder, write_json
 from antiphon.records.listener import Listen
 from antiphon.records.lock import locked
+from antiphon.report.run_folder import read_json
 from antiphon.scoring.error_rate import Errors, Tally
 from antiphon.workflows.adaptation_corpus import Speaking, Texts, compute_features, make_corpus, read_texts
 from antiphon.workflows.arguments import (
@@ -235,7 +234,7 @@ def session_errors(run: Path, which: str) -> dict[str, Rate]:
     """Count word errors by session, over all its speakers."""
     (path,) = (run / "evaluation").glob(f"*/{which}/scores.json")
     errors: dict[str, Errors] = defaultdict(Errors)
-    for speaker in json.loads(path.read_text())["speakers"].values():
+    for speaker in read_json(path)["speakers"].values():
         for session, scores in speaker["sessions"].items():
             errors[session] += Tally.from_dict(scores).words
     return {session: (words.total, words.length) for session, words in errors.items()}

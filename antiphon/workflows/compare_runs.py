@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from antiphon.experiment.score import write_json
-from antiphon.records.files import check_new_file, check_new_folder
+from antiphon.records.files import check_new_file, check_new_folder, write_json
+from antiphon.report.run_folder import read_json
 from antiphon.scoring.alignment import (
     AlignedUtterance,
     Confusions,
@@ -206,7 +205,7 @@ def read_transcripts(
     for speaker, utterance in heard.keys() - said.keys():
         raise ValueError(f"{hypothesis}: utterance {utterance!r} of {speaker!r} is not in {reference}")
     scores = hypothesis.parent / "scores.json"
-    recorded = Normalisation.recorded(json.loads(scores.read_text())) if scores.is_file() else None
+    recorded = Normalisation.recorded(read_json(scores)) if scores.is_file() else None
     rows = {key: (said[key], heard[key]) for key in sorted(heard)}
     return Transcripts(source, hypothesis.parent, rows, recorded)
 

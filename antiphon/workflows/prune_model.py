@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from antiphon.models.transducer import TransducerConfig
 from antiphon.recipes.single_algorithm import LOCAL, SERVER
 from antiphon.recognizer import Recognizer
 from antiphon.records.listener import Listen
+from antiphon.report.run_folder import read_json
 from antiphon.tasks.submodel import shrink
 from antiphon.workflows.arguments import Names, Progress, listening_screen, names_of, no_progress
 
@@ -160,7 +160,7 @@ def _pruned_experiment(run: Path, sparsity: float, rounds: int, settings: Names)
     about = run.resolve().parent / "experiment.json"
     if not about.exists():
         raise ValueError(f"{run} is not the folder of a run: there is no {about}")
-    body = json.loads(about.read_text())
+    body = read_json(about)
     experiment = config.from_dict(Experiment, body["config"])
     if run.name not in experiment.runs:
         raise config.unknown(run.name, experiment.runs, "", "run")

@@ -29,6 +29,7 @@ def test_a_folder_from_before_joint_ctc_opens(world: World, tmp_path: Path) -> N
     recognizer = saved(world, LAS, tmp_path)
     body = json.loads((tmp_path / "model.json").read_text())
     assert body["blueprint"]["model"]["las"].pop("ctc_weight") == 0.0
+    del body["sha256"], body["files"]
     (tmp_path / "model.json").write_text(json.dumps(body))
     again = dict(Recognizer.load(tmp_path).model.named_parameters())
     for name, parameter in recognizer.model.named_parameters():
@@ -44,8 +45,10 @@ def test_a_joint_model_keeps_its_ctc_layer(world: World, tmp_path: Path) -> None
 
 def test_parameters_that_the_settings_do_not_ask_for_are_refused(world: World, tmp_path: Path) -> None:
     saved(world, replace(LAS, ctc_weight=0.3), tmp_path)
-    text = (tmp_path / "model.json").read_text()
-    (tmp_path / "model.json").write_text(text.replace('"ctc_weight": 0.3', '"ctc_weight": 0.0'))
+    body = json.loads((tmp_path / "model.json").read_text())
+    body["blueprint"]["model"]["las"]["ctc_weight"] = 0.0
+    del body["sha256"]
+    (tmp_path / "model.json").write_text(json.dumps(body))
     with pytest.raises(ValueError, match=r"does not fit model.json \(parameter 'ctc"):
         Recognizer.load(tmp_path)
 

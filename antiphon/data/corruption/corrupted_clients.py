@@ -29,9 +29,10 @@ import numpy as np
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.corruption.distortion import Distortion
 from antiphon.data.corruption.wrong_transcripts import OfOthers, Shuffled
+from antiphon.data.extraction import Extracted, extract_in_order
 from antiphon.data.frontends import Frontend
 from antiphon.data.partition import BySpeaker, Clients, Partition
-from antiphon.data.store import Extracted, FeatureStore, Progress, extract_in_order, open_or_write
+from antiphon.data.store import FeatureStore, Progress, open_or_write
 from antiphon.seeding import derive
 
 VERSION = 1  # of the sound of distortions: a new version makes all stores again

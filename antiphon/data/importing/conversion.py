@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.data.audio import SAMPLE_RATE, BadAudioError, at_speed, encode_flac, read_sound, resample
-from antiphon.data.corpus import FORMAT, Utterance
+from antiphon.data.corpus import FORMAT, INDEX, PACK, Utterance
 from antiphon.data.importing.candidates import Candidate, Progress, Skipped, StagedProgress, without_stage
 from antiphon.data.importing.formats import FORMATS, choose_format
 from antiphon.data.importing.import_options import STEPS, ImportOptions
 from antiphon.data.importing.listing import Listing, list_candidates
 from antiphon.data.processes import map_ahead
 from antiphon.data.transcripts import characters_of, rare_characters
-from antiphon.records.files import check_name, check_new_folder, new_folder, sync
+from antiphon.records.files import check_name, check_new_folder, new_folder, sync, write_json, write_sums
 from antiphon.records.maker import tidy
 
 
@@ -103,8 +103,7 @@ def import_corpus(
         }
         with open(folder / "skipped.jsonl", "x", encoding="utf-8") as file:
             file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in skipped)
-        with open(folder / "corpus.json", "x", encoding="utf-8") as file:
-            file.write(json.dumps(about, ensure_ascii=False, indent=2) + "\n")
+        write_json(folder / "corpus.json", about, [INDEX, "skipped.jsonl", write_sums(folder / PACK)])
         for path in folder.iterdir():
             sync(path)  # before the folder gets its name: a crash must not leave a corpus with holes
     return ImportSummary(
@@ -208,8 +207,8 @@ def _write_utterances(
     prepared = map_ahead(ThreadPoolExecutor(num_threads), prepare, candidates, 4 * num_threads)
     progress(0, len(candidates))
     with (
-        open(folder / "audio.pack", "xb") as pack,
-        open(folder / "utterances.jsonl", "x", encoding="utf-8", errors="backslashreplace") as index,
+        open(folder / PACK, "xb") as pack,
+        open(folder / INDEX, "x", encoding="utf-8", errors="backslashreplace") as index,
         closing(prepared),
     ):
         for done, (one, result) in enumerate(prepared, 1):

@@ -28,7 +28,7 @@ from antiphon.data.processes import map_in_processes
 from antiphon.data.session_texts import SessionText
 from antiphon.data.store import Progress
 from antiphon.data.tts.synthesiser import SilentError, Synthesiser, Voice
-from antiphon.records.files import new_folder
+from antiphon.records.files import Damaged, new_folder, read_format, write_json
 from antiphon.records.maker import beside, tidy
 from antiphon.seeding import derive
 
@@ -157,16 +157,18 @@ def speak_corpus(
             "seconds": seconds,
             "unsaid": [asdict(one) for one in unsaid],
         }
-        (folder / "plan.json").write_text(json.dumps(plan, indent=1) + "\n")
+        write_json(folder / "plan.json", plan)
     return SpokenCorpus(Corpus.open(destination), tuple(unsaid), seconds, len(sayings), wall_seconds)
 
 
 def _open(destination: Path, digest: str) -> SpokenCorpus:
     try:
-        plan = json.loads((destination / "plan.json").read_text())
-    except (OSError, ValueError):
+        plan = read_format(destination / "plan.json", FORMAT, "spoken corpus")
+    except Damaged:
+        raise
+    except ValueError:
         plan = {}
-    if plan.get("format") != FORMAT or plan.get("digest") != digest:
+    if plan.get("digest") != digest:
         raise ValueError(f"{destination} was made of other texts, voices or speech: choose another folder")
     unsaid = tuple(Skipped(**one) for one in plan["unsaid"])
     return SpokenCorpus(Corpus.open(destination), unsaid, plan["seconds"])

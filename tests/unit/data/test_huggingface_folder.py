@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tiny_folders import PROMPT, extractor_for, transformers, write_folder
 
+from antiphon.data.extraction import as_float16
 from antiphon.data.huggingface_folder import WAVE_FRAME, HuggingFaceFeatures, HuggingFaceTokensConfig
-from antiphon.data.store import as_float16
 from antiphon.data.tokens import load_tokens
 from antiphon.decoding.fusion import surfaces
 

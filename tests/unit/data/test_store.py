@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from antiphon.data.corpus import Corpus
+from antiphon.data.extraction import CHUNK, as_float16
 from antiphon.data.frontends import Filterbank
-from antiphon.data.store import CHUNK, FeatureStore, as_float16, compute_features
+from antiphon.data.store import FeatureStore, compute_features
 
 FILES = ("frames.f16", "ids.txt", "index.npz", "store.json", "texts.txt")
+SUMS = ("frames.f16.sums", "ids.txt.sums", "texts.txt.sums")
 
 
 def wav(samples: np.ndarray) -> bytes:
@@ -100,7 +102,7 @@ def test_expected_utterances_are_asked_of_the_system_in_whole_pages_and_few_stre
     asked: list[tuple[int, int, int]] = []
     store = compute_features(write_corpus(tmp_path, num_utterances=60), Filterbank())
     with (store.folder / "frames.f16").open("rb") as file:
-        store._map = Mapping(file.fileno(), 0, access=mmap.ACCESS_READ)
+        store._frames.map = Mapping(file.fileno(), 0, access=mmap.ACCESS_READ)
     store.expect(np.array([40, 3, 4, 5, 41]))
     assert [option for option, _, _ in asked] == [mmap.MADV_WILLNEED] * 2
     for (_, start, stop), (first, last) in zip(asked, [(3, 5), (40, 41)], strict=True):
@@ -134,7 +136,7 @@ def test_unknown_splits_and_speakers_are_refused_by_name(tmp_path: Path) -> None
 def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     corpora = [write_corpus(tmp_path / name, num_utterances=2 * CHUNK + 5) for name in ("one", "two")]
     stores = [compute_features(corpus, Filterbank(), num) for num, corpus in enumerate(corpora, 1)]
-    assert sorted(path.name for path in stores[0].folder.iterdir()) == sorted(FILES)
+    assert sorted(path.name for path in stores[0].folder.iterdir()) == sorted([*FILES, *SUMS])
     for name in FILES:
         assert (stores[0].folder / name).read_bytes() == (stores[1].folder / name).read_bytes()
 
@@ -203,7 +205,7 @@ def test_no_workers_are_refused(tmp_path: Path) -> None:
         compute_features(write_corpus(tmp_path / "corpus"), Means(), num_processes=0)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [*FILES, *SUMS])
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
     folder = compute_features(write_corpus(tmp_path / "corpus"), Means()).folder
     content = (folder / name).read_bytes()

@@ -192,6 +192,10 @@ def test_what_is_no_model_is_refused(tmp_path):
     lm = trained(WordsConfig().fit(TEXTS, None), steps=1)
     lm.save(tmp_path)
     WordsConfig(size=4).fit(TEXTS, None).save(tmp_path)
+    with pytest.raises(ValueError, match=r"words\.json is damaged: its checksum does not match\. .*train"):
+        NeuralLm.load(tmp_path)
+    body = json.loads((tmp_path / "lm.json").read_text())
+    (tmp_path / "lm.json").write_text(json.dumps({"format": body["format"], "config": body["config"]}))
     with pytest.raises(ValueError, match="does not fit"):
         NeuralLm.load(tmp_path)
     (tmp_path / "lm.json").write_text('{"format": "other"}')
