@@ -163,6 +163,6 @@ def kept_files(out: Path) -> dict[str, Any]:
         kept |= {str(file.relative_to(out)): file.read_bytes() for file in files}
         for scores in sorted((run / "evaluation").rglob("scores.json")):
             body = json.loads(scores.read_text())
-            del body["real_time_factor"]
+            del body["real_time_factor"], body["sha256"]
             kept[str(scores.relative_to(out))] = body
     return kept

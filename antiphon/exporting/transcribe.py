@@ -182,13 +182,17 @@ def read_samples(path: Path) -> Array:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return what export.json says. Compare it, and the files that it lists, with their checksums."""
-    settings: dict[str, Any] = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+    try:
+        settings: dict[str, Any] = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{folder / 'export.json'} is damaged ({error}). Export the model again") from None
     checksum = settings.pop("sha256", None)
     files = {folder / name: digest for name, digest in settings.get("files", {}).items()}
     found = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()}
     damaged = [path for path, digest in found.items() if digest != files[path]]
     body = json.dumps(settings, separators=(",", ":")).encode()
-    if checksum is not None and checksum != hashlib.sha256(body).hexdigest():
+    is_old = checksum is None and not files  # of a version that wrote no checksums
+    if not is_old and checksum != hashlib.sha256(body).hexdigest():
         damaged.append(folder / "export.json")
     if damaged:
         raise ValueError(f"{damaged[-1]} is damaged: its checksum does not match. Export the model again")

@@ -184,6 +184,22 @@ def test_a_journal_that_was_cut_short_is_refused(trial: Trial) -> None:
         trial.run(resume=True)
 
 
+@pytest.mark.parametrize("name", ["journal.jsonl", "clock.jsonl"])
+def test_a_journal_that_was_edited_is_refused_and_cut_back_only_when_asked(
+    name: str, trial: Trial, undisturbed: Trial
+) -> None:
+    """The edit is in round 5: the checkpoint of round 4, the best one, does not rely on it."""
+    trial.run()
+    path = trial.folder / name
+    lines = path.read_text().splitlines(keepends=True)
+    lines[5] = lines[5].replace('"round":5', '"round":7')
+    path.write_text("".join(lines))
+    with pytest.raises(ValueError, match=rf"{name}: line 6 .*does not match\. .*--skip-corrupt"):
+        trial.run(resume=True)
+    trial.run(resume=True, skip_corrupt=True)
+    assert trial.entries == undisturbed.entries
+
+
 def test_a_full_disk_is_said_clearly_and_costs_one_round_at_most(
     trial: Trial, undisturbed: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
 
-from antiphon.records.journal import Journal, read
+from antiphon.records.files import Damaged
+from antiphon.records.journal import Journal, check_journal, clock_entry, read
 
 
 def test_entries_come_back_in_order_with_their_keys_in_order(tmp_path):
@@ -70,3 +72,72 @@ def test_a_journal_shorter_than_its_checkpoint_says_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not the end of a line"):
         journal.truncate(journal.size - 1)
     assert json.loads(journal.path.read_text()) == {"round": 1}
+
+
+def test_the_digest_of_a_journal_is_that_of_its_bytes_whatever_was_done_to_it(tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+
+    def expected():
+        return hashlib.sha256(journal.path.read_bytes()).hexdigest()
+
+    assert journal.digest == expected()
+    for number in range(3):
+        journal.append({"round": number})
+        assert journal.digest == expected()
+    journal.truncate(len(b'{"round":0}\n'))
+    assert journal.digest == expected()
+    journal.append({"round": 1})
+    assert journal.digest == Journal(journal.path).digest == expected()
+
+
+def journals(folder, num_rounds=5, num_old=0):
+    """A journal and a clock; lines of an older version have no checksums."""
+    journal, clock = Journal(folder / "journal.jsonl"), Journal(folder / "clock.jsonl")
+    for round in range(num_rounds):
+        journal.append({"round": round, "loss": 1.5, "cohort": ["a", "b"]})
+        tick = {"round": round, "seconds": 0.1}
+        clock.append(tick if round < num_old else clock_entry(tick, journal))
+    return journal.path, clock.path
+
+
+@pytest.mark.parametrize("number", [1, 3, 5])
+@pytest.mark.parametrize("edit", ["a number", "a name", "line removed", "lines exchanged"])
+def test_an_edited_journal_is_found_by_its_line(tmp_path, number, edit):
+    journal, clock = journals(tmp_path)
+    check_journal(journal, read(clock))
+    lines = journal.read_text().splitlines(keepends=True)
+    edits = {"a number": ("1.5", "1.4"), "a name": ('"a"', '"c"')}
+    if edit in edits:
+        lines[number - 1] = lines[number - 1].replace(*edits[edit])
+    elif edit == "line removed":
+        del lines[number - 1]
+    else:
+        number = min(number, 4)
+        lines[number - 1 : number + 1] = lines[number - 1 : number + 1][::-1]
+    journal.write_text("".join(lines))
+    with pytest.raises(Damaged, match=rf"journal\.jsonl: line {number} is damaged, missing or was edited"):
+        check_journal(journal, read(clock))
+
+
+def test_an_edited_clock_is_found_by_its_line(tmp_path):
+    _, clock = journals(tmp_path)
+    clock.write_text(clock.read_text().replace('"round":3,"seconds":0.1', '"round":3,"seconds":0.2'))
+    with pytest.raises(Damaged, match=r"clock\.jsonl: line 4 is damaged, or was edited"):
+        read(clock)
+
+
+def test_a_journal_may_be_a_line_ahead_of_its_clock(tmp_path):
+    journal, clock = journals(tmp_path)
+    Journal(journal).append({"round": 5})
+    check_journal(journal, read(clock))
+
+
+def test_lines_of_an_older_version_are_covered_by_the_first_line_after_them(tmp_path):
+    journal, clock = journals(tmp_path, num_old=5)
+    journal.write_text(journal.read_text().replace("1.5", "1.4"))
+    check_journal(journal, read(clock))
+    journal, clock = journals(tmp_path / "resumed", num_old=3)
+    check_journal(journal, read(clock))
+    journal.write_text(journal.read_text().replace("1.5", "1.4", 1))
+    with pytest.raises(Damaged, match="line 4"):
+        check_journal(journal, read(clock))

@@ -32,6 +32,7 @@ def test_the_same_source_gives_the_same_bytes(source: Source, tmp_path: Path) ->
         "corpus.json",
         "utterances.jsonl",
         "audio.pack",
+        "audio.pack.sums",
         "skipped.jsonl",
     }
 
