@@ -20,6 +20,7 @@ from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.recording import Faults, RecordingPool, no_faults, stop_if
 from antiphon.pools.signals import interruptible
 from antiphon.records.checkpoint import pack
+from antiphon.records.files import Damaged
 from antiphon.records.writer import ClientStateFiles, Listener, Record, expected_states
 from antiphon.seeding import derive
 from antiphon.server.run_context import RunContext, personal_pool, prepare
@@ -183,7 +184,7 @@ class Engine:
         pool = self._recording(cohort, self.rounds.min_clients, interrupted, state.round, self.faults)
         try:
             after, metrics = self.algorithm.round(state, cohort, pool)
-        except Stopped:
+        except (Stopped, Damaged):
             raise
         except Exception:
             pool.check_enough()  # too few answers may be the cause: that error is clearer

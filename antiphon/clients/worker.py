@@ -13,6 +13,7 @@ import torch
 from antiphon.clients.client import Client, ClientRuntime
 from antiphon.clients.states import ClientStates
 from antiphon.core import Failure, Task, Unusable, Update
+from antiphon.records.files import Damaged
 from antiphon.tasks.client_work import Answer, work_for
 from antiphon.tasks.views import VIEWS, Entered, enter
 
@@ -78,9 +79,14 @@ class PlainTask:
 
 
 def named_failure(client: str, work: Callable[[], Update]) -> Update:
-    """Return the result of the work; if it raises, an empty update with the client and the reason."""
+    """Return the result of the work; if it raises, an empty update with the client and the reason.
+
+    A damaged file ends the run: without the client, its result would be another one.
+    """
     try:
         return work()
+    except Damaged:
+        raise
     except Unusable as error:
         return Update.nothing(Failure(client, str(error)))
     except Exception as error:  # an error on one client must not end the run

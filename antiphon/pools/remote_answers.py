@@ -7,6 +7,7 @@ from typing import Any
 
 from antiphon.core import Task, Tensors, Worker
 from antiphon.pools.remote_messages import Message, WireError, pack
+from antiphon.records.files import Damaged
 
 
 def task_in(head: Mapping[str, Any], tensors: Tensors) -> Task:
@@ -23,7 +24,10 @@ def task_in(head: Mapping[str, Any], tensors: Tensors) -> Task:
 def answer_task(worker: Worker, head: Mapping[str, Any], tensors: Tensors) -> Message:
     """Do the task of a message for its client; a client that fails is a message with the reason."""
     task = task_in(head, tensors)
-    (update,) = worker.run(task, [str(head.get("client"))])
+    try:
+        (update,) = worker.run(task, [str(head.get("client"))])
+    except Damaged as error:  # on this machine; the server's run goes on
+        return failure(str(error))
     if update.is_empty:
         return failure("; ".join(failed.reason for failed in update.failures))
     (report,) = update.reports

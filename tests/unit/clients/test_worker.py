@@ -1,21 +1,26 @@
 from __future__ import annotations
 
 import math
+import shutil
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from world import World
+from world import World, stacked
 
 from antiphon.algorithms.rehearsal import SERVER_CLIENT
 from antiphon.clients.faults import SimulatedFaults, Unreliability
 from antiphon.clients.worker import SpeechWorker, refuse_nonfinite
 from antiphon.core import Failure, Report, Task, Update, Worker, add_up
+from antiphon.data.store import FeatureStore
 from antiphon.pools.local import LocalPool
 from antiphon.pools.recording import RecordingPool
+from antiphon.records.files import Damaged
 from antiphon.server.weighting import Uniform
 from antiphon.tasks.local_training import LocalTraining
 
@@ -71,6 +76,20 @@ def test_a_client_that_raises_is_named_and_the_others_answer(world: World, monke
     assert reason(given["speaker/s01"]) == "OSError: the disk went away"
     assert not given["speaker/s00"].is_empty
     assert not given["speaker/s02"].is_empty
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_a_damaged_file_ends_the_run_for_without_a_client_its_result_is_another(
+    is_stacked: bool, world: World, tmp_path: Path
+) -> None:
+    shutil.copytree(world.store.folder, tmp_path / "store")
+    frames = bytearray((tmp_path / "store" / "frames.f16").read_bytes())
+    frames[len(frames) // 2] ^= 1
+    (tmp_path / "store" / "frames.f16").write_bytes(frames)
+    damaged = replace(world, store=FeatureStore.open(tmp_path / "store"))
+    worker = damaged.worker(damaged.clients())
+    with pytest.raises(Damaged, match=r"frames\.f16 is damaged: .* Delete .*store"):
+        answers(stacked(worker) if is_stacked else worker, task_of(world), sorted(world.clients()))
 
 
 def test_features_that_are_not_numbers_leave_their_client_out_and_harm_nobody(
