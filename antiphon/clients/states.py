@@ -19,7 +19,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote, unquote
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from antiphon.core import Tensors, size_in_bytes
-from antiphon.records.files import sync
+from antiphon.records.files import file_name, sync
 
 Moment = tuple[int, int]  # round, call
 SUFFIX, WRITING = ".safetensors", ".writing"
@@ -50,11 +49,11 @@ class ClientStates:
     renew_lost: bool = False
     expected: dict[str, Moment] = field(default_factory=dict)
     _unsynced: list[Path] = field(default_factory=list, init=False)
-    _several: set[str] = field(default_factory=set, init=False)  # clients that may have more than one version
+    _several: set[Path] = field(default_factory=set, init=False)  # folders that may have several versions
 
     def read(self, client: str, moment: Moment, device: str = "cpu") -> Tensors:
         """Return the newest state before a moment; empty if the client has none."""
-        versions = [version for version in self._versions(client) if version[0] < moment]
+        versions = [version for version in _versions(self._folder_of(client)) if version[0] < moment]
         expected = self.expected.get(client)
         try:
             if expected is not None and expected < moment and (not versions or versions[-1][0] < expected):
@@ -83,7 +82,7 @@ class ClientStates:
     def wrote(self, client: str, moment: Moment) -> None:
         """Note that a client has a version, which another process may have written."""
         self.expected[client] = max(moment, self.expected.get(client, moment))
-        self._several.add(client)
+        self._several.add(self._folder_of(client))
 
     def sync(self) -> None:
         """Wait until every version that this process wrote is on disk."""
@@ -96,15 +95,15 @@ class ClientStates:
 
     def prune(self, rounds: Iterable[int]) -> None:
         """Remove versions that a run resumed at one of these rounds, or later, cannot read."""
-        for client in sorted(self._several):
-            versions = self._versions(client)
+        for folder in sorted(self._several):
+            versions = _versions(folder)
             needed = {_newest_before(versions, (round, 0)) for round in rounds}
             latest = max(rounds, default=0)
             for moment, path in versions:
                 if moment < (latest, 0) and path not in needed:
                     path.unlink(missing_ok=True)  # another process may have removed it
-            if len(self._versions(client)) < 2:
-                self._several.discard(client)
+            if len(_versions(folder)) < 2:
+                self._several.discard(folder)
 
     def rollback(self, round: int) -> None:
         """Remove what was written at or after a round. Lists names; opens no file."""
@@ -113,15 +112,16 @@ class ClientStates:
                 moment = _moment(path)
                 if moment is None or moment >= (round, 0):  # also what a kill left of a file
                     path.unlink()
-            self._several.add(unquote(folder.name))
+            self._several.add(folder)
 
     def _folder_of(self, client: str) -> Path:
-        return self.folder / quote(client, safe="").replace(".", "%2E")
+        return self.folder / file_name(client)
 
-    def _versions(self, client: str) -> list[tuple[Moment, Path]]:
-        """Return the versions of a client, the oldest first."""
-        files = self._folder_of(client).glob(f"*{SUFFIX}")
-        return sorted((moment, path) for path in files if (moment := _moment(path)) is not None)
+
+def _versions(folder: Path) -> list[tuple[Moment, Path]]:
+    """Return the versions in the folder of a client, the oldest first."""
+    files = folder.glob(f"*{SUFFIX}")
+    return sorted((moment, path) for path in files if (moment := _moment(path)) is not None)
 
 
 def _newest_before(versions: list[tuple[Moment, Path]], moment: Moment) -> Path | None:

@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from antiphon.records.maker import OLD, beside, tidy, unfinished
+from antiphon.records.maker import OLD, beside, short_name, tidy, unfinished
 
 MAKING, PART = "making", "part"  # purposes of folders and files that are not complete
 CHECKSUM = "sha256"  # key of a JSON object: the checksum of the rest of it
@@ -175,6 +176,18 @@ def check_name(name: str, what: str, advice: str) -> None:
             f"{what} {name!r} cannot be the name of a folder: {advice}. Names have no /, \\ or control "
             "characters, begin with no point, neither begin nor end with a space, and have at most 200 bytes"
         )
+
+
+def file_name(text: str) -> str:
+    """Return the name of a file or folder for any text, such as the name of a client.
+
+    It leads nowhere else, differs for different texts, and has at most 255 bytes: a longer one is cut, and
+    ends with a digest of the whole.
+
+    >>> file_name("speaker/ada"), file_name("../名")
+    ('speaker%2Fada', '%2E%2E%2F%E5%90%8D')
+    """
+    return short_name(quote(text, safe="", errors="surrogatepass").replace(".", "%2E"), 255)
 
 
 def read_format(path: Path, format: str, what: str, advice: str = ADVICE) -> dict[str, Any]:

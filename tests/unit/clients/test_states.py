@@ -363,6 +363,10 @@ NAMES = [
     "a b",
     "~",
     "a\\b",
+    "名" * 100,
+    "speaker/" + "名" * 300,
+    "speaker/" + "名" * 300 + "!",  # the same beginning
+    "\ud800" * 100,  # half a character, as JSON can have
 ]
 
 
@@ -391,6 +395,16 @@ def test_old_versions_of_a_client_of_any_name_are_removed_after_a_resume(
     resumed.prune([2])
     assert read(resumed, name, 2, 0) == 1
     assert len(files(resumed)) == 1
+
+
+def test_a_folder_with_a_name_that_was_always_possible_keeps_it(states: ClientStates) -> None:
+    for name, folder in {
+        "ü.1/2": "%C3%BC%2E1%2F2",
+        "名" * 28: "%E5%90%8D" * 28,
+        "x" * 255: "x" * 255,
+    }.items():
+        states.write(name, (0, 0), number(1))
+        assert (states.folder / folder).is_dir()
 
 
 def test_asking_for_states_that_are_not_there_leaves_nothing(states: ClientStates) -> None:
