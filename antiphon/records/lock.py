@@ -1,9 +1,12 @@
 """The lock of a folder: one command writes to it at a time.
 
-The file .lock names the process that holds the lock. It is created atomically, also on network file systems,
-and `flock` is held on it where the file system can: the kernel then knows when the holder and all processes
-that share its descriptor have ended. A holder on another machine cannot be checked, so its lock is never
-taken over.
+The file .lock names the process that holds the lock. What is assumed of the file system:
+
+- Creating a file that must not exist (O_EXCL) is atomic. This holds for NFS since version 3.
+- flock is optional. Where it works, the kernel knows when the holder and all processes that share its
+  descriptor have ended. Elsewhere the process that the file names decides.
+
+The lock of another machine is never taken over: whether its process still runs cannot be known here.
 """
 
 from __future__ import annotations
@@ -11,15 +14,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
 import shlex
 import socket
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+
+from antiphon.records.maker import has_ended, process_state
 
 LOCK = ".lock"
 SETTLING = 0.5  # seconds after which a process sees what others wrote, where flock does not work
@@ -39,27 +43,30 @@ class Holder:
     started: str
     since: str
     command: str
-    token: str
 
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host} since {self.since} ({self.command})"
+    @classmethod
+    def this(cls) -> Holder:
+        program = Path(sys.argv[0])
+        name = program.parent.name if program.name == "__main__.py" else program.name  # python -m antiphon
+        return cls(
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started=process_state(os.getpid())[1],
+            since=time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            command=shlex.join([name, *sys.argv[1:]])[:200],
+        )
 
     @property
-    def is_alive(self) -> bool:
-        """Return whether the process runs on this machine: not a later one with the same number."""
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        state, started = _process_state(self.pid)
-        return state != "Z" and (not self.started or started in ("", self.started))
+    def is_here(self) -> bool:
+        return self.host == socket.gethostname()
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the process is known to have ended; one of another machine never is."""
-        return self.host == socket.gethostname() and not self.is_alive
+        """Return whether the process is known to have ended: one on another machine never is."""
+        return self.is_here and has_ended(self.pid, self.started)
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.since} ({self.command})"
 
 
 @contextmanager
@@ -74,9 +81,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         while descriptor is None:
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor = _create(path)
-            if descriptor is None:
-                descriptor = _take_over(path)
+            descriptor = _acquire(path)
         _descriptors.add(descriptor)
         yield
     finally:
@@ -93,13 +98,9 @@ def locked(folder: Path) -> Iterator[None]:
 def holder_of(folder: Path) -> Holder | None:
     """Return the process that a folder's lock names, which may have ended; None if there is none."""
     try:
-        descriptor = os.open(folder / LOCK, os.O_RDONLY)
+        return _holder((folder / LOCK).read_bytes())
     except OSError:
         return None
-    try:
-        return _read(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def is_used(folder: Path) -> bool:
@@ -113,72 +114,64 @@ def lock_descriptors() -> tuple[int, ...]:
     return tuple(_descriptors)
 
 
-def _create(path: Path) -> int | None:
-    """Create a lock file; return its descriptor, or None if there is one."""
+def _acquire(path: Path) -> int | None:
+    """Make a lock file and return its descriptor; None if another process was faster: try again."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
+        _remove_stale(path)
         return None
-    if _flock(descriptor) is False:  # another process took the new file over, before it had a name in it
-        os.close(descriptor)
+    except FileNotFoundError:  # another process has removed the empty folder
         return None
     try:
-        _write(descriptor, _this_process())
+        has_flock = _flock(descriptor)
+        os.write(descriptor, (json.dumps(asdict(Holder.this())) + "\n").encode())
+        if has_flock is None:  # one that took this file for a stale one may just be replacing it
+            time.sleep(SETTLING)
     except BaseException:
         path.unlink(missing_ok=True)
         os.close(descriptor)
         raise
-    return descriptor
+    if has_flock is not False and _is_at(descriptor, path):
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
-def _take_over(path: Path) -> int | None:
-    """Return the descriptor of a dead process's lock file; None if it has gone. Refuse any other."""
+def _remove_stale(path: Path) -> None:
+    """Remove the lock file of a process that has ended; raise `Locked` if it is not known to have ended."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
-        return None
+        return
     try:
-        has_flock = _flock(descriptor)
-        if not _is_at(descriptor, path):
-            os.close(descriptor)
-            return None
-        holder = _read(descriptor)
-        if holder is None and not has_flock:  # created a moment ago, by a process that is about to write
+        has_flock, holder = _flock(descriptor), _holder(os.pread(descriptor, 4096, 0))
+        if holder is None and not has_flock:  # its process may be about to write
             time.sleep(SETTLING)
-            holder = _read(descriptor)
-        _refuse(path, holder, has_flock)
+            holder = _holder(os.pread(descriptor, 4096, 0))
+        if not _is_at(descriptor, path):
+            return
+        _check_ended(path, holder, has_flock)
+        path.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _check_ended(path: Path, holder: Holder | None, has_flock: bool | None) -> None:
+    """Raise `Locked` unless the process that made a lock file is known to have ended; tell if it has."""
+    is_here, is_dead = holder is None or holder.is_here, holder is not None and holder.has_ended
+    if is_here and (has_flock or (is_dead and has_flock is None)):
         name = f"process {holder.pid}, which held it since {holder.since}," if holder else "its process"
         print(f"taking over the lock of {path.parent}: {name} has ended", file=sys.stderr)
-        process = _this_process()
-        _write(descriptor, process)
-        if has_flock is None:  # two processes may take it over at once: the last one that writes has it
-            time.sleep(SETTLING)
-            if (winner := _read(descriptor)) != process:
-                raise Locked(f"{path.parent} is in use by {winner or 'another process'}")
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _refuse(path: Path, holder: Holder | None, has_flock: bool | None) -> None:
-    """Raise `Locked` unless the holder is known to have ended."""
-    remove = f"remove {path}"
-    if holder is None:
-        if has_flock:
-            return
-        raise Locked(f"{path.parent} is in use by a process without a name. If none is running, {remove}")
-    if holder.host != socket.gethostname():
-        raise Locked(
-            f"{path.parent} is in use by {holder}. This machine cannot check whether that process still "
-            f"runs: if it has ended, {remove}"
-        )
-    if holder.is_alive:
+    elif is_dead:
+        starter = f"processes that were started by {holder}"
+        raise Locked(f"{path.parent} is in use by {starter}. That one has ended: wait for them, too")
+    elif is_here and holder:
         raise Locked(f"{path.parent} is in use by {holder}: wait until it has ended, or stop it")
-    if has_flock is False:
+    else:
+        user, advice = holder or "a process without a name", f"if it has ended, remove {path}"
         raise Locked(
-            f"{path.parent} is in use by processes that were started by {holder}. That one has ended: wait "
-            "until they have ended too"
+            f"{path.parent} is in use by {user}. This machine cannot check whether it runs: {advice}"
         )
 
 
@@ -201,36 +194,10 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _read(descriptor: int) -> Holder | None:
+def _holder(content: bytes) -> Holder | None:
+    """Return the process in a lock file; None if it was killed before it wrote its name."""
     try:
-        return Holder(**json.loads(os.pread(descriptor, 1 << 20, 0)))
-    except (ValueError, TypeError):
+        body = json.loads(content)
+        return Holder(**{field.name: body[field.name] for field in fields(Holder)})
+    except (ValueError, TypeError, KeyError):
         return None
-
-
-def _write(descriptor: int, holder: Holder) -> None:
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, (json.dumps(asdict(holder)) + "\n").encode(), 0)
-
-
-def _this_process() -> Holder:
-    program = Path(sys.argv[0])
-    name = program.parent.name if program.name == "__main__.py" else program.name  # python -m antiphon
-    return Holder(
-        pid=os.getpid(),
-        host=socket.gethostname(),
-        started=_process_state(os.getpid())[1],
-        since=time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        command=shlex.join([name, *sys.argv[1:]])[:200],
-        token=secrets.token_hex(8),
-    )
-
-
-def _process_state(pid: int) -> tuple[str, str]:
-    """Return the state of a process and its start time, as Linux knows them; empty elsewhere."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return "", ""
-    return fields[0], fields[19]
