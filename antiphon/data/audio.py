@@ -114,7 +114,7 @@ def _bounds(
     if not (0 <= start < end <= seconds + SLACK_SECONDS and start < seconds):
         raise BadAudioError(f"segment out of range: {start:g} s to {end:g} s of a file of {seconds:.3f} s")
     if end - start > max_seconds:
-        raise BadAudioError(f"too long: {end - start:.2f} s, more than {max_seconds:g} s (max_seconds)")
+        raise BadAudioError(f"too long: {end - start:.2f} s, more than {max_seconds:g} s (--max-seconds)")
     if start == 0 and abs(end - seconds) < 0.01:
         return 0, num_frames
     first, last = round(start * rate), min(round(end * rate), num_frames)

@@ -18,7 +18,7 @@ import yaml
 from command import Done, Fault, script_in_fork
 from world import World, assert_same, tones, write_source, write_wav
 
-from antiphon import config
+from antiphon import config, new_project
 from antiphon.core import Report, Task, Update, Weigh
 from antiphon.engine import Engine, Listener, Outcome, Rounds
 from antiphon.experiment import runner
@@ -279,7 +279,7 @@ def test_no_page_names_a_folder_of_somebody_s_machine(page: Path) -> None:
 
 
 def settings_of(recipe: str) -> Experiment:
-    if recipe == "experiment.yaml":  # what `antiphon new` makes
+    if Path(recipe).name == "experiment.yaml":  # what `antiphon new` makes
         return RECIPES["dga"]()
     if recipe.endswith(".yaml"):
         settings = yaml.safe_load((EXAMPLES / Path(recipe).name).read_text())
@@ -295,9 +295,10 @@ LATER = ("error: run ", "error: out ", "error: checkpoint ", "error: another pro
 
 @every_page
 def test_settings_in_commands_are_as_right_or_as_wrong_as_the_page_says(
-    page: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))  # as the page that chooses a class in them says
+    for folder in (EXAMPLES, new_project(tmp_path / "mine").folder):  # pages choose classes in them
+        monkeypatch.syspath_prepend(str(folder))
     for command, output in commands(page):
         words = shlex.split(command)
         if words[1] != "run":

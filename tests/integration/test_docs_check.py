@@ -18,10 +18,11 @@ QUICK = [
     for command in check.commands(page)
     if check.is_quick(command) and command.text.startswith("antiphon")
 ]
+SOURCES = "LibriSpeech|kaldi|manifests|nemo|en|support|dataset|save|asr1|deutsch|untidy"
 IMPORTS = [
     command
     for command in check.commands(check.ROOT / "docs" / "bring-your-corpus.md")
-    if command.shown is not None and re.search(r"import (LibriSpeech|kaldi|manifests|nemo)\b", command.text)
+    if command.shown is not None and re.search(rf"import ({SOURCES})\b", command.text)
 ]
 
 
@@ -55,6 +56,10 @@ def test_commands_have_their_lines_and_what_the_page_shows(page: Path) -> None:
         ("first\n…\nlast", "first\nmore\nstill more\nlast", check.SAME),
         ("first\n…\nlast", "first\nlast\nand another", check.DIFFERENT),
         ("WER 61.5 %", "WER 61.9 %", check.FIGURES),
+        ("WER 61.5 % [50.1, 72.0], round 12", "WER 62.5 % [51.1, 73.0], round 6", check.FIGURES),
+        ("WER 61.5 % [50.1, 72.0], round 12", "WER 23.1 % [17.6, 28.8], round 12", check.DIFFERENT),
+        ("SHA-256 94e90a46", "SHA-256 94e90a47", check.DIFFERENT),
+        ("--audio-root /data/voices in 5s", "--audio-root /tmp/a/b/voices in 1.5s", check.SAME),
         ("seed 61.5\ndga 49.8", "seed 61.5", check.DIFFERENT),
         ("seed 61.5", "sead 61.5", check.DIFFERENT),
         ("", "something", check.DIFFERENT),

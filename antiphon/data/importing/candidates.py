@@ -92,7 +92,7 @@ class Skipped:
     def kind(self) -> str:
         """The kind of fault: the reason without its details.
 
-        >>> Skipped("a-1", "manifest.jsonl:7", "too long: 71.20 s, more than 60 s (max_seconds)").kind
+        >>> Skipped("a-1", "manifest.jsonl:7", "too long: 71.20 s, more than 60 s (--max-seconds)").kind
         'too long'
         """
         return self.reason.partition(":")[0]
@@ -127,7 +127,9 @@ def locate(path: str, source: Path, options: ImportOptions) -> Path:
             raise RefusedError(f"bad path: {path!r} ({error})") from None
     if is_inside:
         raise RefusedError(f"missing file: {path}")
-    hint = "audio_root names one more folder to trust" if options.audio_root is None else "nor in audio_root"
+    hint = (
+        "--audio-root names one more folder to trust" if options.audio_root is None else "nor in --audio-root"
+    )
     raise RefusedError(f"path outside the source folder: {path} ({hint})")
 
 

@@ -185,7 +185,7 @@ def _prepare(candidate: Candidate, options: ImportOptions) -> _Prepared | Skippe
 
 def _check_length(seconds: float, claimed: float | None, min_seconds: float) -> None:
     if seconds < min_seconds:
-        raise BadAudioError(f"too short: {seconds:.3f} s, less than {min_seconds:g} s (min_seconds)")
+        raise BadAudioError(f"too short: {seconds:.3f} s, less than {min_seconds:g} s (--min-seconds)")
     if claimed is not None and abs(seconds - claimed) > max(0.5, 0.1 * claimed):
         raise BadAudioError(
             f"duration mismatch: the audio lasts {seconds:.2f} s, its source says {claimed:.2f} s"

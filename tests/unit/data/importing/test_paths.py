@@ -81,7 +81,7 @@ def test_audio_root_is_one_more_folder_and_no_more(source: Path, tmp_path: Path)
     assert isinstance(find_audio(str(tmp_path / "elsewhere" / "b.flac"), source, options), Blob)
     assert isinstance(find_audio("b.flac", source, options), Blob)
     assert isinstance(find_audio("sub/a.flac", source, options), Blob)
-    with pytest.raises(RefusedError, match="nor in audio_root"):
+    with pytest.raises(RefusedError, match="nor in --audio-root"):
         locate(str(tmp_path / "secret.flac"), source, options)
 
 
@@ -108,7 +108,7 @@ def test_a_link_into_audio_root_is_followed_and_one_that_leaves_both_is_refused(
         with pytest.raises(RefusedError, match="missing file"):
             locate("folder/gone.flac", source, options)
     for path in ("file.flac", "folder/b.flac"):
-        with pytest.raises(RefusedError, match="audio_root names one more folder"):
+        with pytest.raises(RefusedError, match="--audio-root names one more folder"):
             locate(path, source, ImportOptions())
 
 
