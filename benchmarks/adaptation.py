@@ -30,6 +30,7 @@ from antiphon.experiment.starting import SeedModel
 from antiphon.recipes.session_adaptation import TENANT_ROUNDS, adapted_experiment, parts, table_rows
 from antiphon.workflows import adaptation_corpus
 from antiphon.workflows.adapt_model import session_errors
+from antiphon.workflows.arguments import screen_for
 
 
 def main() -> None:
@@ -62,10 +63,11 @@ def main() -> None:
     experiment = replace(one, recipe="session-adaptation", seed=args.seed, runs=rows)
     experiment = config.override(experiment, args.settings)
     with Terminal() as terminal:
-        adaptation_corpus.compute_features(seed, spoken, real, num_cores, terminal.features)
+        screen = screen_for(terminal, (), experiment, runs)
+        adaptation_corpus.compute_features(seed, spoken, real, num_cores, screen.features)
         resume = (runs / "experiment.json").exists()
         data = spoken.corpus.path
-        run_experiment(experiment, data, runs, resume, False, args.device, 1, terminal, args.only)
+        run_experiment(experiment, data, runs, resume, False, args.device, 1, screen, args.only)
     result = {
         **collect(runs, list(experiment.chosen(args.only))),
         "sessions": {t.name: {"sentences": len(t.sentences), "words": t.num_words} for t in found.sessions},

@@ -154,7 +154,7 @@ def taught(prepared: Prepared, name: str, out: Path) -> SelfTrained:
     (out / name).mkdir(exist_ok=True)  # n-grams of the server's texts are written there
     algorithm = prepared.experiment.runs[name].algorithm
     resolve = partial(resolve_labels, out, out / name, SingleProcess(), prepared.server_texts)
-    valid = tuple(sorted(prepared.valid_clients()))
+    valid = tuple(sorted(prepared.valid_clients))
     found = prepare_algorithm(algorithm, RunContext(valid=valid, resolve_labels=resolve))
     if not isinstance(found, SelfTrained):
         raise ValueError(f"nobody labels speech in run {name!r}")

@@ -125,9 +125,6 @@ class Terminal:
             self._stages[stage] = self.progress.add_task(stage, total=total, note="")
         self.progress.update(self._stages[stage], completed=done, total=total)
 
-    def features(self, done: int, total: int) -> None:
-        self("features", done, total)
-
     def run(self, name: str, run: Run, num_clients: int) -> Listener:
         self.progress.start()
         self._make_room()

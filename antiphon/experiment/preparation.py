@@ -49,6 +49,7 @@ class Prepared:
     corrupted: CorruptedClients
     clients: dict[str, dict[str, np.ndarray]]  # run -> client -> utterances it trains on
     held_out: dict[str, dict[str, np.ndarray]]  # run -> client -> utterances that score its own model
+    valid_clients: dict[str, np.ndarray]  # validation speakers, as clients on the server -> utterances
     tokens: Tokens
     fresh: dict[str, Tensors]  # run -> parameters to be trained, of a new model
     device: torch.device
@@ -69,16 +70,13 @@ class Prepared:
         """Return the texts of the server's own speakers."""
         return texts_of(self.store, self.groups["seed"])
 
-    def valid_clients(self) -> dict[str, np.ndarray]:
-        return valid_clients(self.experiment, self.store)
-
     def expect(self, name: str, cohort: Sequence[str]) -> None:
         """Read the speech of the next cohort of a run while this one trains."""
         self.store.expect(np.concatenate([self.clients[name][client] for client in cohort]))
 
     def all_clients(self, name: str) -> dict[str, np.ndarray]:
         """Return all receivers of tasks: clients, validation speakers, and the server's own speech."""
-        return {**self.clients[name], **self.valid_clients(), SERVER_CLIENT: self.groups["seed"]}
+        return {**self.clients[name], **self.valid_clients, SERVER_CLIENT: self.groups["seed"]}
 
     def seconds_of(self, name: str) -> Callable[[str], float]:
         """Return a function from a client to its seconds of audio."""
@@ -113,12 +111,6 @@ def secure_pool(worker: Worker, pool: Pool, settings: SecureAggregation, run: st
 
 def texts_of(store: FeatureStore, indices: np.ndarray) -> list[str]:
     return [store.text(index) for index in indices.tolist()]
-
-
-def valid_clients(experiment: Experiment, store: FeatureStore) -> dict[str, np.ndarray]:
-    """Return the validation speakers, as clients on the server."""
-    split = experiment.speakers.valid
-    return {f"valid/{s}": store.where(split, [s]) for s in store.speakers(split)}
 
 
 def structure_in(recognizer: Recognizer) -> Sequence[Layer]:
@@ -165,7 +157,9 @@ def prepare(
     server_texts = partial(texts_of, store, groups["seed"])
     tokens = experiment.tokens.fit(server_texts(), corpus.alphabet)
     drawn: dict[Blueprint, tuple[Recognizer, Tensors]] = {}
-    fresh, clients, valid = {}, {}, sorted(valid_clients(experiment, store))
+    split = experiment.speakers.valid
+    valid = {f"valid/{speaker}": store.where(split, [speaker]) for speaker in store.speakers(split)}
+    fresh, clients = {}, {}
     held_out: dict[str, dict[str, np.ndarray]] = {}
     for name, run in experiment.runs.items():
         try:
@@ -188,7 +182,7 @@ def prepare(
                 start = replace(recognizer, blueprint=check_start(run.start_folder, blueprint, tokens))
             context = RunContext(
                 tuple(sorted(clients[name])),
-                tuple(valid),
+                tuple(sorted(valid)),
                 experiment.seed,
                 run.rounds.total,
                 structure=partial(structure_in, start),
@@ -197,7 +191,7 @@ def prepare(
             initial_state(prepare_algorithm(run.algorithm, context), fresh[name])
         except ValueError as error:
             raise ValueError(f"run {name!r}: {error}") from error
-    return Prepared(experiment, store, groups, corrupted, clients, held_out, tokens, fresh, chosen)
+    return Prepared(experiment, store, groups, corrupted, clients, held_out, valid, tokens, fresh, chosen)
 
 
 def hold_out(

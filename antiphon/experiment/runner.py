@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -40,20 +41,16 @@ Scores = dict[str, Any]
 Progress = Callable[[str, int, int | None], None]
 
 
-@runtime_checkable
-class Screen(Protocol):
-    """Shows the progress of an experiment."""
+@dataclass(frozen=True)
+class Screen:
+    """Shows the progress of an experiment; by default nothing.
 
-    def features(self, done: int, total: int) -> None: ...
-    def run(self, name: str, run: Run, num_clients: int) -> Listener: ...
+    features: called with (utterances done, number of utterances).
+    run: called with the name of a run that begins, its settings and its number of clients.
+    """
 
-
-class NullScreen:
-    """Shows nothing."""
-
-    def features(self, done: int, total: int) -> None: ...
-    def run(self, name: str, run: Run, num_clients: int) -> Listener:
-        return Listener()
+    features: Callable[[int, int], None] = lambda done, total: None
+    run: Callable[[str, Run, int], Listener] = lambda name, run, num_clients: Listener()
 
 
 def run_experiment(
@@ -75,7 +72,7 @@ def run_experiment(
     the runs; others may be done already, or by another process. Each process of a `group` calls this
     function; only the first one writes files.
     """
-    data, out, screen, group = Path(data), Path(out), screen or NullScreen(), group or SingleProcess()
+    data, out, screen, group = Path(data), Path(out), screen or Screen(), group or SingleProcess()
     with ExitStack() as stack:
         group.on_rank_zero(lambda: lock_folder(stack, out, experiment, resume, only))
         prepared = prepare(experiment, data, device, num_processes, screen.features, group)
@@ -111,7 +108,7 @@ def run_side_by_side(
     Finished runs are skipped. Raises `Stopped` when interrupted, or when runs have failed; `resume` continues
     from there.
     """
-    data, out, screen = Path(data), Path(out), screen or NullScreen()
+    data, out, screen = Path(data), Path(out), screen or Screen()
     with ExitStack() as stack:
         lock_folder(stack, out, experiment, resume, only)
         prepared = prepare(experiment, data, device, num_processes, screen.features)
@@ -184,7 +181,7 @@ def run_one(
     """Train and score one run."""
     experiment, folder = prepared.experiment, out / name
     run, clients = experiment.runs[name], sorted(prepared.clients[name])
-    valid = sorted(prepared.valid_clients())
+    valid = sorted(prepared.valid_clients)
     begin = group.on_rank_zero(lambda: load_start(run, out, prepared.fresh[name]))
     start, recognizer = begin["params"], prepared.recognizer(name, begin["submodel"])
     store, tokens, device = prepared.store_of(name), prepared.tokens, prepared.device

@@ -33,10 +33,10 @@ from antiphon.workflows.arguments import (
     Notify,
     Paths,
     Progress,
-    listening_screen,
     no_messages,
     no_progress,
     paths_of,
+    screen_for,
 )
 
 Rate = tuple[int, int]  # words wrong, words
@@ -139,7 +139,7 @@ def adapt(
         store = compute_features(seed, spoken, real, processes, partial(progress, "features"))
         if speech_only:
             return Adaptation(spoken.corpus.path, runs / "adapted", {}, ())
-        screen = listening_screen(progress, listeners, experiment, runs)
+        screen = screen_for(progress, listeners, experiment, runs)
         scores = run_experiment(
             experiment, spoken.corpus.path, runs, resume, False, device, processes, screen
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,53 +64,26 @@ class _Rounds(Listener):
         self.progress(self.name, entry["round"], self.total)
 
 
-@dataclass(frozen=True)
-class _Counts:
-    """A screen that reports features and rounds to a progress function."""
+def screen_for(progress: Progress, listeners: Sequence[Listen], experiment: Experiment, out: Path) -> Screen:
+    """Return a screen for `progress` and the listeners of a user.
 
-    progress: Progress
+    If `progress` has a method `run`, that shows runs in detail; else their rounds are reported to it.
+    """
 
-    def features(self, done: int, total: int) -> None:
-        self.progress("features", done, total)
-
-    def run(self, name: str, run: Run, num_clients: int) -> Listener:
-        return _Rounds(self.progress, name, run.rounds.total)
-
-
-@dataclass(frozen=True)
-class _Listening:
-    """A screen that also calls the listeners of a user."""
-
-    screen: Screen
-    listeners: Sequence[Listen]
-    experiment: Experiment
-    out: Path
-
-    def features(self, done: int, total: int) -> None:
-        self.screen.features(done, total)
-
-    def run(self, name: str, run: Run, num_clients: int) -> Listener:
+    def listen_to(name: str, run: Run, num_clients: int) -> Listener:
+        show = getattr(progress, "run", None)
+        shown = show(name, run, num_clients) if show else _Rounds(progress, name, run.rounds.total)
+        if not listeners:
+            return shown
         info = RunInfo(
             name=name,
-            recipe=self.experiment.recipe,
-            seed=self.experiment.seed,
+            recipe=experiment.recipe,
+            seed=experiment.seed,
             num_rounds=run.rounds.total,
             num_clients=num_clients,
-            folder=self.out / name,
-            settings=config.to_dict(self.experiment)["runs"][name],
+            folder=out / name,
+            settings=config.to_dict(experiment)["runs"][name],
         )
-        shown = self.screen.run(name, run, num_clients)
-        return Listeners([shown, *(listen(info) for listen in self.listeners)])
+        return Listeners([shown, *(listen(info) for listen in listeners)])
 
-
-def screen_for(progress: Progress) -> Screen:
-    """Return `progress` if it can show runs in detail, else a screen that reports their rounds to it."""
-    return progress if isinstance(progress, Screen) else _Counts(progress)
-
-
-def listening_screen(
-    progress: Progress, listeners: Sequence[Listen], experiment: Experiment, out: Path
-) -> Screen:
-    """Return a screen for `progress` and the listeners of a user."""
-    screen = screen_for(progress)
-    return _Listening(screen, listeners, experiment, out) if listeners else screen
+    return Screen(partial(progress, "features"), listen_to)

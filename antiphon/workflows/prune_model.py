@@ -27,7 +27,7 @@ from antiphon.recognizer import Recognizer
 from antiphon.records.listener import Listen
 from antiphon.report.run_folder import read_json
 from antiphon.tasks.submodel import shrink
-from antiphon.workflows.arguments import Names, Progress, listening_screen, names_of, no_progress
+from antiphon.workflows.arguments import Names, Progress, names_of, no_progress, screen_for
 
 # Built for 80 log-mel filters and 500 tokens; the prunable layers do not depend on either.
 PRESETS: dict[str, LasConfig | TransducerConfig] = {
@@ -108,7 +108,7 @@ def prune(
         scores = antiphon.prune("out/dga", "small", sparsity=0.3, rounds=20)
     """
     experiment, corpus = _pruned_experiment(Path(run), sparsity, rounds, settings)
-    screen = listening_screen(progress, listeners, experiment, Path(out))
+    screen = screen_for(progress, listeners, experiment, Path(out))
     return run_experiment(experiment, data or corpus, out, resume, False, device, feature_processes, screen)
 
 

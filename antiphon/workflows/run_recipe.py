@@ -22,7 +22,7 @@ from antiphon.recipes import recipe as load_recipe
 from antiphon.records.files import check_new_folder
 from antiphon.records.listener import Listen
 from antiphon.records.lock import locked
-from antiphon.workflows.arguments import Names, Progress, listening_screen, no_progress
+from antiphon.workflows.arguments import Names, Progress, no_progress, screen_for
 
 
 def run(
@@ -80,7 +80,7 @@ def run(
     experiment = _experiment(recipe, settings)
     process = find_rank(os.environ)
     is_first = process is None or process.rank == 0
-    screen = listening_screen(progress, listeners if is_first else (), experiment, out)
+    screen = screen_for(progress, listeners if is_first else (), experiment, out)
     _check_processes(process, num_processes, jobs)
     if jobs > 1:
         if name := own_job():
@@ -134,7 +134,7 @@ def demo(
             sizes = {"pool": 48, "heldout": 6, "test": 12}
             splits = {split: SpeakerGroup(number, noisy_fraction=0.25) for split, number in sizes.items()}
             synthesise_corpus(corpus, splits, 20, experiment.seed, report)
-        screen = listening_screen(progress, listeners, experiment, runs)
+        screen = screen_for(progress, listeners, experiment, runs)
         return run_experiment(experiment, corpus, runs, resume, False, device, feature_processes, screen)
 
 
