@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from antiphon.report import report, write_report
     from antiphon.workflows.adapt_model import adapt
     from antiphon.workflows.compare_runs import alignments, compare
-    from antiphon.workflows.decode_speech import nbest
-    from antiphon.workflows.evaluate_run import evaluate, transcribe
+    from antiphon.workflows.evaluate_run import evaluate, nbest, transcribe
     from antiphon.workflows.export_model import export
     from antiphon.workflows.new_project import new_project
     from antiphon.workflows.personalize_lists import NoiseSettings, personalize
@@ -58,9 +57,8 @@ _EXPORTS = {  # module -> its public names
     "report": ["write_report"],
     "workflows.adapt_model": ["adapt"],
     "workflows.compare_runs": ["alignments", "compare"],
-    "workflows.decode_speech": ["nbest"],
     "workflows.export_model": ["export"],
-    "workflows.evaluate_run": ["evaluate", "transcribe"],
+    "workflows.evaluate_run": ["evaluate", "nbest", "transcribe"],
     "workflows.new_project": ["new_project"],
     "workflows.personalize_lists": ["NoiseSettings", "personalize"],
     "workflows.prune_model": ["plan_pruning", "prune"],

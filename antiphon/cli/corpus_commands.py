@@ -9,8 +9,7 @@ import typer
 
 import antiphon
 from antiphon.cli import terminal
-from antiphon.cli.options import options_of
-from antiphon.cli.parsing import numbers
+from antiphon.cli.options import numbers, options_of
 from antiphon.data.encoders import KNOWN_ENCODERS
 from antiphon.data.importing.formats import FORMATS
 from antiphon.data.summary import skipped_table, tables, text_lines

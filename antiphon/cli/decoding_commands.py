@@ -11,8 +11,7 @@ from rich.table import Table
 
 import antiphon
 from antiphon.cli import terminal
-from antiphon.cli.options import Search, options_of
-from antiphon.cli.parsing import named_numbers
+from antiphon.cli.options import Search, named_numbers, options_of
 from antiphon.lm.ngram import Perplexity
 from antiphon.workflows.rescore_lists import ListScores, Rescoring, describe_weights
 

@@ -10,8 +10,7 @@ from rich.table import Table
 
 import antiphon
 from antiphon.cli import terminal
-from antiphon.cli.options import Search, options_of
-from antiphon.cli.parsing import named_numbers, numbers, whole_numbers
+from antiphon.cli.options import Search, named_numbers, numbers, options_of, whole_numbers
 from antiphon.personalisation.trial import BASELINE, ORACLE, Grid, Row
 from antiphon.workflows.personalize_lists import ClientChange, NoiseResults, NoiseSettings, Personalisation
 

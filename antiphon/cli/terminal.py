@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -19,7 +18,9 @@ from antiphon.experiment.settings import Run
 from antiphon.pools.rendezvous import find_rank
 from antiphon.records.writer import Listener
 from antiphon.report import formatting
-from antiphon.scoring.error_rate import Errors, Tally
+from antiphon.report.run_folder import Evaluation
+from antiphon.report.tables import errors_of
+from antiphon.scoring.error_rate import Errors
 from antiphon.scoring.statistics import Interval, rate_interval
 
 Result = TypeVar("Result")
@@ -170,16 +171,10 @@ def score_table(scores: Mapping[str, Mapping[str, Any]]) -> Table:
     title = f"Speakers of {splits}: error rates with 95 % intervals over speakers"
     table = number_table(title, "run", "WER %", "S/D/I", "CER %", "round")
     for name, score in scores.items():
-        speakers = [Tally.from_dict(speaker) for speaker in score["speakers"].values()]
-        wer = _rate([speaker.words for speaker in speakers])
-        cer = _rate([speaker.characters for speaker in speakers])
-        table.add_row(name, wer, error_kinds(Tally.from_dict(score).words), cer, str(score["round"]))
+        evaluation = Evaluation.of(score)
+        wer, cer = (percent(rate_interval(*unit), digits=1) or "–" for unit in errors_of(evaluation))
+        table.add_row(name, wer, error_kinds(evaluation.overall.words), cer, str(score["round"]))
     return table
-
-
-def _rate(speakers: Sequence[Errors]) -> str:
-    wrong, lengths = [errors.total for errors in speakers], [errors.length for errors in speakers]
-    return percent(rate_interval(np.array(wrong), np.array(lengths)), digits=1) or "–"
 
 
 def error_kinds(errors: Errors) -> str:

@@ -68,30 +68,12 @@ def self_training() -> Experiment:
     with a language model has 20.80. There the teacher is another model, a hybrid; here it is the seed:
     self-training.
 
-    | row                                  | run                                                             |
-    | ------------------------------------ | --------------------------------------------------------------- |
-    | seed                                 | `seed`: 25 speakers with texts, trained centrally               |
-    | hard 1-best                          | `hard`: the teacher's best hypothesis                           |
-    | N-best soft                          | `soft`: its four best, weighted                                 |
-    | + confidence                         | `confident`: the least certain utterances are left out          |
-    | + rehearsal                          | `rehearsed`: each round ends with the server's own speech       |
-    | rehearsal without clients            | `server-alone`: only more training on this speech               |
-    | + DGA                                | `dga`: clients weighted by a softmax of pseudo-label losses     |
-    | teacher with LM                      | `lm`: as `dga`, labels by a 3-gram of the server's texts        |
-    | teacher with an LM of much text      | `books`: as `lm`, with given n-grams, which also filter labels  |
-    | with labels (upper bound)            | `labelled`: as `dga`, clients have their texts                  |
-    | teacher that is updated              | `current`, `average`: as `dga`, relabelled every 30 rounds      |
-    |                                      | `books-current`: as `books`, relabelled every 30 rounds         |
-    | student, no adaptation               | `student-seed`: a third of the size, trained as `seed`          |
-    | student, adapted                     | `student`: as `books`, taught by `seed`                         |
-
-    A row with + adds to the row above. The encoder is frozen (Moonshine tiny, an ONNX file). The n-grams of
-    `books` and `student` are given in docs/examples/self-training-books.yaml. Without a path they are made of
-    the server's texts, as those of `lm`, but with weights for more text.
+    docs/self-training.md describes every run. The encoder is frozen (Moonshine tiny, an ONNX file). The
+    n-grams of `books` and `student` are given in docs/examples/self-training-books.yaml. Without a path they
+    are made of the server's texts, as those of `lm`, but with weights for more text.
 
     Training is that of the recipe `librispeech` with another server learning rate: `labelled` is its row
-    `dga-rehearsal`. The rate and the labels were chosen on one seed by the held-out speakers:
-    docs/self-training.md.
+    `dga-rehearsal`. The rate and the labels were chosen on one seed by the held-out speakers.
     """
     server = replace(SERVER, lr=4e-3)
     rounds = Rounds(ROUNDS, cohort=10, valid_every=5, save_every=10)

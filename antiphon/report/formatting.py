@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from antiphon.scoring.error_rate import Errors
 from antiphon.scoring.statistics import Interval
@@ -81,3 +81,17 @@ def ranges(numbers: Iterable[int], limit: int = 12) -> str:
             parts.append([number, number])
     text = [f"{low}" if low == high else f"{low}–{high}" for low, high in parts[:limit]]
     return ", ".join([*text, "…"] if len(parts) > limit else text)
+
+
+def plain(text: str) -> str:
+    """Escape text for Markdown, so that it cannot break a table or become markup."""
+    for special in ("\\", "|", "`", "<", ">", "*", "]("):
+        text = text.replace(special, "\\" + special)
+    return " ".join(text.split())
+
+
+def markdown_table(head: Sequence[str], *rows: Iterable[object]) -> str:
+    """Return a Markdown table, with a dash for None."""
+    lines = [head, ["---"] * len(head), *rows]
+    cells = ((plain(NONE if cell is None else str(cell)) for cell in line) for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)

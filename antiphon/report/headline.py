@@ -1,18 +1,55 @@
-"""The top of the page: the result in a sentence, and cards with key figures."""
+"""The top of the page: the best run, the result in a sentence, and cards with key figures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 
 from antiphon.report import tables
 from antiphon.report.formatting import duration, percent, size
-from antiphon.report.ranking import ranking
 from antiphon.report.run_folder import RunFolder
-from antiphon.scoring.statistics import plural, signed
+from antiphon.scoring.statistics import difference_interval, plural, signed
 
 MAX_TIES = 3  # runs named in the headline; more are counted
 Card = tuple[str, str, str]  # a key figure: name, value, detail
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The run with the lowest WER on a split, and the runs that may be as good.
+
+    ties: the paired interval over speakers of their difference contains 0. unknown: there is no interval.
+    """
+
+    best: tables.Result
+    ties: Sequence[tables.Result]
+    unknown: Sequence[tables.Result]
+    num_runs: int
+
+    @property
+    def labels(self) -> list[str]:
+        """The runs that a table marks as the lowest; none if there is nothing to compare."""
+        return [row.label for row in (self.best, *self.ties)] if self.num_runs > 1 else []
+
+
+def ranking(rows: Sequence[tables.Result]) -> Ranking | None:
+    """Rank the runs of a result table; None if no run has a score."""
+    scored = sorted((row for row in rows if row.run), key=lambda row: row.evaluation.overall.words.rate)
+    if not scored:
+        return None
+    best = scored[0]
+    (errors, lengths), _ = tables.errors_of(best.evaluation)
+    ties, unknown = [], []
+    for row in scored[1:]:
+        interval = None
+        if tables.words_of(row.evaluation) == tables.words_of(best.evaluation):
+            interval = difference_interval(tables.errors_of(row.evaluation)[0][0], errors, lengths)
+        if interval is None:
+            unknown.append(row)
+        elif not interval.excludes_zero:
+            ties.append(row)
+    return Ranking(best, ties, unknown, len(scored))
 
 
 def headline(runs: Sequence[RunFolder], split: str, rows: Sequence[tables.Result]) -> str:

@@ -18,8 +18,7 @@ from antiphon.report.drawing import Look, look
 from antiphon.report.examples import example_utterances
 from antiphon.report.figures import Figure
 from antiphon.report.formatting import NONE, bounds, duration, edits, percent, ranges, size
-from antiphon.report.headline import cards, headline
-from antiphon.report.ranking import ranking
+from antiphon.report.headline import cards, headline, ranking
 from antiphon.report.run_folder import RunFolder
 from antiphon.report.run_progress import RunProgress, is_stopped
 from antiphon.scoring.statistics import NUM_RESAMPLES, expected_coverage, measured_coverage, plural, signed

@@ -14,7 +14,7 @@ import yaml
 
 from antiphon.records.files import replace_file
 from antiphon.report import tables
-from antiphon.report.formatting import bounds, percent
+from antiphon.report.formatting import bounds, markdown_table, percent
 from antiphon.report.run_folder import RunFolder, read_json
 from antiphon.report.server_view import server_view
 from antiphon.scoring.statistics import NUM_RESAMPLES, plural
@@ -80,7 +80,11 @@ def model_card(run: Path, exported: Sequence[Sequence[str]] | None = None) -> st
         use,
         "## Results",
         _results(results),
-        *(["The exported graphs, compared with the run's model:", _table(exported)] if exported else []),
+        *(
+            ["The exported graphs, compared with the run's model:", markdown_table(*exported)]
+            if exported
+            else []
+        ),
         "## Training data",
         _training_data(folder, notes),
         "## Training",
@@ -143,14 +147,14 @@ def _results(results: Mapping[str, Sequence[tables.Result]]) -> str:
     if len(lines) == 1:
         return "The model was not evaluated."
     explained = f"Intervals are over speakers: {NUM_RESAMPLES:,} bootstrap samples. Search is greedy."
-    return f"{_table(lines)}\n\n{explained}"
+    return f"{markdown_table(*lines)}\n\n{explained}"
 
 
 def _training_data(folder: RunFolder | None, notes: Mapping[str, Any]) -> str:
     if data := notes.get("training"):
         lines = [["clients", "speakers", "utterances", "hours"]]
         sizes = [f"{data[key]:,}" for key in ("clients", "speakers", "utterances")]
-        text = _table([*lines, [*sizes, f"{data['hours']:.2f}"]])
+        text = markdown_table(*lines, [*sizes, f"{data['hours']:.2f}"])
     elif folder is not None and folder.speech_seconds:
         hours = folder.speech_seconds / 3600
         text = (
@@ -185,7 +189,7 @@ def _training(folder: RunFolder | None, notes: Mapping[str, Any]) -> str:
         ["seed", str(about["seed"])],
         *(["algorithm: " + path, value] for path, value in _numbers(about["config"]["algorithm"])),
     ]
-    return _table(lines)
+    return markdown_table(*lines)
 
 
 def _privacy(folder: RunFolder | None) -> str:
@@ -234,9 +238,3 @@ def _numbers(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _numbers(value, f"{path}.{key}".lstrip("."))
     elif isinstance(tree, bool | int | float):
         yield path, str(tree)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

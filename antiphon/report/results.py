@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from antiphon.report import tables
 from antiphon.report.attention_summary import AttentionRow, attention_rows
 from antiphon.report.examples import example_utterances
-from antiphon.report.formatting import MARK, NONE, bounds, edits, percent, ranges, size
+from antiphon.report.formatting import MARK, NONE, bounds, edits, markdown_table, percent, plain, ranges, size
 from antiphon.report.run_folder import RunFolder
 from antiphon.report.server_view import server_view
 from antiphon.scoring.statistics import NUM_RESAMPLES, plural, signed
@@ -19,15 +19,15 @@ MAX_FAILURES = 100
 def results_markdown(runs: Sequence[RunFolder], num_examples: int = 0) -> str:
     """Return the text of the file, with example utterances of the first split if there should be any."""
     results = tables.all_results(runs)
-    parts = [f"# Results: {', '.join(_plain(run.label) for run in runs)}", _states(runs)]
+    parts = [f"# Results: {', '.join(plain(run.label) for run in runs)}", _states(runs)]
     for split, rows in results.items():
-        parts += [f"## Error rates on {_plain(split)}", _result_table(runs, rows), _explain(rows)]
+        parts += [f"## Error rates on {plain(split)}", _result_table(runs, rows), _explain(rows)]
     if not results:
         parts.append("No evaluation yet: `antiphon evaluate RUN` makes one.")
     for split, rows in results.items():
-        parts += [f"## Speakers of {_plain(split)}", _worst(runs, split), _speaker_table(rows)]
+        parts += [f"## Speakers of {plain(split)}", _worst(runs, split), _speaker_table(rows)]
         if attention := attention_rows(runs, split):
-            parts += [f"## Attention on {_plain(split)}", _attention_table(attention)]
+            parts += [f"## Attention on {plain(split)}", _attention_table(attention)]
     if num_examples and results:
         parts += ["## Example utterances", *_examples(next(iter(results.values())), num_examples)]
     if corrupted := [run for run in runs if run.corrupted]:
@@ -35,11 +35,12 @@ def results_markdown(runs: Sequence[RunFolder], num_examples: int = 0) -> str:
     parts += ["## Clients left out", _failure_table(runs)]
     parts += ["## What the server saw", *map(_server_view, runs), "## What was run", _provenance(runs)]
     if len(runs) > 1:
+        head = ["key", *(run.label for run in runs)]
         cells = ([key, *values] for key, values in tables.differences(runs))
-        parts += ["### Where the configurations differ", _table(["key", *(run.label for run in runs)], cells)]
+        parts += ["### Where the configurations differ", markdown_table(head, *cells)]
     for run in runs:
         config = json.dumps(tables.configuration(run), indent=2, ensure_ascii=False)
-        parts += [f"### Configuration of {_plain(run.label)}", f"```json\n{config}\n```"]
+        parts += [f"### Configuration of {plain(run.label)}", f"```json\n{config}\n```"]
     parts.append(f"{MARK}; `antiphon report` may replace this file.")
     return "\n\n".join(parts) + "\n"
 
@@ -51,8 +52,8 @@ def _states(runs: Sequence[RunFolder]) -> str:
         if run.num_finished < run.num_planned:
             state += " (not finished)"
         pool = f"{run.cohort_size:,} of {plural(run.num_clients, 'client')} a round"
-        lines.append(f"- **{_plain(run.label)}**: {state}, {pool}")
-        lines += [f"  - note: {_plain(note)}" for note in run.notes]
+        lines.append(f"- **{plain(run.label)}**: {state}, {pool}")
+        lines += [f"  - note: {plain(note)}" for note in run.notes]
     return "\n".join(lines)
 
 
@@ -77,7 +78,7 @@ def _result_table(runs: Sequence[RunFolder], rows: Sequence[tables.Result]) -> s
             size(row.run.total_bytes) if row.run else None,
         ]
         cells.append(line + ([signed(row.against_first), row.rounds_to_target] if several else []))
-    return _table(head, cells)
+    return markdown_table(head, *cells)
 
 
 def _explain(rows: Sequence[tables.Result]) -> str:
@@ -92,7 +93,7 @@ def _explain(rows: Sequence[tables.Result]) -> str:
 
 def _worst(runs: Sequence[RunFolder], split: str) -> str:
     lines = [
-        f"- **{_plain(row.label)}**: the worst decile ({plural(len(row.names), 'speaker')} of "
+        f"- **{plain(row.label)}**: the worst decile ({plural(len(row.names), 'speaker')} of "
         f"{row.num_speakers:,}) {_change(row)}"
         for row in tables.worst_deciles(runs, split)
     ]
@@ -109,9 +110,10 @@ def _change(row: tables.WorstDecile) -> str:
 
 def _examples(rows: Sequence[tables.Result], number: int) -> list[str]:
     return [
-        _table(
+        markdown_table(
             [f"{example.speaker}, {example.utterance}", "text"],
-            [["reference", example.reference], *([name, text or NONE] for name, text in example.texts)],
+            ["reference", example.reference],
+            *([name, text or NONE] for name, text in example.texts),
         )
         for example in example_utterances(rows, number)
     ]
@@ -123,7 +125,9 @@ def _speaker_table(rows: Sequence[tables.Result]) -> str:
         [row.name + " *" * row.is_worst, f"{row.num_words:,}", *map(percent, row.rates)]
         for row in tables.speaker_rows(rows)
     )
-    return _table(head, cells) + f"\n\n\\* the worst decile of {_plain(rows[-1].label if rows else '')}"
+    return (
+        markdown_table(head, *cells) + f"\n\n\\* the worst decile of {plain(rows[-1].label if rows else '')}"
+    )
 
 
 def _attention_table(rows: Sequence[AttentionRow]) -> str:
@@ -133,7 +137,7 @@ def _attention_table(rows: Sequence[AttentionRow]) -> str:
         monotonic, span = (row.before.monotonic, row.before.span) if row.before else (None, None)
         shares = (monotonic, row.after.monotonic, span, row.after.span)
         cells.append([row.label, row.after.num_utterances, *(percent(share, 1) for share in shares)])
-    return _table(head, cells)
+    return markdown_table(head, *cells)
 
 
 def _corrupted_table(runs: Sequence[RunFolder]) -> str:
@@ -143,7 +147,9 @@ def _corrupted_table(runs: Sequence[RunFolder]) -> str:
         means = {kind: f"{values.mean():.3f}" for kind, (_, values) in tables.weights_by_kind(run).items()}
         weights = [means.get(kind) for kind in ("clean", "corrupted")]
         cells.append([run.label, f"{len(run.corrupted)} of {run.num_clients}", *weights])
-    return _table(head, cells) + "\n\nWeights over an equal share of the round, as means over rounds."
+    return (
+        markdown_table(head, *cells) + "\n\nWeights over an equal share of the round, as means over rounds."
+    )
 
 
 def _failure_table(runs: Sequence[RunFolder]) -> str:
@@ -152,13 +158,13 @@ def _failure_table(runs: Sequence[RunFolder]) -> str:
         return "None."
     shown = rows[:MAX_FAILURES]
     cells = ([row.run, row.client, len(row.rounds), ranges(row.rounds), row.reason] for row in shown)
-    table = _table(["run", "client", "times", "rounds", "reason"], cells)
+    table = markdown_table(["run", "client", "times", "rounds", "reason"], *cells)
     more = len(rows) - MAX_FAILURES
     return table + (f"\n\nand {more:,} more in journal.jsonl" if more > 0 else "")
 
 
 def _server_view(run: RunFolder) -> str:
-    return "\n".join([f"**{_plain(run.label)}**", "", *(f"- {line}" for line in server_view(run))])
+    return "\n".join([f"**{plain(run.label)}**", "", *(f"- {line}" for line in server_view(run))])
 
 
 def _provenance(runs: Sequence[RunFolder]) -> str:
@@ -169,18 +175,4 @@ def _provenance(runs: Sequence[RunFolder]) -> str:
         parameters = run.about.get("num_parameters")
         versions = ", ".join(f"{name} {value}" for name, value in run.about.get("versions", {}).items())
         cells.append([run.label, *about, f"{parameters:,}" if parameters else None, versions])
-    return _table(head, cells)
-
-
-def _table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return a Markdown table, with a dash for None."""
-    lines = [head, ["---"] * len(head), *rows]
-    cells = ((_plain(NONE if cell is None else str(cell)) for cell in line) for line in lines)
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
-
-
-def _plain(text: str) -> str:
-    """Escape text, so that it cannot break a table or become markup."""
-    for special in ("\\", "|", "`", "<", ">", "*", "]("):
-        text = text.replace(special, "\\" + special)
-    return " ".join(text.split())
+    return markdown_table(head, *cells)

@@ -31,6 +31,12 @@ class Evaluation:
     speakers: Mapping[str, Tally]
     folder: Path | None = None
 
+    @classmethod
+    def of(cls, scores: Entry, folder: Path | None = None) -> Evaluation:
+        """Read the contents of scores.json."""
+        speakers = {str(name): Tally.from_dict(speaker) for name, speaker in scores["speakers"].items()}
+        return cls(Tally.from_dict(scores), speakers, folder)
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -229,8 +235,7 @@ def _read_evaluations(folder: Path) -> dict[str, dict[str, Evaluation]]:
         value = read_json(path)
         try:
             split, which = str(value["split"]), str(value["which"])
-            speakers = {str(name): Tally.from_dict(scores) for name, scores in value["speakers"].items()}
-            evaluation = Evaluation(Tally.from_dict(value), speakers, path.parent)
+            evaluation = Evaluation.of(value, path.parent)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} lacks or mistypes {error}; the file is damaged") from None
         evaluations.setdefault(split, {})[which] = evaluation
