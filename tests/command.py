@@ -14,11 +14,16 @@ import pkgutil
 import runpy
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+
+from antiphon.records.maker import process_state
 
 # A recipe made so small that it runs in a second, and still learns: validation and the best round matter.
 SETTINGS = [
@@ -109,11 +114,35 @@ def script_in_fork(
     return _forked(_script, (script, list(arguments), fault, folder), log)
 
 
+@contextmanager
+def stopped_at(fault: Fault, arguments: Sequence[str], log: Path) -> Iterator[Callable[[], Done]]:
+    """`antiphon <arguments>`, stopped by a fault's SIGSTOP; call what is yielded to have it go on and end."""
+    assert fault.signal == signal.SIGSTOP
+    process = _started(_main, (list(arguments), fault, ()), log)
+    assert process.pid is not None
+    try:
+        while process_state(process.pid)[0] != "T":
+            assert process.is_alive(), log.read_text()
+            time.sleep(0.01)
+        yield lambda: (os.kill(process.pid, signal.SIGCONT), _ended(process, arguments, log))[1]  # type: ignore[arg-type]
+    finally:
+        process.kill()
+        process.join()
+
+
 def _forked(target: Callable[..., None], arguments: Sequence[Any], log: Path) -> Done:
+    return _ended(_started(target, arguments, log), arguments, log)
+
+
+def _started(target: Callable[..., None], arguments: Sequence[Any], log: Path) -> ForkServerProcess:
     start_fork_server()
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_logged, args=(log, target, *arguments))
     process.start()
+    return process
+
+
+def _ended(process: ForkServerProcess, arguments: Sequence[Any], log: Path) -> Done:
     process.join(PATIENCE)
     if process.exitcode is None:
         process.kill()

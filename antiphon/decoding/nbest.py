@@ -19,9 +19,10 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from antiphon.data.transcripts import numbered_lines
+from antiphon.records.files import replace_text
 
 # Names of parts in our own lists. `Hypothesis.parts` may hold others.
 ACOUSTIC = "acoustic"  # ln p(tokens | speech), over the alignments that the search found
@@ -91,9 +92,8 @@ def read_nbest(path: str | Path, depth: int | None = None) -> Iterator[NBest]:
 
 def write_nbest(path: str | Path, lists: Iterable[NBest]) -> None:
     """Write JSON lines, compressed if the name ends in .gz; `read_nbest` reads them."""
-    path = Path(path)
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "wt", encoding="utf-8") as file:
+
+    def write(file: TextIO) -> None:
         for entry in lists:
             about = {key: getattr(entry, name) for key, name in _FIELDS.items()}
             row = {key: value for key, value in about.items() if value is not None}
@@ -102,6 +102,8 @@ def write_nbest(path: str | Path, lists: Iterable[NBest]) -> None:
                 for h in entry.hypotheses
             ]
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+    replace_text(Path(path), write)
 
 
 def _nbest(line: str, where: str) -> NBest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,7 +56,7 @@ class Exported:
 def export_run(
     run: Path, out: Path, int8: bool, data: Path | None, split: str, progress: Progress
 ) -> Exported:
-    """Write the folder, then compare its models with the run's model; see `antiphon.export`."""
+    """Write the models and compare them with the run's model; see `antiphon.export`."""
     tidy(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty: choose another folder")
@@ -65,14 +65,15 @@ def export_run(
     settings = describe(recognizer)
     corpus = open_corpus(run, data) if split else None
     utterances = utterances_of(corpus, split) if corpus is not None else []
+    comparison: tuple[ModelScore, ...] = ()
+    rows: list[Sequence[str]] = []
     with new_folder(out) as folder:
         write_folder(recognizer, settings, folder, int8, progress)
-        write_card(run, folder, ())
-    comparison: tuple[ModelScore, ...] = ()
-    if corpus is not None:
-        comparison = compare(recognizer, out, int8, corpus, utterances, partial(progress, "compare"))
-        rows = [(row.name, percent(row.errors.rate), f"{row.num_same:,}") for row in comparison]
-        write_card(run, out, [("model", "WER %", f"same text, of {len(utterances):,}"), *rows])
+        if corpus is not None:
+            comparison = compare(recognizer, folder, int8, corpus, utterances, partial(progress, "compare"))
+            rows = [("model", "WER %", f"same text, of {len(utterances):,}")]
+            rows += [(row.name, percent(row.errors.rate), f"{row.num_same:,}") for row in comparison]
+        write_card(run, folder, rows)
     sizes = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
     return Exported(out, sizes, comparison, len(utterances))
 

@@ -13,6 +13,7 @@ import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -21,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 from antiphon.data.transcripts import is_utf8, numbered_lines
 from antiphon.lm.ngram import NEVER, NONE, SPECIAL, START_ID, UNKNOWN, Level, NgramModel, backed_off, walk
-from antiphon.records.files import check_files, files_in, filled_folder, read_format, write_json
+from antiphon.records.files import check_files, files_in, filled_folder, read_format, replace_text, write_json
 
 FORMAT = "antiphon-ngram/1"
 MAIN = "ngram.json"
@@ -59,12 +60,8 @@ def is_arpa(path: Path) -> bool:
 def save_ngram(model: NgramModel, path: str | Path) -> None:
     """Write ARPA if the name ends in .arpa or .arpa.gz, a folder otherwise."""
     path = Path(path)
-    if path.suffix == ".arpa":
-        with path.open("w", encoding="utf-8") as file:
-            write_arpa(model, file)
-    elif is_arpa(path):
-        with gzip.open(path, "wt", encoding="utf-8", compresslevel=1) as file:
-            write_arpa(model, file)
+    if is_arpa(path):
+        replace_text(path, partial(write_arpa, model), level=1)
     else:
         arrays = {
             f"{order}/{name}": np.ascontiguousarray(getattr(level, name))

@@ -12,15 +12,17 @@ not checked.
 from __future__ import annotations
 
 import errno
+import gzip
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import quote
 
 from antiphon.records.maker import OLD, beside, short_name, tidy, unfinished
@@ -47,6 +49,25 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, write: Callable[[TextIO], object], level: int = 9) -> None:
+    """Write a text file as `replace_file` does, compressed if its name ends in .gz.
+
+    The same text gives the same bytes. `write` is called with the open file; `level` is that of gzip.
+    """
+
+    def write_to(part: Path) -> None:
+        with part.open("wb") as raw, ExitStack() as stack:
+            file: Any = raw
+            if path.suffix == ".gz":  # without name and time
+                file = stack.enter_context(gzip.GzipFile("", "wb", level, raw, mtime=0))
+            write(stack.enter_context(io.TextIOWrapper(file, encoding="utf-8", newline="\n")))
+
+    if path.exists() and not path.is_file():  # such as /dev/stdout
+        write_to(path)
+    else:
+        replace_file(path.resolve(), write_to)  # of a link, the file that it leads to
 
 
 def sha256_of(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from antiphon.lm.neural_lm import LmTraining, NeuralLm, train_lm
 from antiphon.lm.ngram import NgramModel, Perplexity
 from antiphon.models.torch_device import find_device
 from antiphon.records.files import check_new_file, check_new_folder
+from antiphon.records.lock import locked
 from antiphon.workflows.arguments import Paths, Progress, no_progress, paths_of
 
 MAX_FOR_TOKENS = 200_000  # sentences to learn subwords from
@@ -66,9 +68,10 @@ def train_ngram_lm(
     (check_new_file if is_arpa(out) else check_new_folder)(out)
     started = time.monotonic()
     report = partial(progress, "estimation")
-    model = estimate(sentences_of(texts), order, list(min_counts), progress=report)
-    seconds = time.monotonic() - started
-    save_ngram(model, out)
+    with nullcontext() if is_arpa(out) else locked(out):
+        model = estimate(sentences_of(texts), order, list(min_counts), progress=report)
+        seconds = time.monotonic() - started
+        save_ngram(model, out)
     return NgramTraining(model, seconds, _perplexities(model, heldout))
 
 
@@ -113,8 +116,9 @@ def train_transformer_lm(
     tokens = config.fit(sample if subwords else sentences, alphabet=None)
     training = LmTraining(steps=steps, batch_tokens=batch_tokens, lr=lr, seed=seed)
     report = lambda done, _: progress("training", done, steps)  # noqa: E731
-    model = train_lm(sentences, tokens, training=training, device=chosen, progress=report)
-    model.save(Path(out), {"steps": steps, "batch_tokens": batch_tokens, "lr": lr, "seed": seed})
+    with locked(Path(out)):
+        model = train_lm(sentences, tokens, training=training, device=chosen, progress=report)
+        model.save(Path(out), {"steps": steps, "batch_tokens": batch_tokens, "lr": lr, "seed": seed})
     return TransformerTraining(model, _perplexities(model, heldout))
 
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -19,6 +21,7 @@ from antiphon.records.files import (
     new_folder,
     read_format,
     replace_file,
+    replace_text,
     sha256_of,
     with_checksum,
     without_checksum,
@@ -38,6 +41,42 @@ def test_a_file_is_replaced_when_it_is_complete(tmp_path: Path) -> None:
     replace_file(path, write)
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["lists.jsonl", "lists.jsonl.gz"])
+def test_the_same_text_gives_the_same_bytes_at_another_time_and_place(name: str, tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        replace_text(tmp_path / place / name, lambda file: file.write("zwölf\n"))
+        time.sleep(1.1 if place == "a" and name.endswith(".gz") else 0)  # gzip has seconds
+    first, second = (tmp_path / place / name for place in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
+    opened = gzip.open if name.endswith(".gz") else open
+    with opened(first, "rt", encoding="utf-8") as file:
+        assert file.read() == "zwölf\n"
+
+
+def test_half_a_text_is_never_seen(tmp_path: Path) -> None:
+    path = tmp_path / "lists.jsonl"
+    path.write_text("old")
+
+    def write(file: TextIO) -> None:
+        file.write("new" * 100_000)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replace_text(path, write)
+    assert [one.name for one in tmp_path.iterdir()] == ["lists.jsonl"]
+    assert path.read_text() == "old"
+
+
+def test_a_text_can_be_written_to_a_link_and_to_what_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    replace_text(tmp_path / "link", lambda file: file.write("new"))
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"
+    replace_text(Path("/dev/null"), lambda file: file.write("new"))
+    assert Path("/dev/null").is_char_device()
 
 
 def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
