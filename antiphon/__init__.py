@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from antiphon.data.importing.import_options import ImportOptions
     from antiphon.data.summary import describe_corpus
     from antiphon.experiment.runner import run_experiment
+    from antiphon.exporting.export_folder import export
     from antiphon.recipes import recipe
     from antiphon.recognizer import Recognizer
     from antiphon.records.listener import RunInfo
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from antiphon.workflows.adapt_model import adapt
     from antiphon.workflows.compare_runs import alignments, compare
     from antiphon.workflows.evaluate_run import evaluate, nbest, transcribe
-    from antiphon.workflows.export_model import export
     from antiphon.workflows.new_project import new_project
     from antiphon.workflows.personalize_lists import NoiseSettings, personalize
     from antiphon.workflows.prune_model import plan_pruning, prune
@@ -50,6 +50,7 @@ _EXPORTS = {  # module -> its public names
     "recognizer": ["Recognizer"],
     "recipes": ["recipe"],
     "experiment.runner": ["run_experiment"],
+    "exporting.export_folder": ["export"],
     "records.listener": ["RunInfo"],
     "records.mlflow_sink": ["mlflow_listener"],
     "records.wandb_sink": ["wandb_listener"],
@@ -57,7 +58,6 @@ _EXPORTS = {  # module -> its public names
     "report": ["write_report"],
     "workflows.adapt_model": ["adapt"],
     "workflows.compare_runs": ["alignments", "compare"],
-    "workflows.export_model": ["export"],
     "workflows.evaluate_run": ["evaluate", "nbest", "transcribe"],
     "workflows.new_project": ["new_project"],
     "workflows.personalize_lists": ["NoiseSettings", "personalize"],

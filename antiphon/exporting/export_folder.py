@@ -53,17 +53,45 @@ class Exported:
     num_utterances: int
 
 
-def export_run(
-    run: Path, out: Path, int8: bool, data: Path | None, split: str, progress: Progress
+def export(
+    run: str | Path,
+    out: str | Path,
+    *,
+    int8: bool = False,
+    data: str | Path | None = None,
+    split: str = "test",
+    progress: Progress = lambda stage, done, total: None,
 ) -> Exported:
-    """Write the models and compare them with the run's model; see `antiphon.export`."""
+    """Write a run's model as ONNX files, with all that is needed to recognise speech with them.
+
+    The folder has the graphs, tokens.txt, the settings of the front end (export.json), a script that
+    recognises recordings with numpy and onnxruntime (transcribe.py), and a model card (README.md). Hugging
+    Face models are refused.
+
+    Args:
+        run: The folder of a finished run, such as out/dga.
+        out: The folder to write; it must be new or empty.
+        int8: Write quantised copies of the graphs, too: weights of 8 bits.
+        data: A corpus to compare the exported model with the run's model on; by default the corpus that the
+            run was trained on, if it is still there.
+        split: The split of the corpus to compare on. If it is empty, nothing is compared.
+        progress: A function that is called with (stage, steps done, number of steps).
+
+    Returns:
+        The files, and the errors of the run's model and of the exported models on the split.
+
+    Example:
+        exported = antiphon.export("out/dga", "exported", int8=True)
+        print([(row.name, row.errors.rate) for row in exported.comparison])
+    """
+    run, out = Path(run), Path(out)
     tidy(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty: choose another folder")
     check_packages()
     recognizer = Recognizer.load(run)
     settings = describe(recognizer)
-    corpus = open_corpus(run, data) if split else None
+    corpus = open_corpus(run, Path(data) if data is not None else None) if split else None
     utterances = utterances_of(corpus, split) if corpus is not None else []
     comparison: tuple[ModelScore, ...] = ()
     rows: list[Sequence[str]] = []

@@ -170,7 +170,7 @@ def experiment() -> Experiment:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Folder]:
     """One folder of each kind that antiphon writes."""
-    from antiphon.exporting.export_folder import export_run
+    from antiphon.exporting.export_folder import export
 
     base = tmp_path_factory.mktemp("folders")
     import_corpus(write_source(base / "source"), base / "corpus")
@@ -178,7 +178,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Folder]:
     run_experiment(experiment(), base / "corpus", base / "out")
     ctc = config.override(replace(experiment(), model=MODELS["ctc"]), ["runs.seed.rounds.total=1"])
     run_experiment(ctc, base / "corpus", base / "ctc", only="seed")
-    export_run(base / "ctc" / "seed", base / "export", True, None, "", lambda *step: None)
+    export(base / "ctc" / "seed", base / "export", int8=True, split="")
     save_ngram(estimate(TEXTS, 3), base / "ngram")
     sizes = TransformerLmConfig(dim=8, num_layers=1, num_heads=2, feed_forward_dim=8)
     train_lm(TEXTS, WordsConfig().fit(TEXTS, None), sizes, LmTraining(steps=2)).save(base / "lm")
