@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+from rich.table import Table
 
 import antiphon
 from antiphon import config
@@ -56,8 +57,12 @@ def recipes_command(
     if name:
         settings = config.to_dict(antiphon.recipe(name))
         terminal.console.print(yaml.safe_dump(settings, sort_keys=False), end="")
-    else:
-        terminal.console.print(terminal.name_table(antiphon.list_recipes()))
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="bold")
+    for entry in antiphon.list_recipes().items():
+        table.add_row(*entry)
+    terminal.console.print(table)
 
 
 @options_of(report, "runs")

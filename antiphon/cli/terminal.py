@@ -147,15 +147,6 @@ def with_bars(function: Callable[..., Result], **options: Any) -> Result:
         return function(**options, **{name: value for name, value in own.items() if name in accepted})
 
 
-def name_table(entries: Mapping[str, str]) -> Table:
-    """Return a table of names with their descriptions."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True, style="bold")
-    for name, text in entries.items():
-        table.add_row(name, text)
-    return table
-
-
 def number_table(title: str, label: str, *columns: str) -> Table:
     """Return an empty table: a column of labels, and columns of numbers aligned to the right."""
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)

@@ -41,16 +41,11 @@ class Result:
     rounds_to_target: int | None
 
 
-def splits_of(runs: Sequence[RunFolder]) -> list[str]:
-    """Return the splits that were evaluated; "test" first, then by name."""
-    names = {split for run in runs for split in run.evaluations}
-    return sorted(names, key=lambda name: (name != "test", name))
-
-
 def all_results(runs: Sequence[RunFolder]) -> dict[str, list[Result]]:
-    """Return the results on each split that has any."""
-    rows_of = {split: results(runs, split) for split in splits_of(runs)}
-    return {split: rows for split, rows in rows_of.items() if rows}
+    """Return the results on each split that has any; "test" first, then by name."""
+    names = {split for run in runs for split in run.evaluations}
+    splits = sorted(names, key=lambda name: (name != "test", name))
+    return {split: rows for split in splits if (rows := results(runs, split))}
 
 
 def results(runs: Sequence[RunFolder], split: str) -> list[Result]:
@@ -70,9 +65,8 @@ def results(runs: Sequence[RunFolder], split: str) -> list[Result]:
     for run in runs:
         scores = run.evaluations.get(split, {})
         if BEST in scores:
-            start = (
-                scores.get(START) if run.started_from else None
-            )  # random weights are no model to compare with
+            # Random weights are no model to compare with.
+            start = scores.get(START) if run.started_from else None
             rows.append(_result(run.label, run, scores[BEST], start, first, target))
             first = first or scores[BEST]
     return rows
@@ -128,14 +122,13 @@ def best_round(run: RunFolder) -> int | None:
     return round_of_best(*_wer_curve(run))
 
 
-def followers(runs: Sequence[RunFolder]) -> Sequence[RunFolder]:
-    """Return the runs that start from a model; all runs if none does."""
-    return [run for run in runs if run.started_from] or runs
-
-
 def common_target(runs: Sequence[RunFolder]) -> float | None:
-    """Return the lowest validation WER that every run reached which started from a model and improved it."""
-    curves = [values for run in followers(runs) if len(values := _wer_curve(run)[1]) > 1]
+    """Return the lowest validation WER that every run reached which started from a model and improved it.
+
+    If no run started from a model, all runs count.
+    """
+    followers = [run for run in runs if run.started_from] or runs
+    curves = [values for run in followers if len(values := _wer_curve(run)[1]) > 1]
     return max((min(values) for values in curves if min(values) < values[0]), default=None)
 
 
