@@ -19,10 +19,11 @@ import numpy as np
 
 from antiphon.data.audio import SAMPLE_RATE
 from antiphon.data.corpus import FORMAT as CORPUS_FORMAT
-from antiphon.data.corpus import Corpus, Utterance
+from antiphon.data.corpus import INDEX, PACK, Corpus, Utterance
 from antiphon.data.store import FeatureStore, compute_features
 from antiphon.data.tokens import Characters
 from antiphon.experiment.folder import commit, versions
+from antiphon.records.files import write_json, write_sums
 
 RESULTS = Path(__file__).parent / "results"
 TOKENS = Characters(" abcdefghijklmnopqrstuvwxyz'")
@@ -65,8 +66,8 @@ def make_store(
     folder.mkdir(parents=True)
     total = offset = 0
     with (
-        (folder / "audio.pack").open("wb") as pack,
-        (folder / "utterances.jsonl").open("w", encoding="utf-8") as lines,
+        (folder / PACK).open("wb") as pack,
+        (folder / INDEX).open("w", encoding="utf-8") as lines,
     ):
         for client in range(num_clients):
             for number in range(num_utterances):
@@ -79,7 +80,7 @@ def make_store(
     (folder / "skipped.jsonl").write_text("")
     about = {"sample_rate": SAMPLE_RATE, "alphabet": TOKENS.characters, "source": "noise"}
     about |= {"format": CORPUS_FORMAT, "num_utterances": num_clients * num_utterances, "seconds": total}
-    (folder / "corpus.json").write_text(json.dumps(about))
+    write_json(folder / "corpus.json", about, [INDEX, write_sums(folder / PACK)])
     return compute_features(Corpus.open(folder), Noise(dim, hop))
 
 
