@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.recording import Faults, RecordingPool, no_faults, stop_if
 from antiphon.pools.signals import interruptible
 from antiphon.records.checkpoint import pack
-from antiphon.records.files import Damaged
+from antiphon.records.files import Damaged, NotWritten
 from antiphon.records.writer import ClientStateFiles, Listener, Record, expected_states
 from antiphon.seeding import derive
 from antiphon.server.run_context import RunContext, personal_pool, prepare
@@ -140,7 +139,7 @@ class Engine:
         """
         group, record = self.group, self.record
         fresh = initial_state(self.algorithm, params).with_seed(self.seed)
-        with interruptible(group.is_rank_zero) as interrupted, closing(record):
+        with interruptible(group.is_rank_zero) as interrupted:
             state, resumed = self._begin(fresh, resume, skip_corrupt)
             try:
                 if not resumed:
@@ -184,7 +183,7 @@ class Engine:
         pool = self._recording(cohort, self.rounds.min_clients, interrupted, state.round, self.faults)
         try:
             after, metrics = self.algorithm.round(state, cohort, pool)
-        except (Stopped, Damaged):
+        except (Stopped, Damaged, NotWritten):
             raise
         except Exception:
             pool.check_enough()  # too few answers may be the cause: that error is clearer

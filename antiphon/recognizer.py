@@ -19,7 +19,8 @@ from antiphon.models.ctc import CtcConfig
 from antiphon.models.model import Model, ModelConfig, load_parameters, save_parameters
 from antiphon.models.reduced import ReducedConfig
 from antiphon.models.torch_device import find_device
-from antiphon.records.files import check_files, files_in, filled_folder, read_format, write_json
+from antiphon.records.files import check_files, read_format, write_json
+from antiphon.records.folders import files_in, filled_folder
 from antiphon.tasks.submodel import Submodel
 
 FORMAT = "antiphon-model/1"

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from antiphon.core import Tensors, size_in_bytes
-from antiphon.records.files import file_name, sync
+from antiphon.records.files import file_name, saving, sync
 
 Moment = tuple[int, int]  # round, call
 SUFFIX, WRITING = ".safetensors", ".writing"
@@ -70,11 +70,16 @@ class ClientStates:
     def write(self, client: str, moment: Moment, state: Mapping[str, Tensor]) -> int:
         """Store a state under its moment; return its size in bytes. The file is never incomplete."""
         path = self._folder_of(client) / f"{moment[0]:06d}.{moment[1]:06d}{SUFFIX}"
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}{WRITING}")
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-        save_file(tensors, temporary, metadata={"sha256": _digest(tensors)})
-        os.replace(temporary, path)
+        try:
+            with saving(path):
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.parent.mkdir(exist_ok=True)
+                save_file(tensors, temporary, metadata={"sha256": _digest(tensors)})
+                os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
         self._unsynced.append(path)
         self.wrote(client, moment)
         return size_in_bytes(tensors)

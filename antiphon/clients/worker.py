@@ -13,7 +13,7 @@ import torch
 from antiphon.clients.client import Client, ClientRuntime
 from antiphon.clients.states import ClientStates
 from antiphon.core import Failure, Task, Unusable, Update
-from antiphon.records.files import Damaged
+from antiphon.records.files import Damaged, NotWritten
 from antiphon.tasks.client_work import Answer, work_for
 from antiphon.tasks.views import VIEWS, Entered, enter
 
@@ -81,11 +81,11 @@ class PlainTask:
 def named_failure(client: str, work: Callable[[], Update]) -> Update:
     """Return the result of the work; if it raises, an empty update with the client and the reason.
 
-    A damaged file ends the run: without the client, its result would be another one.
+    A damaged file or a full disk ends the run: without the client, its result would be another one.
     """
     try:
         return work()
-    except Damaged:
+    except (Damaged, NotWritten):
         raise
     except Unusable as error:
         return Update.nothing(Failure(client, str(error)))

@@ -24,7 +24,7 @@ import numpy as np
 from antiphon.data.audio import SAMPLE_RATE
 from antiphon.data.frontends import FRONTENDS, Extract, check_samples
 from antiphon.data.tokens import BOUNDARY, TOKENS, UNKNOWN_TEXT, write_tokens
-from antiphon.records.files import files_in
+from antiphon.records.folders import files_in
 
 WAVE_FRAME = 320  # samples in a frame of a waveform: 20 ms
 DESCRIPTIONS = {".json", ".txt", ".model"}  # suffixes of files that are not weights

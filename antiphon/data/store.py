@@ -33,11 +33,12 @@ from antiphon.records.files import (
     CheckedBlocks,
     check_files,
     check_name,
-    new_folder,
+    private,
     read_format,
     write_json,
     write_sums,
 )
+from antiphon.records.folders import new_folder
 from antiphon.records.maker import tidy
 
 FORMAT = "antiphon-features/1"
@@ -264,9 +265,9 @@ def _write(
     names: dict[str, dict[str, int]] = {field: {} for field in codes}  # name -> code
     seconds: list[float] = []
     with (
-        (folder / FRAMES).open("wb") as frames_file,
-        (folder / IDS).open("wb") as ids_file,
-        (folder / TEXTS).open("wb") as texts_file,
+        open(folder / FRAMES, "wb", opener=private) as frames_file,
+        open(folder / IDS, "wb", opener=private) as ids_file,
+        open(folder / TEXTS, "wb", opener=private) as texts_file,
         closing(extracted),  # ends the processes before the folder is removed, whatever happens
     ):
         for done, (utterance, frames) in enumerate(extracted, 1):

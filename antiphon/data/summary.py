@@ -18,6 +18,7 @@ import numpy as np
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.importing.candidates import Skipped, printable
 from antiphon.data.importing.conversion import ImportSummary
+from antiphon.records.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -206,6 +207,7 @@ def plot_hours(summary: CorpusSummary, path: str | Path) -> None:
     """Save bars of minutes per client, longest first, one row per split, as .png or .svg."""
     from matplotlib.figure import Figure
 
+    path = Path(path)
     num_rows = len(summary.splits)
     figure = Figure(figsize=(10, 0.8 + 2.1 * num_rows), layout="constrained")
     rows = figure.subplots(num_rows, 1, squeeze=False)[:, 0]
@@ -215,7 +217,7 @@ def plot_hours(summary: CorpusSummary, path: str | Path) -> None:
     rows[-1].set_xlabel("clients (speakers), longest first")
     with warnings.catch_warnings():  # matplotlib's font has not the letters of all names
         warnings.filterwarnings("ignore", message="Glyph .* missing|Matplotlib currently does not support")
-        figure.savefig(path, dpi=150)
+        replace_file(path, lambda part: figure.savefig(part, dpi=150, format=path.suffix[1:] or "png"))
 
 
 def _plot_split(axes: Axes, split: SplitSummary, colour: str) -> None:

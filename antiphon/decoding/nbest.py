@@ -103,7 +103,7 @@ def write_nbest(path: str | Path, lists: Iterable[NBest]) -> None:
             ]
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
 
-    replace_text(Path(path), write)
+    replace_text(Path(path), write, is_private=True)
 
 
 def _nbest(line: str, where: str) -> NBest:

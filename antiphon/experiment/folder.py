@@ -12,7 +12,8 @@ from typing import Any
 
 from antiphon import config
 from antiphon.experiment.settings import Experiment, Run
-from antiphon.records.files import check_new_folder, write_json
+from antiphon.records.files import make_folder, write_json
+from antiphon.records.folders import check_new_folder
 from antiphon.records.lock import locked
 from antiphon.report.run_folder import read_json
 
@@ -91,7 +92,7 @@ def claim_folder(out: Path, experiment: Experiment, data: Path, fingerprint: str
     path = out / "experiment.json"
     if path.exists() and read_json(path)["fingerprint"] != fingerprint:
         raise ValueError(f"{out} cannot be resumed: {data} is not the corpus it began with, or was changed")
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     body = {
         "format": EXPERIMENT_FORMAT,
         "recipe": experiment.recipe,

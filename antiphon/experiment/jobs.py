@@ -20,6 +20,7 @@ from typing import IO, Any
 from antiphon.core import Stopped
 from antiphon.pools.signals import REASONS
 from antiphon.pools.spawning import passing_signals_on, started_again
+from antiphon.records.files import make_folder
 from antiphon.records.journal import read
 from antiphon.records.writer import Listener
 
@@ -80,7 +81,7 @@ class Job:
 
     @classmethod
     def start(cls, name: str, folder: Path, listener: Listener) -> Job:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         output = (folder / OUTPUT).open("wb")
         job = cls(folder, started_again({JOB: name}, output), output, listener)
         job.shown = max((entry["round"] for entry in job._news()), default=0)

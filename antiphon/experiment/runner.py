@@ -27,7 +27,7 @@ from antiphon.experiment.teaching import resolve_labels
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.signals import reason_of
 from antiphon.recognizer import Recognizer
-from antiphon.records.files import write_json
+from antiphon.records.files import make_folder, saving, write_json
 from antiphon.records.writer import Listener, reporting_a_stop
 from antiphon.report import write_report
 from antiphon.report.model_card import write_card
@@ -189,7 +189,7 @@ def run_one(
     runtime = ClientRuntime(store, tokens, recognizer.model, start, *options)
 
     def open_folder() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_json(folder / "run.json", {**_about(prepared, name, start), "num_processes": group.size})
         _score_start(prepared, recognizer, run, out, folder)
 
@@ -246,7 +246,8 @@ def _score_start(prepared: Prepared, recognizer: Recognizer, run: Run, out: Path
     if run.start_run:
         source, target = (f / "evaluation" / split for f in (out / run.start_run, folder))
         but_scores = shutil.ignore_patterns("scores.json")
-        shutil.copytree(source / "best", target / "start", ignore=but_scores, dirs_exist_ok=True)
+        with saving(target / "start"):
+            shutil.copytree(source / "best", target / "start", ignore=but_scores, dirs_exist_ok=True)
         scores = read_json(source / "best" / "scores.json")
         write_json(target / "start" / "scores.json", {**scores, "which": "start", "round": 0})
     else:

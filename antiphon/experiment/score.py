@@ -31,7 +31,7 @@ from antiphon.engine import Outcome
 from antiphon.experiment.preparation import Prepared
 from antiphon.models.las import Las
 from antiphon.recognizer import Recognizer
-from antiphon.records.files import write_json
+from antiphon.records.files import make_folder, replace_file, write_json
 from antiphon.report.attention_summary import FILE, FORMAT, monotonicity, span
 from antiphon.scoring.error_rate import Tally
 from antiphon.scoring.normalisation import Normalisation
@@ -83,10 +83,14 @@ def score(
             for name, total in speakers.items()
         },
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_trn(folder / "ref.trn", [(store.text(i), store.speaker(i), store.id(i)) for i in heard])
-    write_trn(folder / "hyp.trn", [(text, store.speaker(i), store.id(i)) for i, text in heard.items()])
-    files = ["ref.trn", "hyp.trn"]
+    make_folder(folder)
+    rows = {
+        "ref.trn": [(store.text(i), store.speaker(i), store.id(i)) for i in heard],
+        "hyp.trn": [(text, store.speaker(i), store.id(i)) for i, text in heard.items()],
+    }
+    for name, lines in rows.items():
+        replace_file(folder / name, partial(write_trn, rows=lines), is_private=True)
+    files = list(rows)
     if isinstance(recognizer.model, Las) and hypotheses is None:
         attention = attention_of(recognizer.model, store, indices)
         if attention is not None:

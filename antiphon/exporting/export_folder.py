@@ -24,7 +24,8 @@ from antiphon.exporting.graphs import Features, check_packages, graphs_of, kind_
 from antiphon.models.las import Las
 from antiphon.models.transducer import Transducer
 from antiphon.recognizer import Recognizer
-from antiphon.records.files import files_in, new_folder, write_json
+from antiphon.records.files import write_json
+from antiphon.records.folders import files_in, new_folder
 from antiphon.records.maker import tidy
 from antiphon.report.formatting import percent
 from antiphon.report.model_card import write_card

@@ -22,7 +22,8 @@ from safetensors.numpy import load_file, save_file
 
 from antiphon.data.transcripts import is_utf8, numbered_lines
 from antiphon.lm.ngram import NEVER, NONE, SPECIAL, START_ID, UNKNOWN, Level, NgramModel, backed_off, walk
-from antiphon.records.files import check_files, files_in, filled_folder, read_format, replace_text, write_json
+from antiphon.records.files import check_files, read_format, replace_text, write_json
+from antiphon.records.folders import files_in, filled_folder
 
 FORMAT = "antiphon-ngram/1"
 MAIN = "ngram.json"

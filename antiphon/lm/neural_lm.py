@@ -41,7 +41,8 @@ from antiphon.models.layers import (
 )
 from antiphon.models.model import load_parameters, save_parameters
 from antiphon.models.noise import Dropout
-from antiphon.records.files import check_files, files_in, filled_folder, read_format, write_json
+from antiphon.records.files import check_files, read_format, write_json
+from antiphon.records.folders import files_in, filled_folder
 
 FORMAT = "antiphon-lm/1"
 MAIN = "lm.json"

@@ -38,7 +38,7 @@ from antiphon.personalisation.marginal_adaptation import (
 from antiphon.personalisation.word_cache import Cache, Cap, MarginalWorker
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.records import checkpoint
-from antiphon.records.files import write_json
+from antiphon.records.files import make_folder, write_json
 from antiphon.records.listener import Listen, Listeners, RunInfo
 from antiphon.records.writer import Listener, reporting_a_stop
 from antiphon.report.run_folder import read_json
@@ -244,7 +244,7 @@ class Federation:
                     f"{folder} holds rounds of other lists or settings: continue with those, "
                     "or choose another folder"
                 )
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             write_json(file, identity)
 
         self.group.on_rank_zero(check)

@@ -5,7 +5,6 @@ Z. Liu and F. Peng, 2020, §3. Error rates are given round by round and client b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from antiphon.decoding.rescoring import Lists, first_maxima
 from antiphon.personalisation.federation import Federation, Schedule
 from antiphon.personalisation.marginal_adaptation import Mixture
+from antiphon.records.files import make_folder, write_json, write_text
 from antiphon.scoring.error_rate import alignment
 from antiphon.scoring.significance import MatchedPairs, error_segments, matched_pairs
 from antiphon.scoring.statistics import Interval, rate_interval, relative_interval
@@ -184,7 +184,7 @@ def write_results(
     # Imported here because matplotlib takes a second to import.
     from antiphon.report.speaker_plots import dumbbells
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     names = list(trial.federation.clients)
     errors, words = trial.by_client(before)
     later, _ = trial.by_client(after)
@@ -202,10 +202,8 @@ def write_results(
         "rows": [asdict(row) for row in rows],
         "clients": clients,
     }
-    (folder / "results.json").write_text(
-        json.dumps(body, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    write_json(folder / "results.json", body)
     rates = [{n: c[k] / max(c["words"], 1) for n, c in clients.items()} for k in ("before", "after")]
     ordered = sorted(names, key=lambda name: rates[1][name] - rates[0][name])
     svg = dumbbells(rates[0], rates[1], ordered, "Clients before and after personalisation", wide=False)
-    (folder / "clients.svg").write_text(svg, encoding="utf-8")
+    write_text(folder / "clients.svg", svg)

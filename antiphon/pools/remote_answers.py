@@ -7,7 +7,7 @@ from typing import Any
 
 from antiphon.core import Task, Tensors, Worker
 from antiphon.pools.remote_messages import Message, WireError, pack
-from antiphon.records.files import Damaged
+from antiphon.records.files import Damaged, NotWritten
 
 
 def task_in(head: Mapping[str, Any], tensors: Tensors) -> Task:
@@ -26,7 +26,7 @@ def answer_task(worker: Worker, head: Mapping[str, Any], tensors: Tensors) -> Me
     task = task_in(head, tensors)
     try:
         (update,) = worker.run(task, [str(head.get("client"))])
-    except Damaged as error:  # on this machine; the server's run goes on
+    except (Damaged, NotWritten) as error:  # on this machine; the server's run goes on
         return failure(str(error))
     if update.is_empty:
         return failure("; ".join(failed.reason for failed in update.failures))

@@ -12,11 +12,10 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from antiphon.records.files import Damaged, sha256_of, sync
+from antiphon.records.files import Damaged, make_folder, saving, sha256_of, sync
 
 FORMAT = "antiphon-checkpoint/1"
 CLASS = "__class__"  # of a dataclass in a packed state
@@ -106,22 +105,24 @@ def save(folder: Path, state: Any, notes: Mapping[str, Any]) -> None:
     """Write a checkpoint folder; `notes` is JSON of the caller. It gets its name when it is complete."""
     temporary = folder.with_name(f".{folder.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
+    tensors: dict[str, Tensor] = {}
+    tree = pack(state, "state", tensors)
     try:
-        temporary.mkdir(parents=True)
-        tensors: dict[str, Tensor] = {}
-        tree = pack(state, "state", tensors)
-        save_file(unshared(tensors), temporary / "state.safetensors")
-        digest = sha256_of(temporary / "state.safetensors")
-        text = json.dumps({"format": FORMAT, "state": tree, "notes": dict(notes), "tensors_sha256": digest})
-        (temporary / "state.json").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n")
-        for name in ("state.safetensors", "state.json"):
-            sync(temporary / name)
-        _remove(folder)
-        os.replace(temporary, folder)
-        sync(folder.parent)
-    except (OSError, SafetensorError) as error:  # safetensors raises the latter if the disk is full
+        with saving(folder, "Earlier checkpoints are intact. "):
+            make_folder(folder.parent)
+            temporary.mkdir()
+            save_file(unshared(tensors), temporary / "state.safetensors")
+            digest = sha256_of(temporary / "state.safetensors")
+            body = {"format": FORMAT, "state": tree, "notes": dict(notes), "tensors_sha256": digest}
+            text = json.dumps(body)
+            (temporary / "state.json").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n")
+            for path in (temporary / "state.safetensors", temporary / "state.json", temporary):
+                sync(path)
+            _remove(folder)
+            os.replace(temporary, folder)
+            sync(folder.parent)
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise OSError(f"could not write checkpoint {folder} ({error}); earlier ones are intact") from error
 
 
 def unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
-"""Files and folders that appear complete or not at all, and checksums that show later damage.
+"""Files that appear complete or not at all, and checksums that show later damage.
 
-A process can be killed at any time. Until a file or folder is complete it has another name, and the old one
-stays unchanged.
+A process can be killed at any time, and a machine can lose power. Until a file is complete and on the disk it
+has another name, and the old one stays unchanged (`antiphon.records.folders` for folders).
 
 Every folder that antiphon writes has a JSON file that describes it. Its key "sha256" is the checksum of the
 rest of the object, and "files" has the checksums of other files in the folder. A large file NAME is read in
@@ -18,14 +18,15 @@ import io
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import quote
 
-from antiphon.records.maker import OLD, beside, short_name, tidy, unfinished
+from safetensors import SafetensorError
+
+from antiphon.records.maker import beside, short_name, tidy
 
 MAKING, PART = "making", "part"  # purposes of folders and files that are not complete
 CHECKSUM = "sha256"  # key of a JSON object: the checksum of the rest of it
@@ -34,24 +35,78 @@ SUMS = ".sums"  # end of the name of a file with checksums of blocks
 BLOCK = 1 << 16  # bytes of a block
 SUM_BYTES = 16  # of the SHA-256 checksum of a block
 ADVICE = "restore it, or make it again"
+SPACE = "Free some space, then give the command again (a run goes on with --resume)"
+DISK_ERRORS = {
+    errno.ENOSPC: SPACE,
+    errno.EDQUOT: SPACE,
+    errno.EFBIG: "Choose a disk that takes larger files",
+    errno.EIO: "Check the disk",
+    errno.EROFS: "Choose another folder",
+    errno.EACCES: "Choose another folder, or change its permissions",
+}
 
 
 class Damaged(ValueError):
     """A file is not as it was written: its checksum does not match, or it is missing."""
 
 
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file, which gets its name when it is complete. `write` is called with the path to write to."""
+class NotWritten(OSError):
+    """The disk did not take a file or folder: it is full, fails, or must not be written to."""
+
+    def __init__(self, path: Path, number: int, note: str = "") -> None:
+        super().__init__(f"could not write {path}: {os.strerror(number)}. {note}{DISK_ERRORS[number]}")
+        self.number = number
+
+
+@contextmanager
+def saving(path: Path, note: str = "") -> Iterator[None]:
+    """Turn errors of the disk into `NotWritten`, which says what to do. `note`: what else to say."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if (number := _number_of(error, path.absolute().parent)) is None:
+            raise
+        raise NotWritten(path, number, note) from error
+
+
+def _number_of(error: Exception, folder: Path) -> int | None:
+    """Return the number of an error of the disk that a folder is on; None for another error."""
+    if isinstance(error, NotWritten):
+        return error.number
+    if isinstance(error, OSError):
+        number, name = error.errno, error.filename
+        is_elsewhere = isinstance(name, str | Path) and not Path(name).absolute().is_relative_to(folder)
+        return number if number in DISK_ERRORS and not is_elsewhere else None
+    found = re.search(r"os error (\d+)", str(error))  # as safetensors writes it
+    return int(found[1]) if found and int(found[1]) in DISK_ERRORS else None
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file that only its owner can read, as the `opener` of `open`."""
+    return os.open(path, flags, 0o600)
+
+
+def replace_file(path: Path, write: Callable[[Path], object], is_private: bool = False) -> None:
+    """Write a file, which gets its name when it is complete and on the disk.
+
+    `write` is called with the path to write to. A private file can be read by its owner only.
+    """
     tidy(path)
     part = beside(path, PART)
     try:
-        write(part)
-        os.replace(part, path)
+        with saving(path):
+            open(part, "xb", opener=private if is_private else None).close()
+            write(part)
+            sync(part)
+            os.replace(part, path)
+            sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
 
 
-def replace_text(path: Path, write: Callable[[TextIO], object], level: int = 9) -> None:
+def replace_text(
+    path: Path, write: Callable[[TextIO], object], level: int = 9, is_private: bool = False
+) -> None:
     """Write a text file as `replace_file` does, compressed if its name ends in .gz.
 
     The same text gives the same bytes. `write` is called with the open file; `level` is that of gzip.
@@ -67,7 +122,13 @@ def replace_text(path: Path, write: Callable[[TextIO], object], level: int = 9) 
     if path.exists() and not path.is_file():  # such as /dev/stdout
         write_to(path)
     else:
-        replace_file(path.resolve(), write_to)  # of a link, the file that it leads to
+        replace_file(path.resolve(), write_to, is_private)  # of a link, the file that it leads to
+
+
+def write_text(path: Path, text: str, is_private: bool = False) -> None:
+    """Write a text file as `replace_file` does; lone surrogates are escaped."""
+    data = text.encode(errors="backslashreplace")
+    replace_file(path, lambda part: part.write_bytes(data), is_private)
 
 
 def sha256_of(path: Path) -> str:
@@ -108,13 +169,7 @@ def write_json(
     """Write a JSON object with its checksum, and with those of finished files in its folder."""
     sums = {name: sha256_of(path.parent / name) for name in files}
     whole = with_checksum({**body, FILES: sums} if sums else body)
-    text = json.dumps(whole, indent=indent, ensure_ascii=False) + "\n"
-    replace_file(path, lambda unfinished: unfinished.write_bytes(text.encode(errors="backslashreplace")))
-
-
-def files_in(folder: Path) -> list[str]:
-    """Return the names of all files in a folder and its folders."""
-    return [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    write_text(path, json.dumps(whole, indent=indent, ensure_ascii=False) + "\n")
 
 
 def check_files(
@@ -168,22 +223,7 @@ class CheckedBlocks:
             self._unchecked[block] = 0
 
 
-# --- Names and folders ----------------------------------------------------------------------------
-
-
-def check_new_folder(folder: Path) -> None:
-    """Refuse, before any work, a folder that cannot be made because there is a file."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise ValueError(f"{nearest} is a file, not a folder: choose another folder")
-
-
-def check_new_file(path: Path) -> None:
-    """Refuse, before any work, a file that cannot be written: it is a folder, or its folder is missing."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: name a file, such as one in it")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
+# --- Names and formats ----------------------------------------------------------------------------
 
 
 def check_name(name: str, what: str, advice: str) -> None:
@@ -226,89 +266,13 @@ def read_format(path: Path, format: str, what: str, advice: str = ADVICE) -> dic
     return without_checksum(body, path, advice)
 
 
-@contextmanager
-def new_folder(destination: Path, several: bool = False) -> Iterator[Path]:
-    """Yield an empty folder beside the destination; at the end it replaces the destination.
-
-    On any error, including Ctrl-C, it is removed and the destination stays as it was. What killed processes
-    left beside the destination is removed first. Two processes cannot make the same folder at once, unless
-    `several` may make the same contents: then the first one to finish makes it.
-    """
-    destination = destination.absolute()
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    tidy(destination)
-    before = _identity(destination)
-    folder = beside(destination, MAKING)
-    folder.mkdir()
-    try:
-        if not several:
-            _refuse_other_makers(destination, folder)
-        yield folder
-        if not _publish(folder, destination, before) and not several:
-            raise ValueError(f"{destination} was made by another process meanwhile: choose another folder")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def filled_folder(folder: Path, main: str) -> Iterator[Path]:
-    """Yield an empty folder; at the end its files go to `folder`, the file `main` last.
-
-    Other files that are there already stay. On an error before the end, nothing is changed.
-    """
-    if not folder.exists():
-        with new_folder(folder) as made:
-            yield made
-        return
-    tidy(folder / main)
-    made = beside(folder / main, MAKING)
-    made.mkdir()
-    try:
-        yield made
-        for name in sorted(files_in(made), key=lambda name: (name == main, name)):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(made / name, folder / name)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-def _identity(folder: Path) -> tuple[int, int] | None:
-    """Return what tells a folder from a later one of the same name; None if it is missing or empty."""
-    try:
-        if not any(folder.iterdir()):
-            return None
-        status = folder.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def _refuse_other_makers(destination: Path, own: Path) -> None:
-    for path, purpose, maker in unfinished(destination):
-        if purpose == MAKING and path != own:
-            raise ValueError(
-                f"{destination} is being made by {maker}: wait until it has ended, or stop it. If it has "
-                f"ended, remove {path}"
-            )
-
-
-def _publish(folder: Path, destination: Path, before: tuple[int, int] | None) -> bool:
-    """Give a folder its name, in place of what was there before; False if there is another one by now."""
-    old = beside(destination, OLD)
-    try:
-        if before is not None and _identity(destination) == before:
-            os.rename(destination, old)
-        os.rename(folder, destination)  # replaces an empty folder only
-    except BaseException as error:
-        with suppress(OSError):
-            os.rename(old, destination)
-        if not (isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST)):
-            raise
-        return False
-    finally:
-        if destination.exists():
-            shutil.rmtree(old, ignore_errors=True)
-    return True
+def make_folder(folder: Path) -> None:
+    """Make a folder, and the folders above it that are missing; they survive a crash of the machine."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    with saving(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in reversed(missing):
+            sync(path.parent)
 
 
 def sync(path: Path) -> None:

@@ -10,11 +10,20 @@ import hashlib
 import io
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphon.records.files import Damaged, sync, with_checksum, without_checksum
+from antiphon.records.files import (
+    Damaged,
+    NotWritten,
+    make_folder,
+    saving,
+    sync,
+    with_checksum,
+    without_checksum,
+)
 
 SO_FAR = "journal_sha256"  # key of a line of clock.jsonl: the checksum of the journal up to the same line
 ADVICE = "Restore the file"
@@ -29,8 +38,10 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        make_folder(path.parent)
+        with saving(path):
+            path.touch()
+            sync(path.parent)
         self._so_far = hashlib.sha256()
         self.truncate(path.read_bytes().rfind(b"\n") + 1)
 
@@ -48,9 +59,13 @@ class Journal:
                 f"{self.path}: entry {entry.get('round', '?')} cannot be written ({error}); "
                 "write None for a number that is not finite"
             ) from None
-        data = line.encode() + b"\n"
-        with self.path.open("ab") as file:
-            file.write(data)
+        data, size = line.encode() + b"\n", self.size
+        try:
+            with saving(self.path, "Finished rounds are saved. "), self.path.open("ab") as file:
+                file.write(data)
+        except NotWritten:
+            os.truncate(self.path, size)  # no part of a line stays
+            raise
         self._so_far.update(data)
 
     @property
@@ -60,7 +75,8 @@ class Journal:
 
     def sync(self) -> None:
         """Wait until all entries are on disk. This is slow: only a checkpoint needs it."""
-        sync(self.path)
+        with saving(self.path, "Finished rounds are saved. "):
+            sync(self.path)
 
     def check_end(self, size: int) -> None:
         """Refuse a number of bytes that the file does not have, or after which no line ends."""

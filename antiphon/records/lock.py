@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from antiphon.records.files import saving
 from antiphon.records.maker import has_ended, process_state
 
 LOCK = ".lock"
@@ -80,8 +81,9 @@ def locked(folder: Path) -> Iterator[None]:
     descriptor = None
     try:
         while descriptor is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor = _acquire(path)
+            with saving(path):
+                folder.mkdir(parents=True, exist_ok=True)
+                descriptor = _acquire(path)
         _descriptors.add(descriptor)
         yield
     finally:

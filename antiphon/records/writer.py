@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from antiphon.records import checkpoint
-from antiphon.records.files import Damaged
+from antiphon.records.files import Damaged, make_folder, saving
 from antiphon.records.journal import Journal, check_journal, clock_entry, read
 
 Moment = tuple[int, int]  # round, call
@@ -77,7 +79,7 @@ def reporting_a_stop(listener: Listener) -> Iterator[None]:
 
 
 class Record:
-    """The folder of a run. Call `begin` or `restore` first, and `close` at the end."""
+    """The folder of a run. Call `begin` or `restore` first."""
 
     def __init__(self, folder: Path, keep_last: int, states: ClientStateFiles | None = None) -> None:
         self.folder, self.keep_last, self.states = folder, keep_last, states
@@ -180,10 +182,6 @@ class Record:
         """Return the rounds in the journal."""
         return read(self.journal.path)
 
-    def close(self) -> None:
-        if self.events is not None:
-            self.events.close()
-
     def _open_journals(self) -> None:
         self.journal = Journal(self.folder / "journal.jsonl")
         self.clock = Journal(self.folder / "clock.jsonl")
@@ -205,23 +203,26 @@ class EventWriter:
     def __init__(self, folder: Path) -> None:
         for path in folder.glob(f"events.out.tfevents.*{EVENTS_SUFFIX}*"):
             path.unlink()
-        try:
-            # Imported when a run begins: it is slow, and other commands do not need it.
-            from torch.utils.tensorboard import FileWriter
-        except ImportError:
-            self._writer = None
-        else:
-            self._writer = FileWriter(str(folder), filename_suffix=EVENTS_SUFFIX)
+        machine, process = socket.gethostname(), os.getpid()
+        name = f"events.out.tfevents.{int(time.time()):010d}.{machine}.{process}.0{EVENTS_SUFFIX}"
+        self.path = folder / name
+        self._write(wall_time=time.time(), file_version="brain.Event:2")
 
     def add(self, step: int, scalars: Mapping[str, float], wall_time: float) -> None:
         """Write all `scalars` (tag → value) at one step."""
-        if self._writer is None:
-            return
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
+        self._write(wall_time=wall_time, step=step, summary={"value": values})
 
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self._writer.add_summary(Summary(value=values), step, wall_time)
-        self._writer.flush()
+    def _write(self, **event: Any) -> None:
+        try:
+            # Imported when a run begins: other commands do not need it.
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError:
+            return
+        make_folder(self.path.parent)
+        with saving(self.path, "Finished rounds are saved. "), self.path.open("ab") as file:
+            RecordWriter(file).write(Event(**event).SerializeToString())
 
     def add_rounds(self, journal: Sequence[Entry], clock: Sequence[Entry], started: float) -> None:
         """Write finished rounds; the time of a round is `started` plus the seconds until its end."""
@@ -231,10 +232,6 @@ class EventWriter:
             tick = ticks.get(entry["round"], {})
             now += tick.get("seconds") or 0.0
             self.add(entry["round"], scalars_of(entry, tick), now)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
 
 
 def scalars_of(journal_entry: Entry, clock_entry: Entry) -> dict[str, float]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from antiphon.records.files import check_new_folder, replace_file
+from antiphon.records.files import make_folder, write_text
+from antiphon.records.folders import check_new_folder
 from antiphon.report.formatting import MARK
 
 __all__ = ["report", "write_report"]
@@ -86,12 +86,12 @@ def write_report(runs: Sequence[Path], destination: Path, num_examples: int = 0)
 
     page = _page(runs, destination)
     loaded = load_runs(runs)
-    page.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(page.parent)
     for path, text in (
         (page, render(loaded, num_examples)),
         (figures_file(page), results_markdown(loaded, num_examples)),
     ):
-        replace_file(path, partial(Path.write_text, data=text, encoding="utf-8"))
+        write_text(path, text, is_private=num_examples > 0)
     return page
 
 

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from antiphon.records.files import replace_file
+from antiphon.records.files import make_folder, write_text
 from antiphon.records.lock import Holder, holder_of, is_used
 from antiphon.report.html import Following, render, render_waiting
 from antiphon.report.run_folder import RunFolder, begun_folders, load_runs, planned_rounds
@@ -42,7 +41,7 @@ def follow_runs(
     """
     at_start = {path: _Start(_experiment_stamps(path), is_used(experiment_of(path))) for path in paths}
     made_folder = not page.parent.exists()
-    page.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(page.parent)
     notify(f"Open {page} in a browser: it shows the runs while they go on. Ctrl-C ends this, not the runs.")
     try:
         seen: list[Stamp] | None = None
@@ -74,7 +73,7 @@ def _write(paths: Sequence[Path], page: Path, num_examples: int) -> None:
     rows = [*(progress_of(run) for run in runs), *waiting_runs(paths, runs)]
     following = Following(REFRESH, time.strftime("%H:%M:%S"), rows)
     text = render(runs, num_examples, following) if runs else render_waiting(paths, following)
-    replace_file(page, partial(Path.write_text, data=text, encoding="utf-8"))
+    write_text(page, text)
 
 
 def _is_over(path: Path, at_start: _Start) -> bool:

@@ -6,13 +6,12 @@ A card has numbers, and names of classes and settings. It has no names of speake
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from antiphon.records.files import replace_file
+from antiphon.records.files import write_text
 from antiphon.report import tables
 from antiphon.report.formatting import bounds, markdown_table, percent
 from antiphon.report.run_folder import RunFolder, read_json
@@ -58,7 +57,7 @@ def write_card(run: Path, target: Path, exported: Sequence[Sequence[str]] | None
     exported: for an exported model, the rows of the comparison with the run's model, the head first; or none.
     """
     text = model_card(run, exported)
-    replace_file(target / CARD, partial(Path.write_text, data=text, encoding="utf-8"))
+    write_text(target / CARD, text)
 
 
 def model_card(run: Path, exported: Sequence[Sequence[str]] | None = None) -> str:

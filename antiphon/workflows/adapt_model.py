@@ -22,7 +22,8 @@ from antiphon.experiment.runner import Scores, run_experiment
 from antiphon.experiment.starting import SeedModel
 from antiphon.recipes.session_adaptation import SESSIONS, adapted_experiment
 from antiphon.recognizer import Recognizer
-from antiphon.records.files import check_new_folder, write_json
+from antiphon.records.files import write_json
+from antiphon.records.folders import check_new_folder
 from antiphon.records.listener import Listen
 from antiphon.records.lock import locked
 from antiphon.report.run_folder import read_json

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from antiphon.records.files import check_new_file, check_new_folder, write_json
+from antiphon.records.files import make_folder, write_json, write_text
+from antiphon.records.folders import check_new_file, check_new_folder
 from antiphon.report.run_folder import read_json
 from antiphon.scoring.alignment import (
     AlignedUtterance,
@@ -179,9 +180,9 @@ def alignments(
     confusions = find_confusions(utterances)
     folder = Path(out) if out is not None else transcripts.folder
     check_new_folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "alignments.txt").write_text(format_alignments(str(source), utterances), encoding="utf-8")
-    (folder / "confusions.txt").write_text(format_confusions(confusions), encoding="utf-8")
+    make_folder(folder)
+    write_text(folder / "alignments.txt", format_alignments(str(source), utterances), is_private=True)
+    write_text(folder / "confusions.txt", format_confusions(confusions), is_private=True)
     return ErrorLists(folder, steps, normalised.by_speaker(), confusions)
 
 

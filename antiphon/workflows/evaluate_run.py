@@ -20,7 +20,7 @@ from antiphon.experiment.folder import corpus_of
 from antiphon.experiment.score import score
 from antiphon.lm.arpa import load_ngram
 from antiphon.recognizer import Recognizer
-from antiphon.records.files import check_new_file
+from antiphon.records.folders import check_new_file
 from antiphon.scoring.normalisation import Normalisation
 from antiphon.workflows.arguments import (
     Names,

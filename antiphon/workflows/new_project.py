@@ -12,7 +12,8 @@ from antiphon.data.importing.audio_folder import AudioListing, list_audio
 from antiphon.experiment.settings import Experiment
 from antiphon.recipes import RECIPES
 from antiphon.recipes import recipe as load_recipe
-from antiphon.records.files import check_new_folder
+from antiphon.records.files import make_folder, write_text
+from antiphon.records.folders import check_new_folder
 from antiphon.workflows.commented_settings import commented_yaml
 
 SETTINGS, ALGORITHM, TEST = "experiment.yaml", "my_algorithm.py", "test_my_algorithm.py"
@@ -58,9 +59,9 @@ def new_project(folder: str | Path, *, recipe: str = "dga", audio: str | Path | 
     if listing is not None:
         rows = (json.dumps(row, ensure_ascii=False) for row in listing.rows)
         texts[MANIFEST] = "".join(f"{row}\n" for row in rows)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_text(folder / name, text, is_private=name == MANIFEST)
     commands = _commands(folder, listing, Path(audio).resolve() if audio is not None else None)
     return Project(folder, tuple(texts), listing, commands)
 

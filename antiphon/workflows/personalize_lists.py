@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,8 @@ from antiphon.personalisation.trial import (
 from antiphon.pools.rendezvous import find_rank
 from antiphon.pools.spawning import run_processes
 from antiphon.privacy.samplers import Secure, Seeded
-from antiphon.records.files import check_new_folder
+from antiphon.records.files import write_json
+from antiphon.records.folders import check_new_folder
 from antiphon.records.listener import Listen
 from antiphon.records.lock import locked
 from antiphon.workflows.arguments import Names, Notify, Progress, no_messages, no_progress
@@ -277,7 +277,6 @@ def _noise_results(trial: Trial, mixture: Mixture, settings: NoiseSettings, out:
     own_words = private.own_words()
     if out is not None:
         body = {"background": rates[0], "no_noise": rates[1], "own_words": own_words}
-        text = json.dumps({**body, "rows": [row.to_dict() for row in rows]}, indent=2)
-        (out / "private.json").write_text(text + "\n", encoding="utf-8")
+        write_json(out / "private.json", {**body, "rows": [row.to_dict() for row in rows]})
     num_clients = len(trial.federation.clients) + len(trial.federation.earlier)
     return NoiseResults(*rates, own_words, tuple(rows), num_clients)

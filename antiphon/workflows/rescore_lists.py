@@ -25,7 +25,7 @@ from antiphon.decoding.rescoring import (
 )
 from antiphon.decoding.rescoring import tune as tune_weights
 from antiphon.lm.neural_lm import load_sentence_model
-from antiphon.records.files import check_new_file
+from antiphon.records.folders import check_new_file
 from antiphon.scoring.error_rate import Errors
 from antiphon.scoring.statistics import Interval, difference_interval, rate_interval
 from antiphon.workflows.arguments import Names, Paths, Progress, names_of, no_progress, paths_of

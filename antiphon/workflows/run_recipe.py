@@ -19,7 +19,7 @@ from antiphon.pools.rendezvous import Rank, choose_gpu, find_rank, join
 from antiphon.pools.spawning import end_with_starter, run_processes
 from antiphon.recipes import RECIPES
 from antiphon.recipes import recipe as load_recipe
-from antiphon.records.files import check_new_folder
+from antiphon.records.folders import check_new_folder
 from antiphon.records.listener import Listen
 from antiphon.records.lock import locked
 from antiphon.workflows.arguments import Names, Progress, no_progress, screen_for

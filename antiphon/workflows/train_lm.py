@@ -16,7 +16,7 @@ from antiphon.lm.kneser_ney import estimate
 from antiphon.lm.neural_lm import LmTraining, NeuralLm, train_lm
 from antiphon.lm.ngram import NgramModel, Perplexity
 from antiphon.models.torch_device import find_device
-from antiphon.records.files import check_new_file, check_new_folder
+from antiphon.records.folders import check_new_file, check_new_folder
 from antiphon.records.lock import locked
 from antiphon.workflows.arguments import Paths, Progress, no_progress, paths_of
 

@@ -152,7 +152,6 @@ def read_run(folder: Path) -> Iterator[Any]:
         shutil.copytree(folder, copy)
         record = Record(copy, keep_last=2)
         yield record.restore(start, skip_corrupt=False).round
-        record.close()
     except ValueError as error:
         raise ValueError(str(error).replace(str(copy), str(folder))) from error
     finally:

@@ -213,7 +213,7 @@ def test_a_full_disk_is_said_clearly_and_costs_one_round_at_most(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(OSError, match=r"round-000003.*No space left.*earlier ones are intact"):
+    with pytest.raises(OSError, match=r"round-000003: No space left.*checkpoints are intact.*--resume"):
         trial.run()
     monkeypatch.undo()
     assert sorted(path.name for path in (trial.folder / "checkpoints").iterdir()) == [

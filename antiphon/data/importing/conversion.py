@@ -27,7 +27,8 @@ from antiphon.data.importing.import_options import STEPS, ImportOptions
 from antiphon.data.importing.listing import Listing, list_candidates
 from antiphon.data.processes import map_ahead
 from antiphon.data.transcripts import characters_of, rare_characters
-from antiphon.records.files import check_name, check_new_folder, new_folder, sync, write_json, write_sums
+from antiphon.records.files import check_name, private, write_json, write_sums
+from antiphon.records.folders import check_new_folder, new_folder
 from antiphon.records.maker import tidy
 
 
@@ -101,11 +102,9 @@ def import_corpus(
             "seconds": seconds,
             **texts,
         }
-        with open(folder / "skipped.jsonl", "x", encoding="utf-8") as file:
+        with open(folder / "skipped.jsonl", "x", encoding="utf-8", opener=private) as file:
             file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in skipped)
         write_json(folder / "corpus.json", about, [INDEX, "skipped.jsonl", write_sums(folder / PACK)])
-        for path in folder.iterdir():
-            sync(path)  # before the folder gets its name: a crash must not leave a corpus with holes
     return ImportSummary(
         path=destination,
         format=name,
@@ -207,8 +206,8 @@ def _write_utterances(
     prepared = map_ahead(ThreadPoolExecutor(num_threads), prepare, candidates, 4 * num_threads)
     progress(0, len(candidates))
     with (
-        open(folder / PACK, "xb") as pack,
-        open(folder / INDEX, "x", encoding="utf-8", errors="backslashreplace") as index,
+        open(folder / PACK, "xb", opener=private) as pack,
+        open(folder / INDEX, "x", encoding="utf-8", errors="backslashreplace", opener=private) as index,
         closing(prepared),
     ):
         for done, (one, result) in enumerate(prepared, 1):

@@ -28,7 +28,8 @@ from antiphon.data.processes import map_in_processes
 from antiphon.data.session_texts import SessionText
 from antiphon.data.store import Progress
 from antiphon.data.tts.synthesiser import SilentError, Synthesiser, Voice
-from antiphon.records.files import Damaged, new_folder, read_format, write_json
+from antiphon.records.files import Damaged, make_folder, read_format, saving, write_json
+from antiphon.records.folders import new_folder
 from antiphon.records.maker import beside, tidy
 from antiphon.seeding import derive
 
@@ -234,9 +235,12 @@ class AudioSource:
 def temporary_source(destination: Path) -> Iterator[AudioSource]:
     """Make a source beside the corpus that will be made of it; it is removed at the end."""
     folder = beside(destination, "speaking")
-    folder.mkdir(parents=True)
+    make_folder(destination.parent)
     try:
+        with saving(destination):
+            folder.mkdir(mode=0o700)
         with (
+            saving(destination),
             tarfile.open(folder / "audio.tar", "w") as tar,
             open(folder / "manifest.jsonl", "w", encoding="utf-8") as manifest,
         ):

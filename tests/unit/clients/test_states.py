@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,9 +227,14 @@ def test_a_damaged_state_of_one_client_does_not_concern_another(states: ClientSt
 @pytest.fixture
 def killed(states: ClientStates, monkeypatch: pytest.MonkeyPatch) -> ClientStates:
     """A process was killed between the writing of a file and its renaming."""
+
+    def killed(source: Path, target: Path) -> None:
+        shutil.copyfile(source, target.with_name(f"{target.name}.7.writing"))  # a kill removes nothing
+        raise KeyboardInterrupt
+
     states.write("c", (0, 0), number(1))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", lambda source, target: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             states.write("c", (1, 0), number(2))
     assert len(files(states)) == 2

@@ -177,7 +177,7 @@ def test_a_disk_that_is_really_full_is_an_oserror_and_leaves_nothing(tmp_path: P
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        with pytest.raises(OSError, match=r"round-000002 .*earlier ones are intact"):
+        with pytest.raises(OSError, match=r"round-000002: .*Earlier checkpoints are intact"):
             save(tmp_path / "round-000002", ServerState(2, {"w": torch.zeros(10000)}), {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

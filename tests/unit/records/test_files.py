@@ -14,11 +14,6 @@ from antiphon.records.files import (
     CheckedBlocks,
     Damaged,
     check_files,
-    check_new_file,
-    check_new_folder,
-    files_in,
-    filled_folder,
-    new_folder,
     read_format,
     replace_file,
     replace_text,
@@ -28,6 +23,7 @@ from antiphon.records.files import (
     write_json,
     write_sums,
 )
+from antiphon.records.folders import check_new_file, check_new_folder, files_in, filled_folder, new_folder
 
 
 def test_a_file_is_replaced_when_it_is_complete(tmp_path: Path) -> None:

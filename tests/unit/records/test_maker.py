@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.records.files import new_folder, replace_file
+from antiphon.records.files import replace_file
+from antiphon.records.folders import new_folder
 from antiphon.records.maker import Maker, beside, short_name, tidy, unfinished
 
 MAKE = """
 import os, signal, sys
 from pathlib import Path
-from antiphon.records import files
+from antiphon.records.folders import new_folder
 destination, rename, moment = Path(sys.argv[1]), os.rename, int(sys.argv[2])
 renames = 0
 def killed_at(source, target):
@@ -29,7 +30,7 @@ def killed_at(source, target):
         os.kill(os.getpid(), signal.SIGKILL)
     rename(source, target)
 os.rename = killed_at
-with files.new_folder(destination) as folder:
+with new_folder(destination) as folder:
     (folder / "file").write_text("new")
     print("making", flush=True)
     if moment == 0:
@@ -38,7 +39,7 @@ with files.new_folder(destination) as folder:
 NESTED = """
 import sys
 from pathlib import Path
-from antiphon.records.files import new_folder
+from antiphon.records.folders import new_folder
 with new_folder(Path(sys.argv[1])) as outer, new_folder(outer) as inner:
     print("making", flush=True)
     sys.stdin.read()

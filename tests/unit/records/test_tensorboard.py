@@ -39,7 +39,6 @@ def test_tensorboard_itself_reads_what_was_written(tmp_path):
     found = read_back(tmp_path)  # before it is closed: a killed process leaves as much
     assert found["valid/wer"] == [(0, 0.5, 1001.0), (300, 0.25, 1002.5)]
     assert found["train/é"] == [(300, -1.5, 1002.5)]
-    writer.close()
     assert read_back(tmp_path) == found
 
 
@@ -51,8 +50,7 @@ def test_a_resumed_run_writes_what_the_journal_holds_and_goes_on_in_the_same_fil
         writer = EventWriter(tmp_path)
         writer.add_rounds([{"round": before, "loss": float(before)} for before in range(1, step)], [], 5.0)
         writer.add(step, {"train/loss": float(step)}, wall_time=5.0 + step)
-        writer.close()
-    assert len(list(tmp_path.iterdir())) == 2
+        assert len(list(tmp_path.iterdir())) == 2
     (tmp_path / "events.out.tfevents.5.somebody").unlink()
     assert [event[:2] for event in read_back(tmp_path)["train/loss"]] == [(1, 1.0), (2, 2.0)]
 
@@ -61,8 +59,7 @@ def test_a_run_is_written_afresh_with_times_from_its_clock(tmp_path):
     for _ in range(2):
         writer = EventWriter(tmp_path)
         writer.add_rounds(JOURNAL, CLOCK, started=100.0)
-        writer.close()
-    assert len(list(tmp_path.iterdir())) == 1
+        assert len(list(tmp_path.iterdir())) == 1
     found = read_back(tmp_path)
     assert found["train/loss"] == [(2, 2.0, 106.0)]
     assert found["train/lr"] == [(2, 0.5, 106.0)]
@@ -71,11 +68,10 @@ def test_a_run_is_written_afresh_with_times_from_its_clock(tmp_path):
 
 
 def test_without_tensorboard_nothing_is_written(tmp_path, monkeypatch):
-    for name in ("tensorboard", "torch.utils.tensorboard"):
+    for name in [name for name in sys.modules if name.startswith("tensorboard")] + ["tensorboard"]:
         monkeypatch.setitem(sys.modules, name, None)
     writer = EventWriter(tmp_path)
     writer.add_rounds(JOURNAL, CLOCK, started=100.0)
-    writer.close()
     assert not list(tmp_path.iterdir())
 
 
@@ -84,8 +80,8 @@ def test_tensorboard_is_imported_by_the_first_writer_without_a_word(tmp_path):
 import sys
 from pathlib import Path
 from antiphon.records.writer import EventWriter
-assert not {"tensorboard", "torch.utils.tensorboard"} & sys.modules.keys()
-EventWriter(Path(sys.argv[1])).close()
+assert "tensorboard" not in sys.modules
+EventWriter(Path(sys.argv[1]))
 """
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
