@@ -36,7 +36,10 @@ class Stopped(Exception):
 
 
 class Unusable(ValueError):
-    """The client has nothing to work on. The run continues without it; the journal gives the reason."""
+    """A client has nothing to work on, or its report gives it no weight.
+
+    The run continues without it; the journal gives the reason.
+    """
 
 
 def lives_with_server(client: str) -> bool:
@@ -127,11 +130,14 @@ class Update:
         return replace(self, log_weight=log_weight)
 
     def weighted_by(self, weigh: Weigh) -> Update:
-        """Return one client's update with its log-weight; a failure if the log-weight is not finite."""
+        """Return one client's update with its log-weight; a failure if there is no finite one."""
         if self.is_empty:
             return self
         (report,) = self.reports
-        log_weight = weigh(report)
+        try:
+            log_weight = weigh(report)
+        except Unusable as error:
+            return Update.nothing(Failure(report.client, str(error)))
         if math.isfinite(log_weight):
             return self.with_log_weight(log_weight)
         return Update.nothing(Failure(report.client, f"its weight is not finite (log-weight {log_weight})"))

@@ -14,12 +14,12 @@ import torch
 
 from antiphon.algorithms.dga_rl import DgaRl, DgaRlState, Rewards
 from antiphon.algorithms.fedavg import dga
-from antiphon.clients.train import measure_delta
 from antiphon.core import Report, Task, Tensors, Update, Worker
 from antiphon.pools.local import LocalPool
 from antiphon.pools.recording import RecordingPool
 from antiphon.seeding import derive
 from antiphon.server.optimizers import Sgd
+from antiphon.tasks.local_training import measure_delta
 
 DIM = 16
 GOOD = [f"good/{number:02d}" for number in range(14)]

@@ -106,6 +106,7 @@ class Quadratic:
         delta = steps.start["w"] - w
         stats = {
             "loss": self.mean_loss(steps.start),
+            "num_utterances": 1.0,
             "num_steps": float(local.steps),
             "norm": abs(float(delta)),
         }

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from antiphon.algorithms.fedavg import hierarchical
-from antiphon.clients.worker import refuse_nonfinite
 from antiphon.core import Report, Task, Update
 from antiphon.engine import Engine, Listener, Outcome, Rounds
 from antiphon.pools.local import LocalPool
@@ -39,7 +38,7 @@ class Toy:
         noise = {name: torch.randn(p.shape, generator=generator) for name, p in task.tensors.items()}
         delta = {name: p + 0.1 * noise[name] for name, p in task.tensors.items()}
         stats = {"loss": 1.0 + float(noise["w"][0]) ** 2, "num_utterances": 3.0, "norm": 1.0, "seconds": 9.0}
-        return refuse_nonfinite(Update(delta, reports=(Report(client, stats),)))
+        return Update(delta, reports=(Report(client, stats),))
 
 
 class Trial:

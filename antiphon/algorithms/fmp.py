@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphon.core import ALGORITHMS, Metrics, Pool, Report, ServerState, Task, Tensors, Update
+from antiphon.core import ALGORITHMS, Metrics, Pool, Report, ServerState, Task, Tensors, Unusable, Update
 from antiphon.privacy.release import Release
 
 MARGINAL = "marginal"  # the kind of task, and the name of its tensor
@@ -102,7 +102,10 @@ class Fmp:
 
 def by_pseudo_count(report: Report) -> float:
     """Return log c_i: clients are weighted by how much they said (eq. 6)."""
-    return math.log(report.stats[PSEUDO_COUNT])
+    count = report.stats.get(PSEUDO_COUNT, 0.0)
+    if not count > 0:
+        raise Unusable(f"its {PSEUDO_COUNT} is {count:g}, not above 0")
+    return math.log(count)
 
 
 def background_params(probabilities: Tensor | Sequence[float]) -> Tensors:

@@ -26,7 +26,9 @@ from typing import Any
 from antiphon.algorithms.fedavg import select
 from antiphon.core import ALGORITHMS, Metrics, Pool, Report, ServerState, Task, Tensors, Update
 from antiphon.server.schedules import Constant, Schedule
+from antiphon.tasks.client_work import LOSS
 from antiphon.tasks.local_training import (
+    TRAINED,
     LocalTraining,
     Trained,
     parameters_in,
@@ -37,7 +39,9 @@ from antiphon.tasks.local_training import (
 SMALLEST = 1e-12  # a loss below this counts as this
 
 
-@training_work("q_fedavg.train", plan=plan_local_steps, answers="parameters")
+@training_work(
+    "q_fedavg.train", plan_local_steps, answers="parameters", reports={**TRAINED, "start_loss": LOSS}
+)
 def answer(task: Task, client: Any, trained: Trained) -> Update:
     """Answer as in plain training, and report the loss before training."""
     stats = {**trained.report.stats, "start_loss": client.mean_loss(parameters_in(task.tensors))}
@@ -53,10 +57,12 @@ class QFedAvg:
     local: LocalTraining = LocalTraining()
     client_schedule: Schedule = Constant()
     trainable: tuple[str, ...] = ("*",)  # patterns of parameter names; the others stay and never travel
+    max_loss: float = 0.0  # a larger loss counts as this: what a client gains from a false one; 0: no limit
 
     def __post_init__(self) -> None:
-        if self.q < 0:
-            raise ValueError(f"q must not be negative, not {self.q}")
+        for name in ("q", "max_loss"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
 
     def init(self, params: Tensors) -> ServerState:
         select(params, self.trainable)
@@ -75,13 +81,16 @@ class QFedAvg:
 
     def log_weight(self, report: Report) -> float:
         """Return q log F_k."""
-        return self.q * math.log(max(SMALLEST, report.stats["start_loss"]))
+        return self.q * math.log(self._loss(report))
+
+    def _loss(self, report: Report) -> float:
+        return min(max(SMALLEST, report.stats["start_loss"]), self.max_loss or math.inf)
 
     def step_size(self, update: Update, lr: float) -> float:
         """Return the factor on the weighted mean of the updates: L Σ F_k^q / Σ h_k."""
         total = 0.0
         for report in update.reports:
-            loss = max(SMALLEST, report.stats["start_loss"])
+            loss = self._loss(report)
             norm = report.stats["norm"] / lr  # ‖Δw_k‖
             total += self.q * loss ** (self.q - 1) * norm**2 + loss**self.q / lr
         return math.exp(update.log_weight) / lr / total

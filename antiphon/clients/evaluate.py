@@ -6,10 +6,12 @@ from antiphon.clients.client import Client
 from antiphon.core import Report, Task, Unusable, Update
 from antiphon.decoding.search import recognise
 from antiphon.scoring.error_rate import Errors, character_errors, word_errors
-from antiphon.tasks.client_work import client_work
+from antiphon.tasks.client_work import COUNT, client_work
+
+COUNTED = ("words", "words_wrong", "characters", "characters_wrong")
 
 
-@client_work("evaluate", answers="nothing")
+@client_work("evaluate", answers="nothing", reports=dict.fromkeys(COUNTED, COUNT))
 def evaluate(task: Task, client: Client) -> Update:
     """Report word and character errors of greedy decoding on all utterances, or on those held out."""
     runtime = client.runtime
@@ -24,10 +26,6 @@ def evaluate(task: Task, client: Client) -> Update:
         reference = runtime.store.text(index)
         words += word_errors(reference, hypothesis)
         characters += character_errors(reference, hypothesis)
-    stats = {
-        "words": words.length,
-        "words_wrong": words.total,
-        "characters": characters.length,
-        "characters_wrong": characters.total,
-    }
-    return Update({}, reports=(Report(client.id, {key: float(value) for key, value in stats.items()}),))
+    counts = (words.length, words.total, characters.length, characters.total)
+    stats = {key: float(count) for key, count in zip(COUNTED, counts, strict=True)}
+    return Update({}, reports=(Report(client.id, stats),))

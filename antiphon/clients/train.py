@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,16 +14,20 @@ from antiphon.core import Report, Task, Tensors, Update
 from antiphon.models.noise import noise_from
 from antiphon.tasks.client_work import client_work
 from antiphon.tasks.local_training import (
+    TRAINED,
     LocalSteps,
     LocalTraining,
     Trained,
     as_part,
+    global_norm,
+    measure_delta,
     part_of,
     plan_local_steps,
     seed_of,
     training_work,
 )
 
+CENTRAL = {**TRAINED, "num_steps": replace(TRAINED["num_steps"], is_required=True)}
 ADAMW: dict[str, Any] = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-8, "amsgrad": False, "maximize": False}
 
 
@@ -65,29 +69,6 @@ def clip(tensors: list[Tensor], limit: float) -> None:
     if limit > 0:
         scale = (limit / (global_norm(tensors) + 1e-12)).clamp(max=1.0)
         torch._foreach_mul_(tensors, scale)
-
-
-def global_norm(tensors: list[Tensor]) -> Tensor:
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
-
-
-def measure_delta(delta: list[Tensor]) -> dict[str, float]:
-    """Return the statistics of a delta, to about four digits; reads the device once."""
-    total = torch.stack(torch._foreach_norm(delta, 1)).sum()
-    norm, total_magnitude = torch.stack([global_norm(delta), total]).tolist()
-    return delta_stats(norm, total_magnitude, sum(tensor.numel() for tensor in delta))
-
-
-def delta_stats(norm: float, total_magnitude: float, num_entries: int) -> dict[str, float]:
-    """Return the norm of a delta, and mean and variance of |entry|, from the norm and the sum.
-
-    >>> delta_stats(norm=5.0, total_magnitude=7.0, num_entries=2)  # of 3 and −4
-    {'norm': 5.0, 'magnitude_mean': 3.5, 'magnitude_variance': 0.25}
-    """
-    mean = total_magnitude / num_entries
-    # Rounding may make a variance of 0 negative.
-    variance = max(0.0, norm * norm / num_entries - mean * mean)
-    return {"norm": norm, "magnitude_mean": mean, "magnitude_variance": variance}
 
 
 def local_sgd(client: Any, steps: LocalSteps) -> Trained:
@@ -144,7 +125,7 @@ def train(task: Task, client: Any, trained: Trained) -> Update:
     return Update(trained.delta, reports=(trained.report,))
 
 
-@client_work("central", answers="everything")
+@client_work("central", answers="everything", reports=CENTRAL)
 def central(task: Task, client: Any) -> Update:
     """Take AdamW steps on the one client of central training; moments come and go with the parameters."""
     local = LocalTraining.from_task(task.config)

@@ -12,9 +12,10 @@ import torch
 
 from antiphon.clients.client import Client, ClientRuntime
 from antiphon.clients.states import ClientStates
-from antiphon.core import Failure, Task, Unusable, Update
+from antiphon.core import Failure, Task, Tensors, Unusable, Update
 from antiphon.records.files import Damaged, NotWritten
 from antiphon.tasks.client_work import Answer, work_for
+from antiphon.tasks.local_training import find_nonfinite
 from antiphon.tasks.views import VIEWS, Entered, enter
 
 
@@ -48,7 +49,7 @@ class SpeechWorker:
     def finish(self, task: Task, name: str, entered: Entered | PlainTask, answer: Update | Answer) -> Update:
         """Return the update that leaves the client; store its state, unless it failed."""
         update, changes = entered.leave(answer)
-        update = refuse_nonfinite(update)
+        update = refuse_nonfinite(update, changes)
         if not changes or update.is_empty:
             return update
         if self.states is None:
@@ -93,15 +94,16 @@ def named_failure(client: str, work: Callable[[], Update]) -> Update:
         return Update.nothing(Failure(client, f"{type(error).__name__}: {error}"))
 
 
-def refuse_nonfinite(update: Update) -> Update:
-    """Return the update, or a failure with the first tensor or number that is not finite."""
+def refuse_nonfinite(update: Update, changes: Tensors = {}) -> Update:
+    """Return the update; a failure if a number is not finite, or a tensor that the client would keep.
+
+    The server measures the tensors of all answers (`pools.local.arrived`). A client that keeps a state has to
+    look before it writes.
+    """
     (report,) = update.reports
     for name, value in report.stats.items():
         if not math.isfinite(value):
             return Update.nothing(Failure(report.client, f"{name} is {value}"))
-    for name, tensor in update.mean.items():
-        if "norm" in report.stats and "/" not in name:
-            continue  # the norm of the delta is finite, so all its entries are
-        if not bool(torch.isfinite(tensor).all()):
-            return Update.nothing(Failure(report.client, f"NaN or infinity in {name}"))
+    if changes and (name := find_nonfinite({**update.mean, **changes})):
+        return Update.nothing(Failure(report.client, f"NaN or infinity in {name}"))
     return update

@@ -202,6 +202,7 @@ def run_one(
 
     context = RunContext(
         valid=tuple(valid),
+        largest_client=max(map(len, prepared.clients[name].values())),
         structure=partial(structure_in, recognizer),
         resolve_labels=partial(resolve_labels, out, folder, group, prepared.server_texts),
     )

@@ -119,7 +119,8 @@ class DistributedPool:
         """Train this process's share; return the answers with their positions in the cohort."""
         seconds = [self.seconds(client) for client in cohort]
         positions = share_out(seconds, self.group.size)[self.group.rank]
-        updates = map(arrived(task), self.worker.run(task, [cohort[p] for p in positions]))
+        clients = [cohort[position] for position in positions]
+        updates = map(arrived(task), self.worker.run(task, clients), clients)
         return zip(positions, updates, strict=True)
 
     def _gather(self, train: Callable[[], dict[str, Any]], num_clients: int) -> Answers:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,9 +11,9 @@ from typing import Any
 import torch
 
 from antiphon.core import Failure, Report, Task, Tensors, Update, Weigh, Worker, add_up, size_in_bytes
-from antiphon.tasks.client_work import work_for
-from antiphon.tasks.local_training import parameters_in
-from antiphon.tasks.views import VIEWS, views_of
+from antiphon.tasks.client_work import Bounds, work_for
+from antiphon.tasks.local_training import find_nonfinite, measure_delta, parameters_in
+from antiphon.tasks.views import VIEWS, View, views_of
 
 
 def distances_of(point: Tensors, others: Sequence[Tensors]) -> list[float]:
@@ -57,55 +59,139 @@ class LocalPool:
     worker: Worker
 
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
-        updates = map(arrived(task), self.worker.run(task, cohort))
+        updates = map(arrived(task), self.worker.run(task, cohort), cohort)
         return add_up(update.weighted_by(weigh) for update in updates)
 
     def collect(self, task: Task, cohort: Sequence[str]) -> LocalUpdates:
-        replies = list(map(arrived(task), self.worker.run(task, cohort)))
+        replies = list(map(arrived(task), self.worker.run(task, cohort), cohort))
         updates = tuple(update for update in replies if not update.is_empty)
         return LocalUpdates(updates, tuple(failure for update in replies for failure in update.failures))
 
 
-def arrived(task: Task) -> Callable[[Update], Update]:
-    """Return a function from a client's answer to a task to an update that can be added to others.
+# --- Where answers of clients enter the server ----------------------------------------------------
 
-    The function adds the number of bytes to the report. An answer with other tensors than the kind of work
-    declares becomes a failure.
+MISFIT = "its answer does not fit the task"
+Shapes = dict[str, tuple[torch.Size, torch.dtype]]  # name of a tensor -> what it must be
+
+
+def arrived(task: Task) -> Callable[[Update, str], Update]:
+    """Return a function from the answer of a client to an update that can be added to others.
+
+    Every answer passes it, in every pool. The server trusts only the name of the client that it asked. An
+    answer that does not fit the task, is not finite, or reports numbers outside their bounds becomes a
+    failure of that client, and the round goes on. Norms are the server's own, whatever the client reports.
+    Of work that declares no tensors, all answers must have those of the first one.
     """
     views = views_of(task) if VIEWS in task.config else []
-    expected = _expected(task, {part for view in views for part in view.consumes})
+    like = expected_tensors(task, views)
+    expected = None if like is None else _shapes_of(like)
 
-    def arrive(update: Update) -> Update:
-        if update.is_empty:
-            return update
-        (report,) = update.reports
-        report = replace(report, bytes_up=size_in_bytes(update.mean))
-        update = replace(update, reports=(report,))
+    def accept(update: Update, client: str) -> Update:
+        nonlocal expected
+        report = replace(_report_of(update, client), bytes_up=size_in_bytes(update.mean))
+        check_stats(task.kind, report.stats)
+        update = Update(update.mean, reports=(report,))
         for view in reversed(views):
             update = view.arrive(update)
-        if expected is not None and (wrong := _difference(update, expected)):
-            return Update.nothing(Failure(report.client, f"its answer does not fit the task: {wrong}"))
+        shapes = _shapes_of(update.mean)
+        _check_shapes(shapes, shapes if expected is None else expected)
+        update = _measured(update, has_parameters=_work_for(task.kind) is not None)
+        expected = shapes if expected is None else expected
         return update
+
+    def arrive(update: Update, client: str) -> Update:
+        try:
+            return _failed(update, client) if update.is_empty else accept(update, client)
+        except ValueError as error:
+            return Update.nothing(Failure(client, str(error)))
+        except Exception as error:  # an answer that is like no other must not end the run
+            return Update.nothing(Failure(client, f"{type(error).__name__}: {error}"))
 
     return arrive
 
 
-def _expected(task: Task, consumed: set[str]) -> Mapping[str, Any] | None:
-    """Return tensors with the names and shapes that an answer must have; None: any."""
+def _work_for(kind: str) -> Any:
+    """Return the work for a kind of task; None for a kind that only the worker knows."""
     try:
-        answers = getattr(work_for(task.kind), "answers", "")
-    except ValueError:  # a kind that only the worker knows
+        return work_for(kind)
+    except ValueError:
         return None
-    if answers == "everything":
-        return {n: t for n, t in task.tensors.items() if n.rpartition("/")[0] not in consumed}
-    return {"parameters": parameters_in(task.tensors), "nothing": {}}.get(answers)
 
 
-def _difference(update: Update, expected: Mapping[str, Any]) -> str:
-    if update.mean.keys() != expected.keys():
-        odd = sorted(update.mean.keys() ^ expected.keys())
-        return f"{odd[0]!r} is {'missing' if odd[0] in expected else 'unknown'}"
-    for name, tensor in update.mean.items():
-        if tensor.shape != expected[name].shape:
-            return f"{name!r} has shape {tuple(tensor.shape)}, not {tuple(expected[name].shape)}"
-    return ""
+def expected_tensors(task: Task, views: Sequence[View]) -> Tensors | None:
+    """Return tensors with the names, shapes and types that an answer must have; None: not declared."""
+    consumed = {part for view in views for part in view.consumes}
+    everything = {n: t for n, t in task.tensors.items() if n.rpartition("/")[0] not in consumed}
+    declared = {"everything": everything, "parameters": parameters_in(task.tensors), "nothing": {}}
+    return declared.get(getattr(_work_for(task.kind), "answers", ""))
+
+
+def check_stats(kind: str, stats: Mapping[str, Any]) -> None:
+    """Refuse a report whose numbers are not finite, or outside the bounds that the kind of work declares.
+
+    Texts are not repeated: they could be private.
+    """
+    for name, value in stats.items():
+        if not isinstance(value, float | int) or isinstance(value, bool):
+            raise ValueError(f"{name!r:.60} is a {type(value).__name__}, not a number")
+        if not abs(value) <= sys.float_info.max:  # NaN, infinity, or an integer that no float holds
+            raise ValueError(f"{name:.60} is {value if isinstance(value, float) else 'too large'}")
+    bounds: Mapping[str, Bounds] = getattr(_work_for(kind), "reports", {})
+    for name, bound in bounds.items():
+        if name not in stats:
+            if bound.is_required:
+                raise ValueError(f"it did not report {name!r}")
+        elif not bound.least <= stats[name] <= bound.most:
+            raise ValueError(f"{name}: {stats[name]:g} is not between {bound.least:g} and {bound.most:g}")
+        elif bound.is_whole and stats[name] != int(stats[name]):
+            raise ValueError(f"{name}: {stats[name]:g} is not a whole number")
+
+
+def _shapes_of(tensors: Tensors) -> Shapes:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+def _failed(update: Update, client: str) -> Update:
+    """Return the update of a client that did not answer; its failures must be its own."""
+    if update.reports or any(failure.client != client for failure in update.failures):
+        raise ValueError(f"{MISFIT}: it reports about other clients")
+    return update
+
+
+def _report_of(update: Update, client: str) -> Report:
+    """Return the one report of an answer, which must be that of the client."""
+    if len(update.reports) != 1 or update.failures:
+        raise ValueError(f"{MISFIT}: it has {len(update.reports)} reports, not one")
+    (report,) = update.reports
+    if report.client != client:
+        raise ValueError(f"{MISFIT}: its report names another client")
+    if type(report.state_bytes) is not int or report.state_bytes < 0:
+        raise ValueError(f"{MISFIT}: the size of its state is not a number of bytes")
+    return report
+
+
+def _check_shapes(shapes: Shapes, expected: Shapes) -> None:
+    """Refuse tensors of other names, shapes or types than expected."""
+    if odd := sorted(shapes.keys() ^ expected.keys()):
+        raise ValueError(f"{MISFIT}: {odd[0]!r:.60} is {'missing' if odd[0] in expected else 'unknown'}")
+    for name, (shape, dtype) in expected.items():
+        if shapes[name][0] != shape:
+            raise ValueError(f"{MISFIT}: {name!r} has shape {tuple(shapes[name][0])}, not {tuple(shape)}")
+        if shapes[name][1] != dtype:
+            raise ValueError(f"{MISFIT}: {name!r} has type {shapes[name][1]}, not {dtype}")
+
+
+@torch.no_grad()
+def _measured(update: Update, has_parameters: bool) -> Update:
+    """Return the update with the norm of its parameters in the report; refuse tensors that are not finite."""
+    real = {name: tensor for name, tensor in update.mean.items() if tensor.is_floating_point()}
+    parameters = parameters_in(real) if has_parameters else {}
+    stats = measure_delta(list(parameters.values())) if parameters else {}
+    is_finite = all(map(math.isfinite, stats.values()))
+    others = {name: tensor for name, tensor in real.items() if is_finite and name not in parameters}
+    if name := find_nonfinite(others if is_finite else parameters):
+        raise ValueError(f"NaN or infinity in {name}")
+    if not is_finite:
+        raise ValueError(f"its update is too large: its norm is {stats['norm']:g}")
+    (report,) = update.reports
+    return replace(update, reports=(replace(report, stats={**report.stats, **stats}),))

@@ -14,7 +14,6 @@ on the server's own data.
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -127,11 +126,12 @@ class RemotePool:
             outcomes = exchange.outcomes()
             for client in cohort if self.ordered else [client for client in cohort if client not in away]:
                 if client in away:
-                    yield arrive(self._read(task, *next(outcomes)))
+                    _, outcome = next(outcomes)
+                    yield arrive(self._read(task, client, outcome), client)
                 else:
-                    yield from map(arrive, self.here.run(task, [client]))
+                    yield from map(arrive, self.here.run(task, [client]), [client])
             for client, outcome in outcomes:
-                yield arrive(self._read(task, client, outcome))
+                yield arrive(self._read(task, client, outcome), client)
         self.ignored += exchange.ignored
 
     def _requests(self, task: Task, clients: Sequence[str]) -> dict[str, Request]:
@@ -158,22 +158,9 @@ class RemotePool:
         for key, wanted in asked.items():
             if head.get(key) != wanted:
                 raise WireError(f"the reply is about {key} {head.get(key)!r}, and the task about {wanted!r}")
-        report = Report(client, checked_stats(head.get("stats")), state_bytes=_count(head.get("state_bytes")))
+        stats = head.get("stats")
+        if not isinstance(stats, dict) or len(stats) > MAX_STATS:
+            raise WireError(f"a report is a mapping of at most {MAX_STATS} numbers")
+        report = Report(client, stats, state_bytes=head.get("state_bytes", 0))
         device = next((tensor.device for tensor in task.tensors.values()), torch.device("cpu"))
         return Update({name: tensor.to(device) for name, tensor in tensors.items()}, reports=(report,))
-
-
-def checked_stats(stats: Any) -> dict[str, float]:
-    """Return the numbers of a report; WireError if they are not finite numbers with names."""
-    if not isinstance(stats, dict) or len(stats) > MAX_STATS:
-        raise WireError(f"a report is a mapping of at most {MAX_STATS} numbers")
-    for name, value in stats.items():
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise WireError(f"its report says {name[:40]!r} is {str(value)[:40]!r}, which is not a number")
-    return dict(stats)
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise WireError(f"its report says its state has {str(value)[:40]!r} bytes")
-    return value

@@ -20,13 +20,14 @@ from antiphon.core import (
     Report,
     Task,
     Tensors,
+    Unusable,
     Update,
     Weigh,
     Worker,
     lives_with_server,
     size_in_bytes,
 )
-from antiphon.pools.local import _expected
+from antiphon.pools.local import check_stats, expected_tensors
 from antiphon.secure_aggregation.masks import (
     LARGEST,
     FixedPoint,
@@ -93,13 +94,13 @@ def _summable(task: Task) -> Tensors:
                 f"secure aggregation cannot be used with {type(view).__name__}: the server would have to "
                 "change single updates when they arrive, and it cannot see them"
             )
-    like = _expected(task, {part for view in views for part in view.consumes})
+    like = expected_tensors(task, views)
     if like is None:
         raise ValueError(
             f"secure aggregation does not know what clients answer to {task.kind!r}: declare it with "
             "client_work(kind, answers=...)"
         )
-    return dict(like)
+    return like
 
 
 @dataclass
@@ -203,7 +204,11 @@ class _Sum:
             raise _SumClosed(f"the sum stays closed: {len(clients)} clients left at {step}, {needed} needed")
 
     def _log_weight(self, report: Report) -> float:
-        log_weight = self.weigh(report)
+        try:
+            log_weight = self.weigh(report)
+        except Unusable as error:
+            self.failures[report.client] = str(error)
+            return -math.inf
         if not math.isfinite(log_weight):
             self.failures[report.client] = f"its weight is not finite (log-weight {log_weight})"
         return log_weight
@@ -212,9 +217,7 @@ class _Sum:
         head, _ = answer
         if head["layout"] != layout_of(self.like):
             raise ValueError("its answer does not fit the task: other tensors, shapes or types")
-        for name, value in head["stats"].items():
-            if type(value) not in (int, float) or not math.isfinite(value):
-                raise ValueError(f"{name} is {value!r}")
+        check_stats(self.task.kind, head["stats"])
         if [len(bytes.fromhex(key)) for key in head["keys"]] != [32, 32]:
             raise ValueError("it sent no two public keys")
         return head

@@ -25,6 +25,7 @@ class RunContext:
     valid: tuple[str, ...] = ()  # validation clients; they live with the server
     seed: int = 0
     num_rounds: int = 0
+    largest_client: int = 0  # the number of utterances of the largest client; 0: not known
     folder: Path | None = None  # of the run; None while settings are only checked
     structure: Callable[[], Sequence[Any]] = _no_structure  # layers that can lose units
     # Settings of labels, a teacher's run and folder -> settings and folder that every process can open.

@@ -6,14 +6,19 @@ client kept from earlier rounds) and `client.base` (the parameters at the start 
 the client:
 
 >>> from antiphon.core import Report
->>> @client_work("doctest.count", answers="nothing")
+>>> @client_work("doctest.count", answers="nothing", reports={"num_utterances": COUNT})
 ... def count(task, client):
 ...     return Update({}, reports=(Report(client.id, {"num_utterances": len(client.indices)}),))
+
+A server does not trust clients. So work declares what its answers look like, and pools leave out a client
+whose answer is different (`pools.local.arrived`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -32,15 +37,31 @@ CLIENT_WORK = Registry(
 )
 
 
-def client_work(kind: str, answers: str = "") -> Callable[[Any], Any]:
-    """Register work for a kind of task; `answers` declares its tensors, so that pools can check replies.
+@dataclass(frozen=True)
+class Bounds:
+    """What a number in a client's report may be, so that a client cannot claim just anything."""
 
-    "parameters": the task's tensors without a part; "everything": all of the task's tensors; "nothing": only
-    a report; "": anything.
+    least: float = -math.inf
+    most: float = math.inf
+    is_whole: bool = False
+    is_required: bool = True  # False: a report may lack it
+
+
+ROUNDING = 1e-3  # how far rounding may take a number out of its bounds
+LOSS = Bounds(-ROUNDING, 1e6)  # a mean −ln p, in nats per token
+COUNT = Bounds(0, 1e9, is_whole=True)
+
+
+def client_work(kind: str, answers: str = "", reports: Mapping[str, Bounds] = {}) -> Callable[[Any], Any]:
+    """Register work for a kind of task, and declare its answers, so that pools can check them.
+
+    answers: the tensors. "parameters": the task's tensors without a part; "everything": all of the task's
+    tensors; "nothing": only a report; "": anything. reports: numbers of the report, and their bounds; other
+    numbers may be anything finite.
     """
 
     def register(work: Any) -> Any:
-        work.answers = answers
+        work.answers, work.reports = answers, reports
         return CLIENT_WORK.register(work, kind)
 
     return register

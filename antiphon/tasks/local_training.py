@@ -12,14 +12,15 @@ same. This is plain local training:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from antiphon.core import Report, Scalar, ServerState, Task, Tensors, Update, WrapperState
 from antiphon.seeding import derive
-from antiphon.tasks.client_work import CLIENT_WORK, Answer
+from antiphon.tasks.client_work import CLIENT_WORK, COUNT, LOSS, ROUNDING, Answer, Bounds
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,19 @@ class Trained:
     report: Report
 
 
+# The numbers in the report of `Trained`. Those that the server measures itself are not here.
+TRAINED: Mapping[str, Bounds] = {
+    "loss": LOSS,
+    "num_utterances": Bounds(1, 1e7, is_whole=True),
+    "num_steps": Bounds(1, 1e9, is_whole=True, is_required=False),
+    "seconds": Bounds(0, 1e9, is_required=False),
+    "num_labelled": replace(COUNT, is_required=False),
+    "num_filtered": replace(COUNT, is_required=False),
+    "confidence": Bounds(-ROUNDING, 1 + ROUNDING, is_required=False),
+    "label_seconds": Bounds(0, 1e9, is_required=False),
+}
+
+
 @dataclass
 class TrainingWork:
     """Work that consists of local steps, so that many clients can take them at once."""
@@ -88,18 +102,25 @@ class TrainingWork:
     plan: Callable[[Task, Any], LocalSteps]
     answer: Callable[[Task, Any, Trained], Update | Answer]
     answers: str = ""
+    reports: Mapping[str, Bounds] = field(default_factory=lambda: TRAINED)
 
     def __call__(self, task: Task, client: Any) -> Update | Answer:
         return self.answer(task, client, client.train(self.plan(task, client)))
 
 
 def training_work(
-    kind: str, plan: Callable[[Task, Any], LocalSteps], answers: str = ""
+    kind: str,
+    plan: Callable[[Task, Any], LocalSteps],
+    answers: str = "",
+    reports: Mapping[str, Bounds] = TRAINED,
 ) -> Callable[[Callable[[Task, Any, Trained], Update | Answer]], TrainingWork]:
-    """Register work for a kind of task: `plan`, and the decorated function as `answer`."""
+    """Register work for a kind of task: `plan`, and the decorated function as `answer`.
+
+    `answers` and `reports` declare the answer, as in `client_work`.
+    """
 
     def register(answer: Callable[[Task, Any, Trained], Update | Answer]) -> TrainingWork:
-        work = TrainingWork(plan, answer, answers)
+        work = TrainingWork(plan, answer, answers, reports)
         vars(work).update(__module__=answer.__module__, __qualname__=answer.__qualname__)
         CLIENT_WORK.register(work, kind)
         return work
@@ -139,3 +160,41 @@ def part_of(tensors: Mapping[str, Tensor], part: str) -> Tensors:
 def as_part(tensors: Mapping[str, Tensor], part: str) -> Tensors:
     """Return the tensors with "part/" before their names: the inverse of `part_of`."""
     return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
+
+
+# --- The size of tensors --------------------------------------------------------------------------
+
+
+def global_norm(tensors: list[Tensor]) -> Tensor:
+    """Return the l2 norm of all entries of some tensors."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+
+
+def measure_delta(delta: list[Tensor]) -> dict[str, float]:
+    """Return the statistics of a delta, to about four digits; reads the device once."""
+    total = torch.stack(torch._foreach_norm(delta, 1)).sum()
+    norm, total_magnitude = torch.stack([global_norm(delta), total]).tolist()
+    return delta_stats(norm, total_magnitude, sum(tensor.numel() for tensor in delta))
+
+
+def delta_stats(norm: float, total_magnitude: float, num_entries: int) -> dict[str, float]:
+    """Return the norm of a delta, and mean and variance of |entry|, from the norm and the sum.
+
+    >>> delta_stats(norm=5.0, total_magnitude=7.0, num_entries=2)  # of 3 and −4
+    {'norm': 5.0, 'magnitude_mean': 3.5, 'magnitude_variance': 0.25}
+    """
+    mean = total_magnitude / num_entries
+    # Rounding may make a variance of 0 negative.
+    variance = max(0.0, norm * norm / num_entries - mean * mean)
+    return {"norm": norm, "magnitude_mean": mean, "magnitude_variance": variance}
+
+
+def find_nonfinite(tensors: Mapping[str, Tensor]) -> str:
+    """Return the name of the first tensor with NaN or infinity in it, "" if there is none.
+
+    Reads the device once if all are finite: a finite norm has finite entries.
+    """
+    real = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    if not real or bool(torch.isfinite(global_norm(list(real.values())))):
+        return ""
+    return next((name for name, tensor in real.items() if not bool(torch.isfinite(tensor).all())), "")

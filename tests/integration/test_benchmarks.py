@@ -53,6 +53,14 @@ def test_engine_and_bare_loop_end_at_the_same_parameters(tmp_path: Path) -> None
         assert case[clock].keys() == {"ratio", "quartiles", "engine_seconds", "bare_seconds"}
 
 
+def test_a_refused_lie_has_no_effect_and_a_measured_one_none_either(tmp_path: Path) -> None:
+    rows = {row["aggregation"]: row for row in run_quickly("lies", tmp_path)["rows"]}
+    assert rows["by norm"]["largest claim"] == rows["by norm"]["true report"]
+    for name, row in rows.items():
+        assert not row["refused"] or row["refused claim"] >= row["true report"], name
+    assert rows["by utterances, no limit"]["largest claim"] < 0 < rows["DGA softmax, β 0.3"]["refused claim"]
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc/self/status")
 def test_memory_of_runs_and_of_a_store_is_measured(tmp_path: Path) -> None:
     found = run_quickly("memory", tmp_path)

@@ -25,7 +25,7 @@ from antiphon.core import (
     add_up,
 )
 from antiphon.server.weighting import Weighting
-from antiphon.tasks.client_work import Answer, client_work
+from antiphon.tasks.client_work import LOSS, Answer, client_work
 from antiphon.tasks.local_training import (
     LocalTraining,
     Trained,
@@ -38,7 +38,7 @@ from antiphon.tasks.local_training import (
 from antiphon.tasks.views import CLIENT_VIEWS, View, ViewPool
 
 
-@client_work("cautious.probe", answers="nothing")
+@client_work("cautious.probe", answers="nothing", reports={"loss": LOSS})
 def probe(task: Task, client: Any) -> Update:
     """Report the loss of the parameters that came, and train nothing."""
     loss = client.mean_loss(parameters_in(task.tensors))

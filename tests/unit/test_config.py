@@ -71,7 +71,7 @@ FULL = Everything(
 
 def test_a_choice_is_written_with_its_class_name_in_snake_case():
     written = to_dict(Everything(weighting=SoftmaxLoss(2.0), masks=Masks()))
-    assert written["weighting"] == {"softmax_loss": {"beta": 2.0}}
+    assert written["weighting"] == {"softmax_loss": {"beta": 2.0, "min_loss": 0.0}}
     assert written["source"] == {"bank": {"dim": 80}}
     assert written["masks"] == {"width": 27}
     assert written["kernel"] == [3, 5]

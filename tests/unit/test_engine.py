@@ -16,7 +16,6 @@ from toy_runs import CLIENTS, Toy, Trial
 from world import assert_same
 
 from antiphon.algorithms.fedavg import hierarchical
-from antiphon.clients.worker import refuse_nonfinite
 from antiphon.core import Failure, Pool, Report, ServerState, Stopped, Task, Tensors, Update
 from antiphon.engine import Engine, Rounds, sample_cohort
 from antiphon.pools.local import LocalPool
@@ -155,8 +154,9 @@ def test_the_round_goes_on_while_enough_answer_and_names_the_others(tmp_path: Pa
     def faulty(round: int, client: str) -> Update | None:
         if client != victims[round]:
             return None
-        bad = Update({"w": torch.full((4,), torch.nan), "b": torch.zeros(2)}, reports=(Report(client, {}),))
-        return refuse_nonfinite(bad)
+        stats = {"loss": 1.0, "num_utterances": 3.0, "norm": 1.0}
+        bad = {"w": torch.full((4,), torch.nan), "b": torch.zeros(2)}
+        return Update(bad, reports=(Report(client, stats),))
 
     sizes = {}
 

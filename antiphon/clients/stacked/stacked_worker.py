@@ -18,11 +18,11 @@ from antiphon.clients.client import ClientRuntime
 from antiphon.clients.stacked.client_stack import Stack, StackedBatch
 from antiphon.clients.stacked.footprint import Footprint, measure_footprint
 from antiphon.clients.stacked.grouping import Launch, Plan, launches
-from antiphon.clients.train import delta_stats, report
+from antiphon.clients.train import report
 from antiphon.clients.worker import PlainTask, SpeechWorker, named_failure
 from antiphon.core import Task, Tensors, Update
 from antiphon.tasks.client_work import work_for
-from antiphon.tasks.local_training import Trained, TrainingWork
+from antiphon.tasks.local_training import Trained, TrainingWork, delta_stats
 from antiphon.tasks.views import Entered
 
 log = logging.getLogger("antiphon")

@@ -74,6 +74,14 @@ def test_a_client_without_loss_neither_counts_nor_divides_by_zero() -> None:
     assert algorithm.step_size(Update({}, 0.0, reports), lr=1.0) == pytest.approx(1 / 3)
 
 
+def test_a_loss_above_the_limit_counts_as_the_limit() -> None:
+    """With a limit of 2, a loss of 10^6 makes the step of `test_the_step_by_hand`."""
+    reports = (Report("a", {"start_loss": 1e6, "norm": 1.0}), Report("b", {"start_loss": 1.0, "norm": 2.0}))
+    algorithm = QFedAvg(1.0, max_loss=2.0)
+    assert [algorithm.log_weight(report) for report in reports] == pytest.approx([math.log(2), 0.0])
+    assert algorithm.step_size(Update({}, math.log(3), reports), lr=0.5) == pytest.approx(2 * 3 / 26)
+
+
 # The model of two clients out of three fits one client badly.
 UNEQUAL = {"a": (1.0, 1.0, 0.1), "b": (1.0, 1.2, 0.1), "c": (1.0, -2.0, 0.1)}
 

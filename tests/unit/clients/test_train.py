@@ -12,10 +12,10 @@ from torch import Tensor
 from world import SEED, World
 
 from antiphon.clients.client import Client, ClientRuntime
-from antiphon.clients.train import clip, global_norm, measure_delta, train
+from antiphon.clients.train import clip, train
 from antiphon.core import Task, Tensors, Update
 from antiphon.data.batches import collate
-from antiphon.tasks.local_training import LocalTraining
+from antiphon.tasks.local_training import LocalTraining, global_norm, measure_delta
 
 ONE_STEP = LocalTraining(lr=0.1, steps=1, batch_seconds=0.0, clip_norm=0.0)
 

@@ -22,6 +22,7 @@ from antiphon.pools.local import LocalPool
 from antiphon.pools.recording import RecordingPool
 from antiphon.records.files import Damaged
 from antiphon.server.weighting import Uniform
+from antiphon.tasks.client_work import CLIENT_WORK, work_for
 from antiphon.tasks.local_training import LocalTraining
 
 CONFIG: dict[str, Any] = {
@@ -140,11 +141,15 @@ def test_unknown_clients_and_kinds_of_work_are_mistakes_of_the_program(world: Wo
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_nothing_that_is_not_finite_gets_past(value: float) -> None:
-    tensor = Update({"ok": torch.ones(2), "w": torch.tensor([0.0, value])}, reports=(Report("c", {}),))
-    figure = Update({"w": torch.ones(2)}, reports=(Report("c", {"loss": value}),))
-    assert refuse_nonfinite(tensor) == Update.nothing(Failure("c", "NaN or infinity in w"))
+def test_a_client_that_diverged_says_so_and_keeps_nothing_of_it(value: float) -> None:
+    bad, good = torch.tensor([0.0, value]), torch.ones(2)
+    figure = Update({"w": good}, reports=(Report("c", {"loss": value}),))
+    tensor = Update({"ok": good, "w": bad}, reports=(Report("c", {"norm": 1.0}),))
+    kept = Update({"w": good}, reports=(Report("c", {}),))
     assert refuse_nonfinite(figure) == Update.nothing(Failure("c", f"loss is {value}"))
+    assert refuse_nonfinite(tensor, {"own/w": good}) == Update.nothing(Failure("c", "NaN or infinity in w"))
+    assert refuse_nonfinite(kept, {"own/w": bad}) == Update.nothing(Failure("c", "NaN or infinity in own/w"))
+    assert refuse_nonfinite(kept, {"own/w": good}) is kept
 
 
 def test_evaluation_answers_with_counts_only(world: World) -> None:
@@ -162,11 +167,12 @@ def test_evaluation_answers_with_counts_only(world: World) -> None:
 
 
 class Echo:
-    """Answers every task."""
+    """Answers every task with the numbers that its kind of work has to report."""
 
     def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+        bounds = work_for(task.kind).reports if task.kind in CLIENT_WORK else {}
         for client in clients:
-            yield Update({}, reports=(Report(client, {}),))
+            yield Update({}, reports=(Report(client, dict.fromkeys(bounds, 1.0)),))
 
 
 def unreliable(seed: int = 1, **faults: float) -> SimulatedFaults:

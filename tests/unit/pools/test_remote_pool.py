@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import struct
 import threading
 import time
@@ -35,7 +36,8 @@ class Adding:
     def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
         for client in clients:
             delta = {name: tensor + ord(client[-1]) for name, tensor in task.tensors.items()}
-            yield Update(delta, reports=(Report(client, {"loss": float(ord(client[-1]))}),))
+            stats = {"loss": float(ord(client[-1])), "num_utterances": 1.0}
+            yield Update(delta, reports=(Report(client, stats),))
 
 
 def weigh(report: Report) -> float:
@@ -123,11 +125,16 @@ def with_tensors(change: Callable[[Tensors], Tensors]) -> Change:
         (altered(run="another"), "the reply is about run 'another'"),
         (altered(client="speaker/f"), "the reply is about client 'speaker/f', and the task about"),
         (altered(verb="hello"), "the reply is about verb 'hello'"),
-        (altered(stats={"loss": "much"}), "its report says 'loss' is 'much', which is not a number"),
-        (altered(stats={"loss": True}), "which is not a number"),
+        (altered(stats={"loss": "much"}), "^'loss' is a str, not a number$"),
+        (altered(stats={"loss": True}), "'loss' is a bool, not a number"),
+        (altered(stats={"loss": -1e9, "num_utterances": 1.0}), r"^loss: -1e\+09 is not between"),
+        (altered(stats={"loss": 1.0}), "it did not report 'num_utterances'"),
         (altered(stats=[1.0]), "a report is a mapping"),
         (altered(stats={f"n{i}": 0.0 for i in range(101)}), "at most 100 numbers"),
-        (altered(state_bytes=-1), "its state has '-1' bytes"),
+        (altered(state_bytes=-1), "the size of its state is not a number of bytes"),
+        (altered(state_bytes="8"), "the size of its state is not a number of bytes"),
+        (with_tensors(lambda t: {**t, "w": t["w"] * math.nan}), "^NaN or infinity in w$"),
+        (with_tensors(lambda t: {**t, "w": t["w"].double()}), "'w' has type torch.float64"),
         (with_tensors(lambda t: {**t, "w": torch.zeros(3)}), r"'w' has shape \(3,\), not \(2,\)"),
         (with_tensors(lambda t: {"w": t["w"]}), "'b' is missing"),
         (with_tensors(lambda t: {**t, "x": t["b"]}), "'x' is unknown"),

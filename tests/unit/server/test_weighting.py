@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from antiphon.core import Report, Update, add_up
+from antiphon.server.run_context import RunContext, prepare
 from antiphon.server.weighting import ByExamples, ByNorm, SoftmaxLoss, Uniform
 
 
@@ -27,6 +28,20 @@ def test_by_examples_gives_weights_in_proportion_to_utterances():
     assert shares(ByExamples(), *counts) == pytest.approx([0.125, 0.375, 0.5])
 
 
+def test_by_examples_counts_no_client_for_more_than_the_limit():
+    counts = ({"num_utterances": 1}, {"num_utterances": 3}, {"num_utterances": 10**7})
+    assert shares(ByExamples(max_utterances=4), *counts) == pytest.approx([0.125, 0.375, 0.5])
+    with pytest.raises(ValueError, match="max_utterances must not be negative, not -1"):
+        ByExamples(max_utterances=-1)
+
+
+def test_the_limit_is_the_largest_client_that_the_server_knows_of_unless_it_is_set():
+    known = RunContext(largest_client=40)
+    assert prepare(ByExamples(), known) == ByExamples(max_utterances=40)
+    assert prepare(ByExamples(max_utterances=7), known) == ByExamples(max_utterances=7)
+    assert prepare(ByExamples(), RunContext()) == ByExamples()
+
+
 def test_softmax_loss_gives_exp_of_minus_beta_loss():
     # exp(-2 * loss) of losses 0, ln 2 / 2, ln 4 / 2 is 1, 1/2, 1/4.
     losses = [{"loss": 0.0}, {"loss": math.log(2) / 2}, {"loss": math.log(4) / 2}]
@@ -36,6 +51,12 @@ def test_softmax_loss_gives_exp_of_minus_beta_loss():
 def test_softmax_loss_favours_the_client_with_the_smaller_loss():
     small, large = shares(SoftmaxLoss(), {"loss": 1.0}, {"loss": 2.0})
     assert small > large
+
+
+def test_softmax_loss_counts_no_loss_for_less_than_the_limit():
+    clean = shares(SoftmaxLoss(beta=0.5), {"loss": 2.0}, {"loss": 3.0})
+    assert shares(SoftmaxLoss(beta=0.5, min_loss=2.0), {"loss": 0.0}, {"loss": 3.0}) == clean
+    assert shares(SoftmaxLoss(beta=0.5), {"loss": -0.5}, {"loss": 0.0}) == [0.5, 0.5]
 
 
 def test_softmax_loss_survives_losses_whose_exponential_underflows():

@@ -114,7 +114,7 @@ def test_the_work_sees_the_task_after_all_views() -> None:
 
 
 def test_updates_arrive_through_the_views_in_reverse_order() -> None:
-    arrived(through(through(TASK, Noted("a")), Noted("b")))(update_of({"w": torch.ones(2)}))
+    arrived(through(through(TASK, Noted("a")), Noted("b")))(update_of({"w": torch.ones(2)}), "c")
     assert LOG == ["arrive b", "arrive a"]
 
 
@@ -198,7 +198,7 @@ def test_a_view_may_be_nearer_to_the_work_than_one_that_it_refuses() -> None:
 
 def reason_of(task: Task, tensors: Tensors) -> str:
     """Why an answer is refused; empty if it is not."""
-    update = arrived(task)(update_of(tensors))
+    update = arrived(task)(update_of(tensors), "c")
     if not update.failures:
         return ""
     (failure,) = update.failures
@@ -222,6 +222,7 @@ def test_an_answer_that_fits_arrives() -> None:
         ({**FITTING, "control/w": torch.ones(2)}, "'control/w' is unknown"),
         ({"w": torch.ones(3)}, "'w' has shape (3,), not (2,)"),
         ({"w": torch.ones(2, 1)}, "'w' has shape (2, 1), not (2,)"),
+        ({"w": torch.ones(2).half()}, "'w' has type torch.float16, not torch.float32"),
     ],
 )
 def test_an_answer_that_does_not_fit_is_a_failure_that_names_the_tensor(
@@ -260,13 +261,13 @@ def test_an_answer_is_checked_after_all_views_have_seen_it() -> None:
 
 
 def test_the_bytes_of_an_answer_are_those_that_came() -> None:
-    update = arrived(through(TASK, Doubled()))(update_of({"w": torch.ones(4)}))
+    update = arrived(through(TASK, Doubled()))(update_of({"w": torch.ones(4)}), "c")
     assert [report.bytes_up for report in update.reports] == [16]
 
 
 def test_a_failed_client_s_answer_is_left_alone() -> None:
     failed = Update.nothing(Failure("c", "no"))
-    assert arrived(through(TASK, Noted()))(failed) is failed
+    assert arrived(through(TASK, Noted()))(failed, "c") is failed
     assert LOG == []
 
 
