@@ -300,9 +300,11 @@ class Algorithm(Protocol[State]):
     - `prepare(context: RunContext) -> Algorithm` takes what is known before a run begins;
     - `check_run(run)` refuses settings of a run that do not fit, when an experiment is read;
     - `personal(pool) -> Pool` returns a pool through which each client evaluates its own model;
+    - `draw(clients, size, seed, round) -> cohort` draws the clients of a round, in place of the engine;
     - `effect` and `refuses` say which wrappers it cannot enclose (see `check_order`);
     - `trains_on_server`, `labels_speech`, `is_for_whole_models`: see `Central`, `SelfTrained`, `DgaRl`;
-    - `collects = True` says that it calls `pool.collect`, which secure aggregation refuses.
+    - `collects = True` says that it calls `pool.collect`, which secure aggregation refuses;
+    - `unbounded` says why `Private` cannot bound what one client changes in a round.
     """
 
     def init(self, params: Tensors) -> State: ...

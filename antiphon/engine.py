@@ -112,7 +112,7 @@ class Engine:
         context: RunContext | None = None,
         states: ClientStateFiles | None = None,
         faults: Faults = no_faults,
-        draw: Draw = sample_cohort,
+        draw: Draw | None = None,
     ) -> None:
         rounds.check(len(clients))
         self.pool, self.rounds, self.seed = pool, rounds, seed
@@ -122,14 +122,18 @@ class Engine:
             clients=tuple(self.clients),
             seed=seed,
             num_rounds=rounds.total,
+            cohort=rounds.cohort,
             folder=folder,
+            on_first_process=(group or SingleProcess()).on_rank_zero,
         )
         self.algorithm = prepare(algorithm, known)
         self.states, self.faults = states, faults
         self.validate = validate if rounds.valid_every else None
         self.listener: Listener = listener or Listener()
         self.group: ProcessGroup = group or SingleProcess()
-        self.expect, self.draw = expect, draw
+        self.expect = expect
+        own: Draw = getattr(self.algorithm, "draw", sample_cohort)
+        self.draw = draw or own
         self.record = Record(folder, rounds.keep_last, states)
 
     def run(self, params: Tensors, resume: bool = False, skip_corrupt: bool = False) -> Outcome:

@@ -27,6 +27,7 @@ from antiphon.algorithms.ditto import Ditto
 from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, hierarchical
 from antiphon.algorithms.geometric_median import GeometricMedian
 from antiphon.algorithms.personal_layers import PersonalLayers
+from antiphon.algorithms.private import Private
 from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.q_fedavg import QFedAvg
 from antiphon.algorithms.rehearsal import SERVER_CLIENT, Rehearsed
@@ -54,6 +55,7 @@ from antiphon.models.reduced import structure_of
 from antiphon.models.transducer import TransducerConfig
 from antiphon.pools.local import LocalPool
 from antiphon.pools.recording import RecordingPool
+from antiphon.privacy.participation import RoundRobin
 from antiphon.seeding import derive
 from antiphon.server.clipping import ClipLayersRelative
 from antiphon.server.optimizers import Adagrad, Adam, Lamb, Lars, Sgd, Yogi
@@ -62,6 +64,7 @@ from antiphon.server.schedules import Cosine, Step
 from antiphon.server.weighting import ByNorm
 from antiphon.tasks.local_training import LocalTraining
 from antiphon.tasks.pseudo_labels import Labelling
+from antiphon.tasks.update_clipping import WholeUpdate
 
 RATE = 16000
 LETTERS = "abcde "
@@ -227,6 +230,7 @@ BASES: dict[str, Algorithm[Any]] = {
     "scaffold": Scaffold(LOCAL, server=Sgd(lr=0.7)),
     "q_fed_avg": QFedAvg(1.0, LOCAL),
     "cautious": Cautious(LOCAL),
+    "even": hierarchical(LOCAL, Sgd(lr=0.7)),
 }
 WRAPPERS: dict[str, Callable[[Any], Algorithm[Any]]] = {
     "rehearsed": lambda inner: Rehearsed(inner, SHORT),
@@ -235,7 +239,21 @@ WRAPPERS: dict[str, Callable[[Any], Algorithm[Any]]] = {
     "personal_layers": lambda inner: PersonalLayers(inner, ("output.*",)),
     "ditto": lambda inner: Ditto(inner, SHORT, strength=0.5),
     "twice": Twice,
+    # All clients take part in every round, so that any cohort is a planned one.
+    "private": lambda inner: Private(
+        inner,
+        1e4,
+        clipping=WholeUpdate(0.3),
+        cohorts=RoundRobin(1),
+        noise_multiplier=0.1,
+        cohort=5.0,
+        rounds=8,
+        simulated=True,
+    ),
 }
+# One client has no bounded influence on a round of these, which `private` refuses. They ask a client twice,
+# or weigh it by what it reports.
+NOT_PRIVATE = ("fed_avg", "dga_rl", "geometric_median", "scaffold", "q_fed_avg", "cautious")
 NESTS = (  # outermost first
     "federated_pruning rehearsed scaffold",
     "federated_pruning personal_layers fed_avg",
@@ -245,6 +263,7 @@ NESTS = (  # outermost first
     "ditto twice rehearsed dga_rl",
     "self_trained personal_layers rehearsed scaffold",
     "federated_pruning self_trained rehearsed cautious",
+    "private self_trained personal_layers ditto rehearsed even",
 )
 
 
@@ -263,6 +282,7 @@ def combined(names: str) -> Case:
 COMBINATIONS = {
     names: combined(names)
     for names in (*BASES, *(f"{wrapper} {base}" for wrapper in WRAPPERS for base in BASES), *NESTS)
+    if not (names.startswith("private ") and names.removeprefix("private ") in NOT_PRIVATE)
 }
 # Each base and each wrapper at least once, for pools that take longer.
 COVERING = (
@@ -274,6 +294,7 @@ COVERING = (
     "twice scaffold",
     "self_trained personal_layers rehearsed scaffold",
     "federated_pruning rehearsed scaffold",
+    "private even",
 )
 
 

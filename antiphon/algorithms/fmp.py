@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -56,6 +56,7 @@ class Fmp:
     differences: bool = False
     decay: float = 0.0
     release: Release | None = None
+    unbounded: ClassVar[str] = "its counts have caps and noise of their own: see its release"
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay <= 1:

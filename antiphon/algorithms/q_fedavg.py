@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from antiphon.algorithms.fedavg import select
 from antiphon.core import ALGORITHMS, Metrics, Pool, Report, ServerState, Task, Tensors, Update
@@ -48,7 +48,7 @@ def answer(task: Task, client: Any, trained: Trained) -> Update:
     return Update(trained.delta, reports=(replace(trained.report, stats=stats),))
 
 
-@ALGORITHMS.named("q_fed_avg")
+@ALGORITHMS.register
 @dataclass(frozen=True)
 class QFedAvg:
     """Federated averaging with weights and step sizes that make the losses of clients more equal."""
@@ -58,6 +58,8 @@ class QFedAvg:
     client_schedule: Schedule = Constant()
     trainable: tuple[str, ...] = ("*",)  # patterns of parameter names; the others stay and never travel
     max_loss: float = 0.0  # a larger loss counts as this: what a client gains from a false one; 0: no limit
+    choice: ClassVar[str] = "q_fed_avg"
+    unbounded: ClassVar[str] = "its weights and its step size depend on the losses that clients report"
 
     def __post_init__(self) -> None:
         for name in ("q", "max_loss"):

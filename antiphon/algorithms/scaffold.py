@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -91,6 +91,7 @@ class Scaffold:
     server: ServerOptimizer = Sgd()
     trainable: tuple[str, ...] = ("*",)  # patterns of parameter names; the others stay and never travel
     num_clients: int = 0  # N; 0: all clients of the run
+    unbounded: ClassVar[str] = "control variates of clients travel with updates and would need noise, too"
 
     def prepare(self, context: RunContext) -> Scaffold:
         return replace(self, num_clients=self.num_clients or len(context.clients))

@@ -26,7 +26,10 @@ class RunContext:
     seed: int = 0
     num_rounds: int = 0
     largest_client: int = 0  # the number of utterances of the largest client; 0: not known
+    cohort: int = 0  # the number of clients that a round is planned for
     folder: Path | None = None  # of the run; None while settings are only checked
+    # Runs an action in the first process of the run; all processes get its result.
+    on_first_process: Callable[[Callable[[], Any]], Any] = lambda action: action()
     structure: Callable[[], Sequence[Any]] = _no_structure  # layers that can lose units
     # Settings of labels, a teacher's run and folder -> settings and folder that every process can open.
     resolve_labels: Callable[[Any, str, str], tuple[Any, str]] = lambda labels, run, folder: (labels, folder)

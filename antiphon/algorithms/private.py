@@ -1,0 +1,314 @@
+"""Private updates: differential privacy for whole clients, around any algorithm that asks them once a round.
+
+H. B. McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018, arXiv:1710.06963
+(clip updates, sum them, add noise, divide by the planned number of clients); with noise that is correlated
+from round to round (`privacy.matrix_factorisation`).
+
+| symbol          | here                                                                                 |
+| --------------- | ------------------------------------------------------------------------------------ |
+| S               | `clipping.bound`: the l2 norm of a client's update, at most                          |
+| qW              | `cohort`: the number of clients that a round is planned for                          |
+| σ               | `deviation` of the plan, in units of S                                               |
+| f̃_f             | the released mean: (Σ_k Δ_k + noise) / cohort, whoever answered                      |
+
+Neighbouring data differ by one client with all its rounds. What is released are the models of all rounds. Not
+covered: the journal (losses, numbers of utterances, who took part), the server itself, and floating-point
+rounding. Assumed: whether one client answers does not depend on whether another one is there.
+
+Deviations. Weights are uniform or capped. The inner algorithm gets no reports, because they have no noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from antiphon.algorithms.fedavg import FedAvg
+from antiphon.core import (
+    ALGORITHMS,
+    Algorithm,
+    Collected,
+    Metrics,
+    Pool,
+    Stopped,
+    Task,
+    Tensors,
+    Update,
+    Weigh,
+    WrapperState,
+    lives_with_server,
+)
+from antiphon.privacy.accounting import Budget
+from antiphon.privacy.noise_key import KEY_FILE, derived_key, make_key, read_key, simulated_key
+from antiphon.privacy.participation import Participation, RoundRobin, cohort_of
+from antiphon.privacy.update_accounting import Plan, epsilon_of, plan_noise
+from antiphon.privacy.update_ledger import ROUNDING, SharedBudget
+from antiphon.registry import choice_name
+from antiphon.server.run_context import RunContext, parts_of
+from antiphon.server.weighting import Uniform
+from antiphon.tasks.local_training import parameters_in
+from antiphon.tasks.round_release import RoundRelease
+from antiphon.tasks.update_clipping import Clipped, ClippedByClient, UpdateClipping, WholeUpdate, fits_grid
+from antiphon.tasks.views import through
+
+
+@dataclass(frozen=True)
+class PrivateState(WrapperState):
+    """The inner state, the number of releases, and what the noise of the run depends on."""
+
+    released: int = 0
+    noise: str = ""  # a digest of key, plan and tensors; "" before the first release
+
+
+@ALGORITHMS.register
+@dataclass(frozen=True)
+class Private:
+    """An algorithm whose models are differentially private: clients clip, the server adds noise."""
+
+    inner: Algorithm = FedAvg(weighting=Uniform())
+    epsilon: float = 8.0  # the budget of a client for the whole run; the run stops before it is exceeded
+    delta: float = 1e-6  # of the same budget; well below 1 / (number of clients)
+    clipping: UpdateClipping = WholeUpdate()
+    cohorts: Participation = RoundRobin()
+    bands: int = 0  # rounds over which noise is correlated; 1: independent noise; 0: as many as possible
+    noise_multiplier: float = 0.0  # 0: the least noise with which all rounds are within the budget
+    cohort: float = 0.0  # the clients that a round is planned for: sums are divided by it; 0: rounds.cohort
+    rounds: int = 0  # the rounds that the noise is planned for; 0: rounds.total
+    simulated: bool = False  # noise from the run's seed, for experiments: who knows the seed can subtract it
+    key_file: str = ""  # 32 secret bytes, mode 0600; "": noise.key in the run's folder, made when it begins
+    shared_budget: SharedBudget | None = None  # a budget for all runs on the same clients; null: none
+    trusts_clients: bool = False  # only clients clip: for secure_aggregation, where the server cannot
+    folder: str = ""  # of the run; set when the run begins
+    effect: ClassVar[str] = "private"
+    refuses: ClassVar = {
+        "reshapes": "the noise of later rounds would not fit the smaller model; prune after the private run, "
+        "on the server's speech",
+        "private": "updates get noise once; leave out one of the two",
+    }
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0 or not 0 < self.delta < 1:
+            got = f"{self.epsilon} and {self.delta}"
+            raise ValueError(f"private needs an epsilon above 0 and a delta between 0 and 1, not {got}")
+        if min(self.bands, self.noise_multiplier, self.cohort, self.rounds) < 0:
+            raise ValueError("private: bands, noise_multiplier, cohort and rounds must not be negative")
+        if self.simulated and self.key_file:
+            raise ValueError("private: a simulation takes its noise from the seed; leave out key_file")
+        for part in parts_of(self.inner):
+            if reason := _unbounded(part):
+                raise ValueError(f"private around {choice_name(type(part))}: {reason}")
+
+    def check_run(self, run: Any) -> None:
+        """Refuse a run that would release more than the sums of its rounds."""
+        if run.algorithm is not self:
+            outer = choice_name(type(run.algorithm))
+            raise ValueError(f"write private around {outer}, not inside it: only then all it sends has noise")
+        if run.held_out:
+            raise ValueError("private: held_out scores models on clients, which has no noise: set held_out=0")
+        if run.rounds.save_every != 1:
+            raise ValueError(
+                "private: a round that is repeated after a kill must find the release before it: set "
+                "rounds.save_every=1"
+            )
+        if run.rounds.min_clients:
+            raise ValueError(
+                "private: a run that stops when few clients answer tells who answered: set "
+                "rounds.min_clients=0 (a round without answers releases noise alone)"
+            )
+        secure = run.secure_aggregation
+        if bool(secure) != self.trusts_clients:
+            raise ValueError(
+                "private: with secure_aggregation, the server sees no single update and cannot clip it "
+                "again, so set trusts_clients=true; without, set trusts_clients=false"
+            )
+        if secure and secure.bound > self.clipping.bound:
+            raise ValueError(
+                "private: a clipped update has no entry above clipping.bound, and a finer grid rounds less: "
+                f"set secure_aggregation.bound to {self.clipping.bound:g} or less"
+            )
+
+    def prepare(self, context: RunContext) -> Private:
+        """Take what the run decides, and make its key."""
+        ready = replace(
+            self,
+            rounds=self.rounds or context.num_rounds,
+            cohort=self.cohort or float(context.cohort),
+            folder=self.folder or str(context.folder or ""),
+        )
+        number = len(context.clients)
+        if number and not ready.delta < 1 / number:
+            raise ValueError(f"private: delta {ready.delta:g} must be well below 1 / {number} clients")
+        mean = number * ready.cohorts.rate
+        if number and ready.cohort and not 0.5 <= mean / ready.cohort <= 2:
+            raise ValueError(
+                f"private: {number} clients make cohorts of {mean:.3g} on average, and rounds are planned "
+                f"for {ready.cohort:g}: change cohorts (a longer separation, a smaller rate) or rounds.cohort"
+            )
+        if ready.rounds:
+            ready.plan.cost(1)  # refuses bands that do not fit, or a package that is missing
+        if context.folder and not ready.simulated and not ready.key_file:
+            path = Path(ready.folder) / KEY_FILE
+            context.on_first_process(lambda: _make_key(path))
+            ready = replace(ready, key_file=str(path))
+        return ready
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.epsilon, self.delta)
+
+    @property
+    def plan(self) -> Plan:
+        """The noise of the run."""
+        if not self.rounds or not self.cohort:
+            raise ValueError("private does not know its rounds and cohort: call run_context.prepare first")
+        return plan_noise(self.cohorts, self.bands, self.rounds, self.budget, self.noise_multiplier)
+
+    def key(self, seed: int) -> bytes:
+        if self.simulated:
+            return simulated_key(seed)
+        if not self.key_file or not self.folder:
+            raise ValueError("private has no key yet: call run_context.prepare with the folder of the run")
+        return read_key(Path(self.key_file))
+
+    def draw(self, clients: Sequence[str], size: int, seed: int, round: int) -> list[str]:
+        """Draw the clients of a round; their number varies around `size`."""
+        return cohort_of(self.cohorts, clients, round, seed, derived_key(self.key(seed), "cohorts"))
+
+    def init(self, params: Tensors) -> PrivateState:
+        return PrivateState(self.inner.init(params))
+
+    def round(self, state: PrivateState, cohort: Sequence[str], pool: Pool) -> tuple[PrivateState, Metrics]:
+        epsilon = self._spend(state)
+        noise = (self.plan, self.clipping.bound, self.cohort, state.round, self.key(state.seed))
+        private = PrivatePool(self, state, pool, RoundRelease(*noise, self.folder, self.simulated))
+        inner, metrics = self.inner.round(state.inner, cohort, private)
+        if not private.noise or inner.round != state.round + 1:
+            name = choice_name(type(self.inner))
+            raise ValueError(f"private around {name}: it must ask clients once and count every round")
+        after = replace(state, inner=inner, released=state.released + 1, noise=private.noise)
+        return after, {**metrics, "epsilon": epsilon, "noise_deviation": private.release.deviation}
+
+    def _spend(self, state: PrivateState) -> float:
+        """Return ε after this round; raise `Stopped` before it exceeds the budget."""
+        rounds = state.released + 1
+        if state.released != state.round:
+            raise ValueError(f"private: round {state.round} does not follow {state.released} releases")
+        if rounds > self.rounds:
+            raise Stopped(f"the noise of this run is planned for {self.rounds} rounds, and they are done")
+        cost = self.plan.cost(rounds)
+        epsilon = epsilon_of((cost,), self.delta)
+        if epsilon > self.epsilon * (1 + ROUNDING):
+            raise Stopped(
+                f"the privacy budget allows no further round: epsilon would be {epsilon:.4g} after round "
+                f"{rounds}, and the budget is {self.epsilon:.4g} at delta {self.delta:g}"
+            )
+        if self.shared_budget is not None:
+            self.shared_budget.spend(self._run_id(state.seed), rounds, cost, self.delta)
+        return epsilon
+
+    def _run_id(self, seed: int) -> str:
+        """Return the name of the run in a shared budget; it tells nothing about the key."""
+        if self.simulated:
+            return hashlib.blake2b(self.folder.encode(), digest_size=8).hexdigest()
+        return derived_key(self.key(seed), "run")[:8].hex()
+
+
+def _make_key(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make_key(path)
+
+
+def _unbounded(part: Any) -> str:
+    """Return why one client's influence on a round has no bound that noise could hide; "" if it has one."""
+    if getattr(part, "collects", False):
+        return "it combines single updates in several ways, so its result has no bounded sensitivity"
+    if getattr(part, "trains_on_server", False):
+        return "it trains on all speech in one place, without updates that could be clipped"
+    if reason := getattr(part, "unbounded", ""):
+        return str(reason)
+    weighting = getattr(part, "weighting", None)
+    if weighting is not None and not largest_weight(weighting):
+        return (
+            f"the weighting {choice_name(type(weighting))} depends on what clients report, so one client "
+            "changes the weights of all others: set weighting=uniform"
+        )
+    return ""
+
+
+def largest_weight(weigh: Any) -> float:
+    """Return the largest weight that a client can get, whatever it reports; 0 if there is none."""
+    return 1.0 if isinstance(weigh, Uniform) else 0.0
+
+
+@dataclass
+class PrivatePool:
+    """The pool of one round: clients clip, and the inner algorithm sees the sum with noise."""
+
+    private: Private
+    state: PrivateState
+    pool: Pool
+    release: RoundRelease
+    noise: str = ""  # what the noise depends on; set when clients were asked
+
+    def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
+        if cohort and all(map(lives_with_server, cohort)):
+            return self.pool.collect(task, cohort)
+        raise ValueError("private: single updates of clients have no noise, so they cannot be collected")
+
+    def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
+        if cohort and all(map(lives_with_server, cohort)):
+            return self.pool.reduce(task, cohort, weigh)
+        like, largest = parameters_in(task.tensors), largest_weight(weigh)
+        self._check_task(like, cohort, largest)
+        view = (ClippedByClient if self.private.trusts_clients else Clipped)(self.private.clipping)
+        update = self.pool.reduce(through(task, view), cohort, weigh) if cohort else Update.nothing()
+        self._check_answers(update, like, cohort, weigh)
+        return Update(self.release.mean(update, like, largest), 0.0, (), update.failures)
+
+    def _check_task(self, like: Tensors, cohort: Sequence[str], largest: float) -> None:
+        """Refuse, before any work, a task whose answers the noise was not planned for."""
+        if self.noise:
+            raise ValueError(
+                "private: clients were asked twice in a round, and each answer would need noise of its own"
+            )
+        if not largest:
+            raise ValueError(
+                "private: the weights of this algorithm depend on what clients report, so one client changes "
+                "those of all others: use uniform weights"
+            )
+        drawn = self.private.draw(cohort, len(cohort), self.state.seed, self.state.round)
+        if list(cohort) != list(dict.fromkeys(drawn)):
+            raise ValueError(
+                f"private: the cohort of round {self.state.round + 1} has a client that is not planned for "
+                "it, or one twice: draw cohorts with private.draw"
+            )
+        size = sum(tensor.numel() for tensor in like.values())
+        if self.private.trusts_clients and not fits_grid(size, len(cohort)):
+            raise ValueError(
+                f"private: secure aggregation of {len(cohort)} updates with {size} entries rounds too much: "
+                "use smaller cohorts, or train fewer parameters"
+            )
+        self.noise = self.release.noise_id(like)
+        if self.state.released and self.noise != self.state.noise:
+            raise ValueError(
+                "private: this run began with another key, other rounds, or other settings of its noise; "
+                "later noise would not fit that of earlier rounds. Resume it with what it began with"
+            )
+
+    def _check_answers(self, update: Update, like: Tensors, cohort: Sequence[str], weigh: Weigh) -> None:
+        """Refuse a sum with a part that did not come from one planned client, and may not be clipped."""
+        answered = [report.client for report in update.reports]
+        weight = sum(math.exp(weigh(report)) for report in update.reports)
+        summed = 0.0 if update.is_empty else math.exp(update.log_weight)
+        is_known = set(answered) <= set(cohort) and len(set(answered)) == len(answered)
+        if not is_known or abs(summed - weight) > 1e-6 * max(1.0, weight):
+            raise ValueError("private: an update came without the report of one client of the cohort")
+        shapes = {name: tensor.shape for name, tensor in update.mean.items()}
+        if update.mean and shapes != {name: tensor.shape for name, tensor in like.items()}:
+            raise ValueError(
+                "private: clients answered with other tensors than the parameters they were sent"
+            )

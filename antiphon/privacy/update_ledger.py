@@ -1,0 +1,116 @@
+"""Files that outlive a process: a budget that several runs share, and the rounds that a run has released.
+
+Both are locked while a process changes them, and replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from antiphon.core import Stopped
+from antiphon.privacy.update_accounting import Cost, cost_from_dict, cost_to_dict, epsilon_of
+from antiphon.records.files import read_format, replace_file, sync
+
+LEDGER_FORMAT = "antiphon-ledger/1"
+RELEASES_FORMAT = "antiphon-releases/1"
+RELEASES_FILE = "releases.json"
+ROUNDING = 1e-9  # by which a computed ε may be above a budget
+
+
+@dataclass(frozen=True)
+class SharedBudget:
+    """A file with what all runs on the same clients have cost, and the most that they may cost together."""
+
+    file: str
+    epsilon: float  # for all runs together, at the delta of the runs
+
+    def __post_init__(self) -> None:
+        if not self.file or not self.epsilon > 0:
+            raise ValueError("a shared budget needs a file and an epsilon above 0")
+
+    def spend(self, run: str, rounds: int, cost: Cost, delta: float) -> None:
+        """Record that a run makes its first `rounds` releases; raise `Stopped` if that exceeds the budget.
+
+        It is recorded before the clients are asked. A run that is resumed and repeats a round pays once.
+        """
+        path = Path(self.file)
+        with _locked(path):
+            runs = self._read(path, delta)
+            if run in runs and runs[run]["rounds"] >= rounds:
+                return
+            others = [cost_from_dict(entry["cost"]) for name, entry in runs.items() if name != run]
+            epsilon = epsilon_of((*others, cost), delta)
+            if epsilon > self.epsilon * (1 + ROUNDING):
+                raise Stopped(
+                    f"the budget of {self.file} allows no further round: with it, all runs on these clients "
+                    f"would have epsilon {epsilon:.4g}, and the budget is {self.epsilon:.4g}"
+                )
+            runs[run] = {"rounds": rounds, "cost": cost_to_dict(cost)}
+            _write(path, {"format": LEDGER_FORMAT, "epsilon": self.epsilon, "delta": delta, "runs": runs})
+
+    def _read(self, path: Path, delta: float) -> dict[str, Any]:
+        if not path.exists():
+            return {}
+        body = read_format(path, LEDGER_FORMAT, "ledger of private runs")
+        if (body["epsilon"], body["delta"]) != (self.epsilon, delta):
+            was, now = f"{body['epsilon']:g} at delta {body['delta']:g}", f"{self.epsilon:g} at {delta:g}"
+            raise ValueError(
+                f"{path} has a budget of epsilon {was}, not {now}: runs that share a budget name the same one"
+            )
+        runs: dict[str, Any] = body["runs"]
+        return runs
+
+
+def check_release(folder: Path, key: bytes, round: int, total: Mapping[str, np.ndarray]) -> None:
+    """Record what a round releases, before its noise is added; refuse a round that had other answers before.
+
+    The noise of a round is always the same. Two releases of one round with other answers would differ by
+    these answers alone, without noise. Digests are keyed, so the file says nothing about the answers.
+    """
+    digest = hashlib.blake2b(key=key)
+    for name, values in total.items():
+        digest.update(json.dumps([round, name, values.shape]).encode())
+        digest.update(np.ascontiguousarray(values).data)
+    path = folder / RELEASES_FILE
+    with _locked(path):
+        body = read_format(path, RELEASES_FORMAT, "list of releases") if path.exists() else {"rounds": {}}
+        before = body["rounds"].setdefault(str(round), digest.hexdigest())
+        if before != digest.hexdigest():
+            raise ValueError(
+                f"round {round + 1} was released before, with other answers: releasing it again with the "
+                "same noise would reveal them. Start a new run in another folder, with a new key"
+            )
+        _write(path, {"format": RELEASES_FORMAT, **body})
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock for a file; other processes wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, body: Mapping[str, Any]) -> None:
+    replace_file(path, partial(_write_synced, text=json.dumps(body, indent=1)))
+    sync(path.parent)
+
+
+def _write_synced(path: Path, text: str) -> None:
+    path.write_text(text + "\n", encoding="utf-8")
+    sync(path)
