@@ -15,7 +15,9 @@ Neighbouring data differ by one client with all its rounds. What is released are
 covered: the journal (losses, numbers of utterances, who took part), the server itself, and floating-point
 rounding. Assumed: whether one client answers does not depend on whether another one is there.
 
-Deviations. Weights are uniform or capped. The inner algorithm gets no reports, because they have no noise.
+Deviations. Weights are uniform, or capped numbers of utterances: a client then counts by its weight over the
+cap, so its part in the sum is never longer than the bound. The inner algorithm gets no reports, because they
+have no noise.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from antiphon.privacy.update_accounting import Plan, epsilon_of, plan_noise
 from antiphon.privacy.update_ledger import ROUNDING, SharedBudget
 from antiphon.registry import choice_name
 from antiphon.server.run_context import RunContext, parts_of
-from antiphon.server.weighting import Uniform
+from antiphon.server.weighting import ByExamples, Uniform
 from antiphon.tasks.local_training import parameters_in
 from antiphon.tasks.round_release import RoundRelease
 from antiphon.tasks.update_clipping import Clipped, ClippedByClient, UpdateClipping, WholeUpdate, fits_grid
@@ -231,16 +233,20 @@ def _unbounded(part: Any) -> str:
     if reason := getattr(part, "unbounded", ""):
         return str(reason)
     weighting = getattr(part, "weighting", None)
+    if isinstance(weighting, ByExamples) and not weighting.max_utterances:
+        return "the number of utterances has no cap: set weighting.max_utterances, or weighting=uniform"
     if weighting is not None and not largest_weight(weighting):
         return (
-            f"the weighting {choice_name(type(weighting))} depends on what clients report, so one client "
-            "changes the weights of all others: set weighting=uniform"
+            f"the weighting {choice_name(type(weighting))} depends on what clients report, and one client "
+            "can have any influence: set weighting=uniform"
         )
     return ""
 
 
 def largest_weight(weigh: Any) -> float:
     """Return the largest weight that a client can get, whatever it reports; 0 if there is none."""
+    if isinstance(weigh, ByExamples):
+        return float(weigh.max_utterances)
     return 1.0 if isinstance(weigh, Uniform) else 0.0
 
 
@@ -277,8 +283,8 @@ class PrivatePool:
             )
         if not largest:
             raise ValueError(
-                "private: the weights of this algorithm depend on what clients report, so one client changes "
-                "those of all others: use uniform weights"
+                "private: the weights of this algorithm depend on what clients report, and one client can "
+                "have any influence: use uniform weights"
             )
         drawn = self.private.draw(cohort, len(cohort), self.state.seed, self.state.round)
         if list(cohort) != list(dict.fromkeys(drawn)):

@@ -129,7 +129,4 @@ class Clipped(ClippedByClient):
     room: ClassVar[float] = ROOM
 
     def arrive(self, update: Update) -> Update:
-        try:
-            return replace(update, mean=self.clipping(update.mean, self.room))
-        except Unusable:  # a client that did not clip: it counts as one that did not move
-            return replace(update, mean={name: torch.zeros_like(t) for name, t in update.mean.items()})
+        return replace(update, mean=self.clipping(update.mean, self.room))

@@ -26,7 +26,7 @@ from antiphon.algorithms.pruning import FederatedPruning
 from antiphon.algorithms.q_fedavg import QFedAvg
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.algorithms.scaffold import Scaffold
-from antiphon.core import Algorithm, Report, Stopped, Task, Tensors, Update
+from antiphon.core import Algorithm, Failure, Report, Stopped, Task, Tensors, Update
 from antiphon.engine import Engine, Outcome, Rounds
 from antiphon.experiment.settings import Run
 from antiphon.pools.local import LocalPool
@@ -41,7 +41,7 @@ from antiphon.secure_aggregation.rules import SecureAggregation
 from antiphon.seeding import derive
 from antiphon.server.optimizers import Adam, Sgd
 from antiphon.server.run_context import RunContext, prepare
-from antiphon.server.weighting import ByNorm, Uniform
+from antiphon.server.weighting import ByExamples, ByNorm, Uniform
 from antiphon.tasks.update_clipping import EachLayer, EachLayerByDimension, WholeUpdate
 
 CLIENTS = [f"speaker/{number:02d}" for number in range(24)]
@@ -65,7 +65,7 @@ class Clients:
             self.asked.append(client)
             answer = self.special.get(client, self.answer(task, client))
             if answer is None:
-                yield Update.nothing()
+                yield Update.nothing(Failure(client, "away"))
             else:
                 stats = {"loss": 1.0, "num_utterances": 3.0, "norm": 1.0, "seconds": 1.0}
                 yield Update(answer, reports=(Report(client, stats),))
@@ -126,6 +126,19 @@ def test_the_scale_depends_on_the_plan_and_not_on_who_answered() -> None:
     few = released(STEADY, Clients(special=dict(still)), CLIENTS[:1])
     many = released(STEADY, Clients(special=dict(still)), CLIENTS[:20])
     assert torch.equal(few["w"], many["w"])
+
+
+def test_capped_weights_count_a_client_by_its_share_of_the_cap() -> None:
+    """Three utterances of at most six: every update counts half."""
+    halved = replace(STEADY, inner=FedAvg(weighting=ByExamples(max_utterances=6)), clipping=WholeUpdate(0.4))
+    uniform = replace(STEADY, clipping=WholeUpdate(0.4))
+    nobody, half, whole = (
+        released(algorithm, Clients(), cohort)["w"]
+        for algorithm, cohort in ((uniform, []), (halved, CLIENTS[:5]), (uniform, CLIENTS[:5]))
+    )
+    assert torch.allclose(half - nobody, (whole - nobody) / 2, atol=1e-6)
+    capped = replace(halved, inner=FedAvg(weighting=ByExamples(max_utterances=2)))
+    assert torch.allclose(released(capped, Clients(), CLIENTS[:5])["w"], whole, atol=1e-6)
 
 
 # --- What one client can change -------------------------------------------------------------------
@@ -336,7 +349,7 @@ class Twice:
     ("inner", "reason"),
     [
         (dga(), "fed_avg: the weighting softmax_loss depends on what clients report"),
-        (fedavg(), "fed_avg: the weighting by_examples depends"),
+        (fedavg(), "fed_avg: the number of utterances has no cap"),
         (FedAvg(weighting=ByNorm()), "the weighting by_norm depends"),
         (Rehearsed(dga()), "private around fed_avg: the weighting softmax_loss"),
         (DgaRl(INNER), "dga_rl: it combines single updates"),
