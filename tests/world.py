@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from cautious import Cautious, Twice
-from elsewhere import remote
 from twins import Twins
 
 from antiphon.algorithms.central import Central
@@ -95,10 +94,9 @@ POOLS: dict[str, Callable[[Worker], Pool]] = {
     "local": LocalPool,
     "two processes": Twins,
     "stacked": lambda worker: LocalPool(stacked(worker)),
-    "remote": remote,
 }
 # What another way of sharing clients out may change: shares that are folded apart round differently.
-ROUNDING = {"local": 0.0, "two processes": 1e-6, "stacked": 1e-5, "remote": 0.0}
+ROUNDING = {"local": 0.0, "two processes": 1e-6, "stacked": 1e-5}
 
 
 # --- Speech ---------------------------------------------------------------------------------------
