@@ -1,0 +1,169 @@
+"""NVFLARE as a carrier of messages. Its processes import this file; nothing else of antiphon runs in them.
+
+`ServerRelay` is the only workflow of the server's job, `SiteRelay` the only executor of a site's. Each passes
+messages between NVFLARE and a socket of the antiphon process on its machine, which has the algorithm or the
+speech. A new job can therefore start at any time: whatever was not answered is pushed again.
+
+What NVFLARE 2.9.0 does by default, and what is done about it:
+
+- A site asks for work every 2 s, and finished tasks are swept every 0.2 s: see `JOB` and `task_check_period`.
+- Callbacks run under the controller's lock: they only queue.
+- A task without an end is one with timeout 0; the deadline that counts is the pool's.
+- A site that was killed is not deployed again in a running job, which also knows it by an old token. `Rejoin`
+  and `_sync_clients` mend both with calls that are not public. So the version is pinned.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from typing import Any
+
+from nvflare.apis.controller_spec import ClientTask, TaskCompletionStatus
+from nvflare.apis.controller_spec import Task as FlareTask
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import ReturnCode, RunProcessKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.job_def import JobMetaKey
+from nvflare.apis.job_scheduler_spec import DispatchInfo
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from antiphon.pools.remote_link import Channel, pushes, send_answer, send_error
+
+SOCKET = "ANTIPHON_SOCKET"  # in the environment: the socket of the antiphon process on this machine
+APP = "app_site"  # the part of the job that sites get
+DONE = (TaskCompletionStatus.OK, TaskCompletionStatus.CANCELLED)
+
+
+def _connect() -> Channel:
+    stream = socket.socket(socket.AF_UNIX)
+    stream.connect(os.environ[SOCKET])
+    return Channel(stream)
+
+
+class ServerRelay(Controller):
+    """Turns what the server's antiphon process pushes into tasks, and their results into answers."""
+
+    def __init__(self) -> None:
+        super().__init__(task_check_period=0.05)
+        self._tasks: dict[str, FlareTask] = {}
+        self._results: queue.SimpleQueue[tuple[str, bytes | str]] = queue.SimpleQueue()
+
+    def start_controller(self, fl_ctx: FLContext) -> None: ...
+    def stop_controller(self, fl_ctx: FLContext) -> None: ...
+    def process_result_of_unknown_task(self, *late: Any, **more: Any) -> None: ...
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        channel = _connect()
+        for work in (self._answer, self._sync_clients):
+            threading.Thread(target=work, args=(channel, abort_signal, fl_ctx), daemon=True).start()
+        for push in pushes(channel):  # ends with the antiphon process, and with the job
+            if push.message is None:
+                if (task := self._tasks.pop(push.ticket, None)) is not None:
+                    self.cancel_task(task, fl_ctx=fl_ctx)
+                continue
+            data = Shareable()
+            data["head"], data["body"] = push.message.head, push.message.body
+            self._tasks[push.ticket] = self._task(push.ticket, data)
+            self.send(self._tasks[push.ticket], fl_ctx, targets=[push.site])
+
+    def _task(self, ticket: str, data: Shareable) -> FlareTask:
+        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            result, client_task.result = client_task.result, None
+            code = result.get_return_code(ReturnCode.OK)
+            self._results.put((ticket, result["answer"] if code == ReturnCode.OK else str(code)))
+
+        def done(task: FlareTask, fl_ctx: FLContext) -> None:
+            if task.completion_status not in DONE:
+                self._results.put((ticket, f"the task ended with {task.completion_status}"))
+
+        return FlareTask("work", data, timeout=0, result_received_cb=received, task_done_cb=done)
+
+    def _answer(self, channel: Channel, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        while not abort_signal.triggered:
+            try:
+                ticket, result = self._results.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            self._tasks.pop(ticket, None)
+            try:
+                if isinstance(result, str):
+                    send_error(channel, ticket, result)
+                else:
+                    send_answer(channel, ticket, result)
+            except ConnectionError:
+                return
+        channel.close()
+
+    def _sync_clients(self, channel: Channel, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        while not abort_signal.triggered:
+            fl_ctx.get_engine().sync_clients_from_main_process()  # tokens of sites that registered again
+            time.sleep(1.0)
+
+
+class SiteRelay(Executor):
+    """Passes a task to the antiphon process of the site, and its answer back."""
+
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
+        answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                channel = _connect()
+                channel.send({"head_bytes": len(shareable["head"])}, shareable["head"], shareable["body"])
+                frame = channel.receive()
+                channel.close()
+            except OSError:
+                frame = None
+            answers.put(None if frame is None else frame[1])
+
+        threading.Thread(target=ask, daemon=True).start()
+        while not abort_signal.triggered:
+            try:
+                answer = answers.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            if answer is None:
+                return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+            result = Shareable()
+            result["answer"] = answer
+            return result
+        return make_reply(ReturnCode.TASK_ABORTED)
+
+
+class Rejoin(FLComponent):
+    """Deploys the running job to a site that registers, for the first time or again."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.CLIENT_REGISTER_PROCESSED:
+            name = fl_ctx.get_peer_context().get_identity_name()
+            threading.Thread(target=self._rejoin, args=(fl_ctx.get_engine(), name), daemon=True).start()
+
+    def _rejoin(self, engine: Any, name: str) -> None:
+        time.sleep(1.0)  # the site still has to hear that it is registered
+        client = engine.client_manager.name_to_clients.get(name)
+        if client is None:
+            return  # the administrator
+        for job_id, info in list(engine.run_processes.items()):
+            others = {t: c for t, c in info[RunProcessKey.PARTICIPANTS].items() if c.name != name}
+            if client.token in info[RunProcessKey.PARTICIPANTS]:
+                continue
+            info[RunProcessKey.PARTICIPANTS] = {**others, client.token: client}
+            with engine.new_context() as fl_ctx:
+                job = engine.job_def_manager.get_job(job_id, fl_ctx)
+                participants = info[RunProcessKey.PARTICIPANTS].values()
+                job.meta[JobMetaKey.JOB_CLIENTS.value] = [each.to_dict() for each in participants]
+                app = job.get_application(APP, fl_ctx)
+                deployment = engine.job_runner._make_deploy_message(job, app, APP, fl_ctx)
+                engine._send_admin_requests({client.token: deployment}, fl_ctx, timeout_secs=20)
+                ((_, reserved),) = engine.check_client_resources(job, {name: {}}, fl_ctx).values()
+                engine.start_client_job(job, {name: DispatchInfo(APP, {}, reserved)}, fl_ctx)
