@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from antiphon.workflows.personalize_lists import NoiseSettings, personalize
     from antiphon.workflows.prune_model import plan_pruning, prune
     from antiphon.workflows.rescore_lists import rescore
+    from antiphon.workflows.run_federation import create_federation, federation_status, join_federation
     from antiphon.workflows.run_recipe import demo, list_recipes, run
     from antiphon.workflows.train_lm import train_ngram_lm, train_transformer_lm
 
@@ -63,6 +64,7 @@ _EXPORTS = {  # module -> its public names
     "workflows.personalize_lists": ["NoiseSettings", "personalize"],
     "workflows.prune_model": ["plan_pruning", "prune"],
     "workflows.rescore_lists": ["rescore"],
+    "workflows.run_federation": ["create_federation", "federation_status", "join_federation"],
     "workflows.run_recipe": ["demo", "list_recipes", "run"],
     "workflows.train_lm": ["train_ngram_lm", "train_transformer_lm"],
 }

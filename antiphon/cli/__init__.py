@@ -15,6 +15,7 @@ import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.corpus_commands import corpus_commands, encoders_command
 from antiphon.cli.decoding_commands import lm_commands, nbest_command, rescore_command
+from antiphon.cli.federation_commands import federation_commands
 from antiphon.cli.model_commands import adapt_command, export_command, prune_command
 from antiphon.cli.personalisation_commands import personalize_command
 from antiphon.cli.run_commands import (
@@ -86,6 +87,7 @@ for panel, commands in COMMANDS.items():
     for command in commands:
         app.command(command.__name__.removesuffix("_command"), rich_help_panel=panel)(command)
 app.add_typer(corpus_commands, name="corpus", rich_help_panel="Start here")
+app.add_typer(federation_commands, name="federation", rich_help_panel="More")
 app.add_typer(lm_commands, name="lm", rich_help_panel="Language models and decoding")
 
 

@@ -19,7 +19,18 @@ import typer
 Command = Callable[..., None]
 
 # Parameters that a command sets itself; most of them in `terminal.with_bars`.
-HIDDEN = {"feature_processes", "processes", "num_threads", "progress", "notify", "listeners", "grid", "noise"}
+HIDDEN = {
+    "feature_processes",
+    "stop",
+    "ask",
+    "processes",
+    "num_threads",
+    "progress",
+    "notify",
+    "listeners",
+    "grid",
+    "noise",
+}
 FLAGS = {
     "num_processes": "--workers",
     "recognisers": "--recogniser",

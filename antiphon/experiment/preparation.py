@@ -23,7 +23,8 @@ from antiphon.data.corruption.corrupted_clients import CorruptedClients, corrupt
 from antiphon.data.store import FeatureStore, Progress, compute_features
 from antiphon.data.tokens import Tokens
 from antiphon.engine import initial_state
-from antiphon.experiment.settings import Experiment
+from antiphon.experiment.elsewhere import Elsewhere
+from antiphon.experiment.settings import Experiment, Run
 from antiphon.experiment.starting import check_start
 from antiphon.experiment.teaching import check_labels, unlabelled_clients
 from antiphon.models.model import Model
@@ -53,6 +54,7 @@ class Prepared:
     tokens: Tokens
     fresh: dict[str, Tensors]  # run -> parameters to be trained, of a new model
     device: torch.device
+    elsewhere: Elsewhere | None = None  # the clients of runs on federated data, if they are on other machines
 
     def recognizer(self, name: str, submodel: str = "") -> Recognizer:
         """Return a new model of a run, or a submodel of it."""
@@ -83,11 +85,18 @@ class Prepared:
         clients = self.all_clients(name)
         return lambda client: float(self.store.seconds[clients[client]].sum())
 
-    def pool(self, name: str, runtime: ClientRuntime, group: ProcessGroup, states: ClientStates) -> Pool:
-        """Return the pool of a run's clients, in all processes of the group."""
+    def is_away(self, name: str) -> bool:
+        """Return whether the clients of a run are on other machines."""
+        return self.elsewhere is not None and self.experiment.runs[name].data == "federated"
+
+    def worker(self, name: str, runtime: ClientRuntime, states: ClientStates) -> SpeechWorker:
+        """Return the worker for a run's clients in this process."""
         stacks = self.experiment.stacked and self.device.type == "cuda"
         kind = StackedWorker if stacks else SpeechWorker
-        worker: Worker = kind(runtime, self.all_clients(name), states, self.held_out.get(name, {}))
+        return kind(runtime, self.all_clients(name), states, self.held_out.get(name, {}))
+
+    def pool(self, name: str, worker: Worker, group: ProcessGroup) -> Pool:
+        """Return the pool of a run's clients, in all processes of the group."""
         pool = group.pool(worker, self.seconds_of(name))
         secure = self.experiment.runs[name].secure_aggregation
         return secure_pool(worker, pool, secure, name) if secure else pool
@@ -142,6 +151,7 @@ def prepare(
     num_processes: int = 1,
     progress: Progress | None = None,
     group: ProcessGroup | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Prepared:
     """Open the corpus, compute missing features, and check every run before any starts."""
     corpus = Corpus.open(data)
@@ -167,12 +177,12 @@ def prepare(
             if blueprint not in drawn:
                 drawn[blueprint] = _drawn(experiment.seed, blueprint, tokens, chosen)
             recognizer, fresh[name] = drawn[blueprint]
-            indices = np.concatenate([groups[group] for group in run.times])
-            if len(indices) == 0:
-                raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
-            utterances = corrupted.without_dropped(run.clients(store, indices, experiment.seed))
-            utterances, held_out[name] = hold_out(utterances, run.held_out, experiment.seed)
-            clients[name] = _repeated(utterances, groups, run.times, len(store))
+            if elsewhere is not None and run.data == "federated":
+                clients[name] = {client: np.empty(0, dtype=np.int64) for client in elsewhere.seconds}
+            else:
+                utterances = corrupted.without_dropped(_divided(run, store, groups, experiment.seed))
+                utterances, held_out[name] = hold_out(utterances, run.held_out, experiment.seed)
+                clients[name] = _repeated(utterances, groups, run.times, len(store))
             run.rounds.check(len(clients[name]))
             if run.secure_aggregation:
                 run.secure_aggregation.check(run.rounds.cohort, (group or SingleProcess()).size)
@@ -192,7 +202,17 @@ def prepare(
             initial_state(prepare_algorithm(run.algorithm, context), fresh[name])
         except ValueError as error:
             raise ValueError(f"run {name!r}: {error}") from error
-    return Prepared(experiment, store, groups, corrupted, clients, held_out, valid, tokens, fresh, chosen)
+    return Prepared(experiment, store, groups, corrupted, clients, held_out, valid, tokens, fresh, chosen, elsewhere)
+
+
+def _divided(
+    run: Run, store: FeatureStore, groups: Mapping[str, np.ndarray], seed: int
+) -> dict[str, np.ndarray]:
+    """Return the utterances of each client of a run."""
+    indices = np.concatenate([groups[group] for group in run.times])
+    if len(indices) == 0:
+        raise ValueError(f"no utterance for {run.data!r}: see speakers.seed_fraction")
+    return run.clients(store, indices, seed)
 
 
 def hold_out(

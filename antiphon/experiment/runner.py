@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from antiphon.clients.client import ClientRuntime
 from antiphon.clients.states import ClientStates
 from antiphon.core import Pool, Stopped, Tensors
 from antiphon.engine import Engine
+from antiphon.experiment.elsewhere import Elsewhere
 from antiphon.experiment.folder import check_folder, claim_folder, commit, lock_folder, versions
 from antiphon.experiment.jobs import run_jobs
 from antiphon.experiment.preparation import Prepared, device_name, prepare, structure_in
@@ -28,7 +29,7 @@ from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.signals import reason_of
 from antiphon.recognizer import Recognizer
 from antiphon.records.files import make_folder, saving, write_json
-from antiphon.records.writer import Listener, reporting_a_stop
+from antiphon.records.writer import ClientStateFiles, Listener, reporting_a_stop
 from antiphon.report import write_report
 from antiphon.report.model_card import write_card
 from antiphon.report.run_folder import RunFolder, read_json
@@ -64,18 +65,19 @@ def run_experiment(
     screen: Screen | None = None,
     only: str | Sequence[str] = (),
     group: ProcessGroup | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> dict[str, Scores]:
     """Run an experiment and write its report; return the scores of each run on the test split.
 
     More than one process computes features, which needs `if __name__ == "__main__":` in a script. Raises
     `Stopped` when interrupted, or when too few clients answer; `resume` continues from there. `only` names
     the runs; others may be done already, or by another process. Each process of a `group` calls this
-    function; only the first one writes files.
+    function; only the first one writes files. `elsewhere` are clients on other machines.
     """
     data, out, screen, group = Path(data), Path(out), screen or Screen(), group or SingleProcess()
     with ExitStack() as stack:
         group.on_rank_zero(lambda: lock_folder(stack, out, experiment, resume, only))
-        prepared = prepare(experiment, data, device, num_processes, screen.features, group)
+        prepared = prepare(experiment, data, device, num_processes, screen.features, group, elsewhere)
         group.on_rank_zero(lambda: claim_folder(out, experiment, data, prepared.store.fingerprint))
         scores = {}
         stack.enter_context(_interruptible())
@@ -206,9 +208,14 @@ def run_one(
         structure=partial(structure_in, recognizer),
         resolve_labels=partial(resolve_labels, out, folder, group, prepared.server_texts),
     )
+    worker = prepared.worker(name, runtime, states)
+    pool: Pool = prepared.pool(name, worker, group)
+    kept: ClientStateFiles = states
+    if prepared.elsewhere is not None and prepared.is_away(name):
+        pool, kept = prepared.elsewhere.pool(experiment, name, folder, recognizer, worker)
     engine = Engine(
         run.algorithm,
-        prepared.pool(name, runtime, group, states),
+        pool,
         clients,
         run.rounds,
         folder,
@@ -218,7 +225,7 @@ def run_one(
         group=group,
         expect=lambda cohort: prepared.expect(name, cohort),
         context=context,
-        states=states,
+        states=kept,
         faults=prepared.faults(name),
     )
     outcome = engine.run(start, resume, skip_corrupt)
@@ -266,12 +273,14 @@ def _sizes(prepared: Prepared, name: str, recognizer: Recognizer) -> dict[str, A
     """Return the sizes of the model and of its training data, for the model card."""
     store, clients = prepared.store, prepared.clients[name]
     indices = np.unique(np.concatenate([*clients.values(), np.empty(0, dtype=np.int64)]))
-    training = {
+    training: Mapping[str, Any] = {
         "clients": len(clients),
         "speakers": len(np.unique(store.speaker_codes[indices])),
         "utterances": len(indices),
         "hours": float(store.seconds[indices].sum(dtype=np.float64)) / 3600,
     }
+    if prepared.elsewhere is not None and prepared.is_away(name):
+        training = prepared.elsewhere.sizes
     num_parameters = sum(parameter.numel() for parameter in recognizer.model.parameters())
     return {"num_parameters": num_parameters, "training": training}
 

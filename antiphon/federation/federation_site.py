@@ -11,12 +11,14 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from safetensors.torch import load_file
 
 from antiphon import __version__
 from antiphon.clients.states import ClientStates
@@ -26,7 +28,7 @@ from antiphon.data.corpus import Corpus
 from antiphon.data.store import Progress
 from antiphon.federation.engine_process import EngineProcess, LocalSocket
 from antiphon.federation.kits import Kit
-from antiphon.federation.run_setup import open_worker, unpack_setup
+from antiphon.federation.run_setup import SETTINGS, open_worker, unpack_setup
 from antiphon.federation.site_policy import Ledger, Refused, SitePolicy
 from antiphon.pools.remote_answers import answer_task, failure
 from antiphon.pools.remote_link import Channel
@@ -34,6 +36,20 @@ from antiphon.pools.remote_messages import Message, MissingBody, WireError, head
 from antiphon.records.files import replace_file
 
 Notify = Callable[[str], None]
+# The numbers in a report on training; an evaluation reports fewer.
+REPORTED = (
+    "loss",
+    "num_utterances",
+    "num_steps",
+    "seconds",
+    "norm",
+    "magnitude_mean",
+    "magnitude_variance",
+    "num_labelled",
+    "num_filtered",
+    "confidence",
+    "label_seconds",
+)
 MAX_SETUPS = 4  # runs whose setup a site keeps
 
 
@@ -110,6 +126,18 @@ class Site:
     def announcement(self) -> Message:
         """Return what the site says about its clients before a run."""
         return pack({"verb": "here", "version": __version__, "clients": self.clients})
+
+    def answer_sizes(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield each model that was sent here, with the bytes of an answer: its tensors, and the rest."""
+        for folder in sorted((self.folder / "setups").glob("*")):
+            names = json.loads((folder / SETTINGS).read_text())["base"]
+            tensors = load_file(folder / "model.safetensors")
+            update = {name: tensors[name] for name in names}
+            longest = max(self.clients, key=lambda client: len(client.encode()))
+            about = {"verb": "answer", "run": "0" * 32, "client": longest, "moment": [10**6, 10**6]}
+            stats = dict.fromkeys(REPORTED, -2.2250738585072014e-308)  # no number is written with more digits
+            answer = pack({**about, "stats": stats, "state_bytes": 10**15}, update)
+            yield folder.name, (len(answer.body), len(answer.head))
 
     def _keep_setup(self, digest: str, files: Tensors) -> None:
         setups = self.folder / "setups"

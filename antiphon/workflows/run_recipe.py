@@ -22,7 +22,7 @@ from antiphon.recipes import recipe as load_recipe
 from antiphon.records.folders import check_new_folder
 from antiphon.records.listener import Listen
 from antiphon.records.lock import locked
-from antiphon.workflows.arguments import Names, Progress, no_progress, screen_for
+from antiphon.workflows.arguments import Names, Notify, Progress, no_messages, no_progress, screen_for
 
 
 def run(
@@ -38,8 +38,12 @@ def run(
     num_processes: int = 1,
     ordered: bool = False,
     jobs: int = 1,
+    federation: str | Path | None = None,
+    site_timeout: float = 600.0,
+    min_sites: int = 0,
     feature_processes: int = 1,
     progress: Progress = no_progress,
+    notify: Notify = no_messages,
     listeners: Sequence[Listen] = (),
 ) -> dict[str, Scores]:
     """Run a recipe on a corpus: train, validate, score on the test speakers, write a report.
@@ -61,8 +65,13 @@ def run(
         num_processes: The number of processes that share the clients of a round.
         ordered: Make several processes give the same bits as one process; this costs traffic and memory.
         jobs: The number of runs to carry out at the same time, each in its own process.
+        federation: The server's kit of a federation: the clients are at its sites, and `data` is the server's
+            own corpus.
+        site_timeout: The seconds that a site may take for one client before it counts as lost.
+        min_sites: The number of sites that must join before a run begins; 0: all of them.
         feature_processes: The number of processes that compute features.
         progress: A function that is called with (stage, steps done, number of steps).
+        notify: A function that is called with each line for the user.
         listeners: Functions that are called with a `RunInfo` as each run begins, and return its `Listener`.
 
     Returns:
@@ -82,6 +91,15 @@ def run(
     is_first = process is None or process.rank == 0
     screen = screen_for(progress, listeners if is_first else (), experiment, out)
     _check_processes(process, num_processes, jobs)
+    if federation is not None:
+        if process is not None or max(num_processes, jobs) > 1:
+            raise ValueError("a federation has one server process: leave out --workers and --jobs")
+        from antiphon.workflows.run_federation import run_in_federation
+
+        sites = (site_timeout, min_sites, skip_corrupt, notify)
+        return run_in_federation(
+            experiment, federation, data, out, resume, device, feature_processes, screen, only, *sites
+        )
     if jobs > 1:
         if name := own_job():
             end_with_starter()

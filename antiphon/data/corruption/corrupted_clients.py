@@ -61,7 +61,11 @@ class CorruptedClients:
 
     def shares(self, clients: Clients) -> dict[str, float]:
         """Return the corrupted share of each client's utterances in a run, if it is above 0."""
-        shares = {name: float(self.is_corrupted[indices].mean()) for name, indices in clients.items()}
+        shares = {
+            name: float(self.is_corrupted[indices].mean())
+            for name, indices in clients.items()
+            if len(indices)
+        }
         return {name: share for name, share in shares.items() if share > 0}
 
 
