@@ -19,6 +19,7 @@ from antiphon.pools.remote_link import Channel, SocketLink
 from antiphon.pools.remote_messages import Message, WireError, head_of, pack
 
 START = 120.0  # seconds that NVFLARE has to start a job
+END = 2.0  # seconds in which sites hear that a job has ended
 Notify = Callable[[str], None]
 
 
@@ -74,6 +75,8 @@ class FederationServer:
             if not self._closing.is_set():
                 self.notify("the job of the federation has ended: starting another one")
         if process is not None:
+            if self._ready.is_set() and process.is_alive():
+                time.sleep(END)
             process.end()
 
     def _start_job(self, process: EngineProcess) -> threading.Thread | None:

@@ -9,8 +9,8 @@ What NVFLARE 2.9.0 does by default, and what is done about it:
 - A site asks for work every 2 s, and finished tasks are swept every 0.2 s: see `JOB` and `task_check_period`.
 - Callbacks run under the controller's lock: they only queue.
 - A task without an end is one with timeout 0; the deadline that counts is the pool's.
-- A site that was killed is not deployed again in a running job, which also knows it by an old token. `Rejoin`
-  and `_sync_clients` mend both with calls that are not public. So the version is pinned.
+- A site that registers while a job runs gets no part of it, and the job knows a site that registers again by
+  its old token. `Rejoin` and `_sync_clients` mend both, with calls that are not public: pin the version.
 """
 
 from __future__ import annotations
@@ -141,29 +141,33 @@ class SiteRelay(Executor):
 
 
 class Rejoin(FLComponent):
-    """Deploys the running job to a site that registers, for the first time or again."""
+    """Deploys the running job to sites that it does not know: new ones, and those that registered again."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.CLIENT_REGISTER_PROCESSED:
-            name = fl_ctx.get_peer_context().get_identity_name()
-            threading.Thread(target=self._rejoin, args=(fl_ctx.get_engine(), name), daemon=True).start()
+        if event_type == EventType.SYSTEM_START:
+            threading.Thread(target=self._watch, args=(fl_ctx.get_engine(),), daemon=True).start()
 
-    def _rejoin(self, engine: Any, name: str) -> None:
-        time.sleep(1.0)  # the site still has to hear that it is registered
-        client = engine.client_manager.name_to_clients.get(name)
-        if client is None:
-            return  # the administrator
-        for job_id, info in list(engine.run_processes.items()):
-            others = {t: c for t, c in info[RunProcessKey.PARTICIPANTS].items() if c.name != name}
-            if client.token in info[RunProcessKey.PARTICIPANTS]:
-                continue
-            info[RunProcessKey.PARTICIPANTS] = {**others, client.token: client}
-            with engine.new_context() as fl_ctx:
-                job = engine.job_def_manager.get_job(job_id, fl_ctx)
-                participants = info[RunProcessKey.PARTICIPANTS].values()
-                job.meta[JobMetaKey.JOB_CLIENTS.value] = [each.to_dict() for each in participants]
-                app = job.get_application(APP, fl_ctx)
-                deployment = engine.job_runner._make_deploy_message(job, app, APP, fl_ctx)
-                engine._send_admin_requests({client.token: deployment}, fl_ctx, timeout_secs=20)
-                ((_, reserved),) = engine.check_client_resources(job, {name: {}}, fl_ctx).values()
-                engine.start_client_job(job, {name: DispatchInfo(APP, {}, reserved)}, fl_ctx)
+    def _watch(self, engine: Any) -> None:
+        while True:
+            time.sleep(1.0)
+            for job_id, info in list(engine.run_processes.items()):
+                for client in list(engine.client_manager.get_clients().values()):
+                    if client.token not in info[RunProcessKey.PARTICIPANTS]:
+                        try:
+                            self._deploy(engine, job_id, info, client)
+                        except Exception as error:  # it is tried again
+                            self.logger.warning(f"{client.name} cannot join yet: {error}")
+
+    def _deploy(self, engine: Any, job_id: str, info: Any, client: Any) -> None:
+        before = info[RunProcessKey.PARTICIPANTS]
+        others = {token: other for token, other in before.items() if other.name != client.name}
+        with engine.new_context() as fl_ctx:
+            job = engine.job_def_manager.get_job(job_id, fl_ctx)
+            now = {**others, client.token: client}
+            job.meta[JobMetaKey.JOB_CLIENTS.value] = [participant.to_dict() for participant in now.values()]
+            app = job.get_application(APP, fl_ctx)
+            deployment = engine.job_runner._make_deploy_message(job, app, APP, fl_ctx)
+            engine._send_admin_requests({client.token: deployment}, fl_ctx, timeout_secs=20)
+            ((_, reserved),) = engine.check_client_resources(job, {client.name: {}}, fl_ctx).values()
+            info[RunProcessKey.PARTICIPANTS] = now
+            engine.start_client_job(job, {client.name: DispatchInfo(APP, {}, reserved)}, fl_ctx)

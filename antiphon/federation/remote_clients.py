@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphon import config
 from antiphon.clients.faults import Unreliability
 from antiphon.clients.worker import SpeechWorker
 from antiphon.data.corruption.corrupted_clients import Corruption
@@ -80,13 +79,13 @@ class RemoteClients:
         assert worker.states is not None
         run = experiment.runs[name]
         settings = SetupSettings(
-            base=list(worker.runtime.base),
+            base=tuple(worker.runtime.base),
             seed=experiment.seed,
-            augment=config.to_dict(experiment.augment),
+            augment=experiment.augment,
             stacked=experiment.stacked,
             bfloat16=experiment.bfloat16,
             renew_lost_states=run.rounds.renew_lost_states,
-            unlabelled=unlabelled_clients(run, list(self.sites), experiment.seed),
+            unlabelled=tuple(unlabelled_clients(run, list(self.sites), experiment.seed)),
         )
         write_announced(folder.parent / NOTES, self.announced)
         states = RemoteStates(worker.states)

@@ -10,7 +10,7 @@ import json
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -39,21 +39,21 @@ SETTINGS = "setup.json"
 class SetupSettings:
     """The settings of a run that its clients need."""
 
-    base: list[str]  # the parameters that are trained, in order
-    seed: int
-    augment: dict[str, Any]
+    base: tuple[str, ...]  # the parameters that are trained, in order
+    seed: int = 0
+    augment: SpecAugment = SpecAugment()
     stacked: bool = True
     bfloat16: bool = False
     held_out: float = 0.0
     renew_lost_states: bool = False
-    unlabelled: list[str] = field(default_factory=list)  # clients whose texts are not used
+    unlabelled: tuple[str, ...] = ()  # clients whose texts are not used
 
 
 def pack_setup(recognizer: Recognizer, settings: SetupSettings) -> Message:
     """Return the message that sets a run up at a site; the model is the one that the run starts from."""
     with tempfile.TemporaryDirectory() as folder:
         recognizer.save(Path(folder))
-        (Path(folder) / SETTINGS).write_text(json.dumps(asdict(settings)))
+        (Path(folder) / SETTINGS).write_text(json.dumps(config.to_dict(settings)))
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
         names = [path.relative_to(folder).as_posix() for path in files]
         contents = [torch.from_numpy(np.fromfile(path, dtype=np.uint8)) for path in files]
@@ -87,8 +87,7 @@ def open_worker(
     trained, held_out = hold_out(clients, settings.held_out, settings.seed)
     parameters = dict(recognizer.model.named_parameters())
     base = {name: parameters[name].detach().to(chosen, copy=True) for name in settings.base}
-    augment = config.from_dict(SpecAugment, settings.augment)
-    options = (augment, chosen, settings.bfloat16)
+    options = (settings.augment, chosen, settings.bfloat16)
     runtime = ClientRuntime(store, recognizer.tokens, recognizer.model, base, *options)
     if states is not None:
         states.renew_lost = settings.renew_lost_states

@@ -124,8 +124,10 @@ def run_in_federation(
 ) -> dict[str, Scores]:
     """Run an experiment whose federated clients are at the sites of a federation."""
     opened = _open(kit, True)
-    # The server's own speakers are all its seed: the clients are elsewhere.
-    experiment = replace(experiment, speakers=replace(experiment.speakers, seed_fraction=1.0))
+    # The speakers of the server's corpus are all its own: the clients are elsewhere.
+    speakers = experiment.speakers
+    own = replace(speakers, pool=speakers.server or speakers.pool, server="", seed_fraction=1.0)
+    experiment = replace(experiment, speakers=own)
     with locked(opened.work), FederationServer.open(opened, notify) as server:
         announced = server.greet(PATIENCE, min_sites or len(opened.sites))
         if resume and (out / NOTES).exists():

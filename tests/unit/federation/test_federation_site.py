@@ -1,0 +1,267 @@
+"""A site: what it answers, what it refuses, and what never leaves it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from world import LETTERS, MASKS, World
+
+from antiphon.data.corpus import Corpus
+from antiphon.data.tokens import Characters
+from antiphon.federation.federation_site import Site
+from antiphon.federation.run_setup import SetupSettings, pack_setup, refuse_imports
+from antiphon.federation.site_policy import SitePolicy
+from antiphon.pools.local import LocalPool
+from antiphon.pools.remote_messages import Message, WireError, head_of, pack, unpack
+from antiphon.recognizer import Blueprint, Recognizer
+from antiphon.tasks.local_training import LocalTraining
+
+NOON = datetime(2026, 11, 18, 12, 0)
+CLIENT = "speaker/s01"
+
+
+@pytest.fixture
+def site(world: World, tmp_path: Path) -> Site:
+    return Site("oslo", Corpus.open(world.corpus), tmp_path, device="cpu", clock=lambda: NOON)
+
+
+@pytest.fixture(scope="module")
+def setup(world: World) -> Message:
+    from world import FRONTEND, MODELS
+
+    model: Any = world.runtime().model
+    recognizer = Recognizer(Blueprint(FRONTEND, MODELS["ctc"]), Characters(LETTERS), model)
+    return pack_setup(recognizer, SetupSettings(tuple(world.params()), seed=7, augment=MASKS))
+
+
+def task_for(world: World, set_up: Message, /, **changes: Any) -> Message:
+    local = {**vars(LocalTraining(lr=0.05, batch_seconds=1.5)), "round": 2, "call": 0, "seed": 3}
+    head = {
+        "verb": "work",
+        "run": "a" * 32,
+        "client": CLIENT,
+        "kind": "train",
+        "config": local,
+        "setup": head_of(set_up)["body"]["sha256"],
+        "cohort": 4,
+        "states": {"keep": [], "attempt": "x", "resumed_at": 0, "expected": None},
+    }
+    return pack({**head, **changes}, world.params())
+
+
+def reason(reply: Message) -> str:
+    head = head_of(reply)
+    assert head["verb"] == "failure", head
+    return str(head["reason"])
+
+
+def ready(site: Site, setup: Message) -> Site:
+    assert head_of(site.answer(setup))["verb"] == "ready"
+    return site
+
+
+# --- Work -----------------------------------------------------------------------------------------
+
+
+def test_a_site_says_how_much_speech_each_speaker_has_and_no_more(site: Site, world: World) -> None:
+    head = head_of(site.answer(pack({"verb": "hello"})))
+    assert head.keys() == {"verb", "version", "clients", "body"}
+    utterances = [u for u in Corpus.open(world.corpus).utterances() if f"speaker/{u.speaker}" == CLIENT]
+    seconds = round(sum(u.seconds for u in utterances), 1)
+    assert head["clients"][CLIENT] == [len(utterances), seconds]
+
+
+def test_a_site_asks_for_the_setup_and_then_trains_to_the_bits_of_the_local_pool(
+    site: Site, setup: Message, world: World
+) -> None:
+    asked = task_for(world, setup)
+    need = head_of(site.answer(asked))
+    assert (need["verb"], need["digest"]) == ("need", head_of(setup)["body"]["sha256"])
+    ready(site, setup)
+    head, update = unpack(site.answer(asked.without_body()))  # it has kept the tensors of the task
+    assert (head["verb"], head["client"], head["moment"]) == ("answer", CLIENT, [2, 0])
+    from antiphon.pools.remote_answers import task_in
+
+    task = task_in(*unpack(asked))
+    expected = LocalPool(world.worker(world.clients())).reduce(task, [CLIENT], lambda report: 0.0)
+    for name, tensor in expected.mean.items():
+        assert torch.equal(update[name], tensor), name
+    assert head["stats"] == dict(expected.reports[0].stats)
+
+
+def test_a_question_that_is_asked_again_gets_the_same_answer_without_new_work(
+    site: Site, setup: Message, world: World
+) -> None:
+    ready(site, setup)
+    asked = task_for(world, setup)
+    first = site.answer(asked)
+    assert site.answer(asked) is first
+    assert site.ledger.num_answers("a" * 32, CLIENT) == 1
+
+
+def test_a_site_that_was_started_again_has_its_setup(site: Site, setup: Message, world: World) -> None:
+    ready(site, setup)
+    again = replace(site)
+    assert head_of(again.answer(task_for(world, setup)))["verb"] == "answer"
+
+
+# --- What does not leave --------------------------------------------------------------------------
+
+
+def test_of_an_error_only_its_kind_leaves(site: Site, setup: Message, world: World) -> None:
+    ready(site, setup)
+    said: list[str] = []
+    site.notify = said.append
+    broken = site.answer(task_for(world, setup, config={"secret": "what was said"}))
+    assert reason(broken) == "KeyError (the log of site 'oslo' says more)"
+    assert any("KeyError" in line for line in said)
+
+
+def test_nothing_of_the_texts_is_in_an_answer(site: Site, setup: Message, world: World) -> None:
+    ready(site, setup)
+    answer = bytes(site.answer(task_for(world, setup)))
+    for utterance in Corpus.open(world.corpus).utterances():
+        if len(utterance.text) > 5:
+            assert utterance.text.encode() not in answer
+            assert utterance.id.encode() not in answer
+
+
+# --- Refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"client": "speaker/nobody"}, "it has no client 'speaker/nobody'"),
+        ({"client": "valid/s08"}, "it has no client"),
+        ({"run": "../../etc"}, "the task does not name its run"),
+        ({"setup": "../x"}, "the task does not name its run"),
+        ({"verb": "mask"}, "does not know that"),
+        ({"config": {"views": '[["pseudo_labels", {"labelling": {}, "model": "/etc"}]]'}}, "the file '/etc'"),
+        ({"config": {"a": [1]}}, "no task"),
+        ({"kind": "no such work"}, "ValueError"),
+    ],
+)
+def test_tasks_that_make_no_sense_are_refused(
+    changes: dict, expected: str, site: Site, setup: Message, world: World
+) -> None:
+    assert expected in reason(ready(site, setup).answer(task_for(world, setup, **changes)))
+
+
+def test_a_message_of_another_version_is_refused(site: Site) -> None:
+    message = pack({"verb": "hello"})
+    other = Message(message.head[:8] + b"\0\2" + message.head[10:])
+    assert "version 2 of the wire format, and this side has version 1" in reason(site.answer(other))
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/x", "a/../../x"])
+def test_a_setup_does_not_write_outside_its_folder(name: str, site: Site) -> None:
+    setup = pack({"verb": "setup"}, {name: torch.zeros(3, dtype=torch.uint8)})
+    assert "cannot be a file of it" in reason(site.answer(setup))
+
+
+def test_a_setup_names_no_class_by_its_module() -> None:
+    refuse_imports({"blueprint": {"model": {"ctc": {"encoder": {"conformer": {"dim": 16}}}}}})
+    for settings in ({"model": {"os:system": {}}}, {"model": "antiphon.evil:Class"}, [{"x": ["a.b:c"]}]):
+        with pytest.raises(WireError, match="registered names only"):
+            refuse_imports(settings)
+
+
+# --- The policy -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (SitePolicy(kinds=("evaluate",)), "it allows evaluate, not 'train'"),
+        (SitePolicy(hours="22:00-06:00"), "it works from 22:00 to 06:00, and it is 12:00 there"),
+        (SitePolicy(min_cohort=5), "it wants at least 5 clients in a cohort, not 4"),
+        (SitePolicy(bytes_per_day=1000), "it allows 1000 bytes a day, and "),
+    ],
+)
+def test_the_policy_of_a_site_has_the_last_word(
+    policy: SitePolicy, expected: str, site: Site, setup: Message, world: World
+) -> None:
+    ready(site, setup)
+    strict = replace(site, policy=policy)
+    assert reason(strict.answer(task_for(world, setup))).startswith(
+        f"site 'oslo' refuses by its policy: {expected}"
+    )
+    kind = replace(site, policy=SitePolicy(("train",), (), "06:00-22:00", 10**9, 4, 1))
+    assert head_of(kind.answer(task_for(world, setup)))["verb"] == "answer"
+
+
+def test_a_client_gives_no_more_answers_than_allowed_even_after_a_restart(
+    site: Site, setup: Message, world: World
+) -> None:
+    ready(site, setup)
+    for attempt in range(2):
+        strict = replace(site, policy=SitePolicy(answers_per_client=1))
+        reply = strict.answer(task_for(world, setup, config={**_config(world, setup), "round": attempt}))
+        assert (head_of(reply)["verb"] == "answer") == (attempt == 0)
+    assert "has given its 1 answers" in reason(reply)
+
+
+def _config(world: World, setup: Message) -> dict[str, Any]:
+    return dict(head_of(task_for(world, setup))["config"])
+
+
+def test_bytes_count_for_their_day_only(site: Site, setup: Message, world: World) -> None:
+    ready(site, setup)
+    site.answer(task_for(world, setup))
+    assert site.ledger.used(NOON) > 2 * len(world.params())
+    assert site.ledger.used(datetime(2026, 11, 19)) == 0
+    assert json.loads((site.folder / "ledger.json").read_text())["days"].keys() == {"2026-11-18"}
+
+
+def test_a_policy_is_read_from_yaml_and_checked(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("kinds: [train]\nhours: 22:00-06:00\n")
+    assert SitePolicy.read(path) == SitePolicy(kinds=("train",), hours="22:00-06:00")
+    for text in ("hours: late", "kind: [train]", "min_cohort: 0", "bytes_per_day: -1", "["):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"policy\.yaml"):
+            SitePolicy.read(path)
+
+
+def test_hours_may_pass_midnight() -> None:
+    night, day = SitePolicy(hours="22:00-06:00"), SitePolicy(hours="08:00-12:00")
+    allowed = {
+        policy: [h for h in range(24) if policy._is_open(datetime(2026, 1, 1, h))] for policy in (night, day)
+    }
+    assert allowed == {night: [0, 1, 2, 3, 4, 5, 22, 23], day: [8, 9, 10, 11]}
+
+
+# --- States ---------------------------------------------------------------------------------------
+
+
+def test_states_are_set_back_once_when_the_server_is_resumed(
+    site: Site, setup: Message, world: World
+) -> None:
+    ready(site, setup)
+    run, folder = "a" * 32, site.folder / "states" / ("a" * 32)
+
+    def ask(round: int, attempt: str, resumed_at: int) -> None:
+        states = {"keep": [], "attempt": attempt, "resumed_at": resumed_at, "expected": None}
+        config = {**_config(world, setup), "round": round}
+        reply = site.answer(task_for(world, setup, config=config, states=states))
+        assert head_of(reply)["verb"] == "answer", head_of(reply)
+        states_here = site._worker_of(run, head_of(setup)["body"]["sha256"]).states
+        assert states_here is not None
+        states_here.write(CLIENT, (round, 0), {"x": torch.tensor([float(round)])})
+        states_here.sync()
+
+    for round in range(3):
+        ask(round, "first", 0)
+    names = lambda: sorted(path.name[:6] for path in folder.rglob("*.safetensors"))  # noqa: E731
+    assert names() == ["000000", "000001", "000002"]
+    ask(1, "second", 1)
+    assert names() == ["000000", "000001"]
+    ask(2, "second", 1)  # the same attempt: nothing is set back again
+    assert names() == ["000000", "000001", "000002"]
