@@ -202,7 +202,9 @@ def prepare(
             initial_state(prepare_algorithm(run.algorithm, context), fresh[name])
         except ValueError as error:
             raise ValueError(f"run {name!r}: {error}") from error
-    return Prepared(experiment, store, groups, corrupted, clients, held_out, valid, tokens, fresh, chosen, elsewhere)
+    return Prepared(
+        experiment, store, groups, corrupted, clients, held_out, valid, tokens, fresh, chosen, elsewhere
+    )
 
 
 def _divided(
