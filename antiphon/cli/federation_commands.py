@@ -34,7 +34,7 @@ def create_command(*, sites: Sites, **options: Any) -> None:
 @options_of(antiphon.join_federation, "kit")
 def join_command(**options: Any) -> None:
     """Join a federation with a corpus, and do the work that its server sends, until Ctrl-C."""
-    antiphon.join_federation(**options, notify=terminal.say)
+    terminal.with_bars(antiphon.join_federation, **options)
 
 
 @federation_commands.command("status")

@@ -20,7 +20,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from antiphon import __version__
+import antiphon
 from antiphon.clients.states import ClientStates
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Tensors
@@ -118,14 +118,16 @@ class Site:
             self._keep_setup(head["body"]["sha256"], tensors)
             return pack({"verb": "ready"})
         if verb != "work":
-            raise WireError(f"a message says {verb!r}: this antiphon ({__version__}) does not know that")
+            raise WireError(
+                f"a message says {verb!r}: this antiphon ({antiphon.__version__}) does not know that"
+            )
         if message.body:
             self._bodies = {head["body"]["sha256"]: message.body}
         return self._work(head, tensors)
 
     def announcement(self) -> Message:
         """Return what the site says about its clients before a run."""
-        return pack({"verb": "here", "version": __version__, "clients": self.clients})
+        return pack({"verb": "here", "version": antiphon.__version__, "clients": self.clients})
 
     def answer_sizes(self) -> Iterator[tuple[str, tuple[int, int]]]:
         """Yield each model that was sent here, with the bytes of an answer: its tensors, and the rest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from antiphon.federation.remote_clients import NOTES, RemoteClients, read_announ
 from antiphon.federation.site_policy import SitePolicy
 from antiphon.pools.remote_exchange import Patience
 from antiphon.records.lock import locked
-from antiphon.workflows.arguments import Names, Notify, names_of, no_messages
+from antiphon.workflows.arguments import Names, Notify, Progress, names_of, no_messages, no_progress
 
 PATIENCE = 60.0  # seconds in which sites join, before a run begins without the missing ones
 
@@ -52,6 +53,7 @@ def join_federation(
     device: str = "auto",
     dry_run: bool = False,
     stop: threading.Event | None = None,
+    progress: Progress = no_progress,
     notify: Notify = no_messages,
 ) -> dict[str, Any]:
     """Join a federation with the speech of a corpus, and do the work that its server sends, until stopped.
@@ -65,6 +67,7 @@ def join_federation(
         device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
         dry_run: Say what would leave this machine, and leave it at that.
         stop: An event that ends the work.
+        progress: A function that is called with (stage, steps done, number of steps).
         notify: A function that is called with each line for the user.
 
     Returns:
@@ -76,7 +79,7 @@ def join_federation(
     opened = _open(kit, False)
     corpus, limits = Corpus.open(data), SitePolicy.read(Path(policy) if policy else None)
     with locked(opened.work):
-        site = Site(opened.name, corpus, opened.work, limits, device, notify)
+        site = Site(opened.name, corpus, opened.work, limits, device, notify, partial(progress, "features"))
         sizes = [site.clients[client] for client in site.clients]
         notify(
             f"site {opened.name} of the federation {opened.fingerprint[:16]} at {opened.host}:{opened.port}"

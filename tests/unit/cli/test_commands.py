@@ -32,6 +32,9 @@ RENAMED = {
     "corpus show": "describe_corpus",
     "lm ngram": "train_ngram_lm",
     "lm train": "train_transformer_lm",
+    "federation create": "create_federation",
+    "federation join": "join_federation",
+    "federation status": "federation_status",
 }
 
 
@@ -67,7 +70,9 @@ def test_no_command_is_missing_or_new() -> None:
         "demo new recipes run evaluate transcribe report compare alignments nbest rescore personalize prune"
         " adapt encoders export"
     )
-    assert set(COMMANDS) == {*plain.split(), "corpus import", "corpus show", "lm ngram", "lm train"}
+    groups = {"corpus": "import show", "lm": "ngram train", "federation": "create join status"}
+    grouped = {f"{group} {name}" for group, names in groups.items() for name in names.split()}
+    assert set(COMMANDS) == {*plain.split(), *grouped}
 
 
 @every_command
@@ -121,7 +126,17 @@ def test_every_option_is_described_in_sentences(name: str) -> None:
 
 
 # Functions that end within seconds report no progress.
-QUICK = {"encoders", "new", "recipes", "report", "compare", "alignments", "corpus show"}
+QUICK = {
+    "federation create",
+    "federation status",
+    "encoders",
+    "new",
+    "recipes",
+    "report",
+    "compare",
+    "alignments",
+    "corpus show",
+}
 
 
 @every_command
