@@ -20,7 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from antiphon.records.files import new_folder, read_format, sha256_of
+from antiphon.records.files import read_format, sha256_of
+from antiphon.records.folders import new_folder
 
 FORMAT = "antiphon-kit/1"
 ADMIN = "admin@antiphon.local"

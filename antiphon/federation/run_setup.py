@@ -30,7 +30,7 @@ from antiphon.experiment.preparation import choose_device, hold_out
 from antiphon.models.noise import SpecAugment
 from antiphon.pools.remote_messages import Message, WireError, pack
 from antiphon.recognizer import Recognizer
-from antiphon.records.files import new_folder
+from antiphon.records.folders import new_folder
 
 SETTINGS = "setup.json"
 

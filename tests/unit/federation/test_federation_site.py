@@ -265,3 +265,8 @@ def test_states_are_set_back_once_when_the_server_is_resumed(
     assert names() == ["000000", "000001"]
     ask(2, "second", 1)  # the same attempt: nothing is set back again
     assert names() == ["000000", "000001", "000002"]
+
+
+def test_the_policy_in_the_documentation_is_one() -> None:
+    example = Path(__file__).parents[3] / "docs" / "examples" / "site_policy.yaml"
+    assert SitePolicy.read(example).views == ()
