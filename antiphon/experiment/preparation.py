@@ -195,7 +195,7 @@ def prepare(
                 tuple(sorted(valid)),
                 experiment.seed,
                 run.rounds.total,
-                run.rounds.cohort,
+                cohort=run.rounds.cohort,
                 structure=partial(structure_in, start),
                 resolve_labels=partial(check_labels, run, teacher, store, clients[name], server_texts),
             )

@@ -96,9 +96,9 @@ def check_release(folder: Path, key: bytes, round: int, total: Mapping[str, np.n
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock for a file; other processes wait."""
+    """Hold an exclusive lock on the folder of a file; other processes wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

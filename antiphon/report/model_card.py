@@ -14,6 +14,7 @@ import yaml
 from antiphon.records.files import write_text
 from antiphon.report import tables
 from antiphon.report.formatting import bounds, markdown_table, percent
+from antiphon.report.privacy_statement import privacy_statement
 from antiphon.report.run_folder import RunFolder, read_json
 from antiphon.report.server_view import server_view
 from antiphon.scoring.statistics import NUM_RESAMPLES, plural
@@ -202,10 +203,12 @@ def _privacy(folder: RunFolder | None) -> str:
         )
     saw = [f"- {line}" for line in server_view(folder)] if folder is not None else ["- unknown"]
     where = "\n".join([where, "", "What the server saw:", "", *saw])
-    return (
-        f"{where}\n\nDifferential privacy: none. antiphon added no noise in training, so no ε can be given. "
-        "Parameters can hold traces of the training data: publish the model only if its speakers agree."
+    stated = privacy_statement(folder) if folder is not None else ""
+    none = (
+        "Differential privacy: none. antiphon added no noise in training, so no ε can be given. Parameters "
+        "can hold traces of the training data: publish the model only if its speakers agree."
     )
+    return f"{where}\n\n{stated or none}"
 
 
 def _versions(folder: RunFolder | None) -> str:

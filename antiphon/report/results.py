@@ -9,6 +9,7 @@ from antiphon.report import tables
 from antiphon.report.attention_summary import AttentionRow, attention_rows
 from antiphon.report.examples import example_utterances
 from antiphon.report.formatting import MARK, NONE, bounds, edits, markdown_table, percent, plain, ranges, size
+from antiphon.report.privacy_statement import privacy_statement
 from antiphon.report.run_folder import RunFolder
 from antiphon.report.server_view import server_view
 from antiphon.scoring.statistics import NUM_RESAMPLES, plural, signed
@@ -33,7 +34,10 @@ def results_markdown(runs: Sequence[RunFolder], num_examples: int = 0) -> str:
     if corrupted := [run for run in runs if run.corrupted]:
         parts += ["## Corrupted clients", _corrupted_table(corrupted)]
     parts += ["## Clients left out", _failure_table(runs)]
-    parts += ["## What the server saw", *map(_server_view, runs), "## What was run", _provenance(runs)]
+    parts += ["## What the server saw", *map(_server_view, runs)]
+    if stated := [f"**{plain(run.label)}**: {text}" for run in runs if (text := privacy_statement(run))]:
+        parts += ["## Differential privacy", *stated]
+    parts += ["## What was run", _provenance(runs)]
     if len(runs) > 1:
         head = ["key", *(run.label for run in runs)]
         cells = ([key, *values] for key, values in tables.differences(runs))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from world import ALGORITHMS, COMBINATIONS, Case, World, assert_same, run_rounds, start
 
+from antiphon.algorithms.private import Private
 from antiphon.clients.states import ClientStates
 from antiphon.core import Pool
 from antiphon.pools.local import LocalPool
@@ -31,11 +33,12 @@ PLAIN_SERVERS = (
 )
 
 
-def rounds(world: World, case: Case, folder: Path, secure: bool) -> object:
+def rounds(world: World, case: Case, folder: Path, secure: bool, bound: float = 1.0) -> object:
     worker = world.worker_for(case, states=ClientStates(folder))
     pool: Pool = LocalPool(worker)
     if secure:
-        pool = SecurePool(in_process(worker, max_share=0.95), pool, SecureAggregation(max_share=0.95), "run")
+        settings = SecureAggregation(bound=bound, max_share=0.95)
+        pool = SecurePool(in_process(worker, max_share=0.95), pool, settings, "run")
     clients = world.clients(case.clients)
     return run_rounds(case, start(case, world.params()), list(clients), pool, 2)
 
@@ -58,3 +61,17 @@ def test_algorithms_that_need_single_updates_say_so_and_are_refused(
     assert any(getattr(part, "collects", False) for part in parts_of(case.algorithm))
     with pytest.raises(ValueError, match="secure aggregation cannot collect updates"):
         rounds(world, case, tmp_path, secure=True)
+
+
+def test_private_sums_under_masks_are_those_without_if_clients_clip(world: World, tmp_path: Path) -> None:
+    case = CASES["private even"]
+    private = case.algorithm
+    assert isinstance(private, Private)
+    trusting = replace(case, algorithm=replace(private, trusts_clients=True))
+    bound = private.clipping.bound
+    plain, secure = (
+        rounds(world, trusting, tmp_path / kind, kind == "secure", bound) for kind in ("plain", "secure")
+    )
+    assert_same(plain.params, secure.params, tolerance=1e-6)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="Clipped: the server would have to change single updates"):
+        rounds(world, case, tmp_path / "again", secure=True)

@@ -15,14 +15,17 @@ from world import FRONTEND, MODELS, World
 
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.dga_rl import DgaRl
-from antiphon.algorithms.fedavg import dga
+from antiphon.algorithms.fedavg import dga, hierarchical
+from antiphon.algorithms.private import Private
 from antiphon.data.corruption.corrupted_clients import Corruption
 from antiphon.data.partition import Iid
 from antiphon.engine import Rounds
 from antiphon.experiment import runner
 from antiphon.experiment.settings import Experiment, Run, Speakers
+from antiphon.privacy.participation import RoundRobin
 from antiphon.report.model_card import model_card
 from antiphon.tasks.local_training import LocalTraining
+from antiphon.tasks.update_clipping import EachLayer
 
 LOCAL = LocalTraining(lr=0.05, epochs=1, batch_seconds=1.5)
 SECRET = "speaker/s00"  # a client that the settings name
@@ -44,6 +47,10 @@ def out(world: World, tmp_path_factory: pytest.TempPathFactory) -> Any:
             "dga": Run(
                 DgaRl(dga(LOCAL), validation=("valid/s08", "valid/s09")), rounds=Rounds(total=1, cohort=4)
             ),
+            "private": Run(
+                Private(hierarchical(LOCAL), 4.0, clipping=EachLayer(0.2), cohorts=RoundRobin(2)),
+                rounds=Rounds(total=2, cohort=3, min_clients=0),
+            ),
         },
     )
     runner.run_experiment(experiment, corpus, folder / "out", device="cpu")
@@ -62,6 +69,26 @@ def test_a_finished_run_has_a_card_beside_its_model(out: Path) -> None:
     assert re.search(r"\| algorithm: dga_rl\S*\.local\.lr \| 0\.05 \|", text)
     assert "| recipe | tiny.yaml |" in text
     assert "Differential privacy: none." in text
+
+
+def test_the_card_and_the_results_of_a_private_run_state_what_it_guarantees(
+    out: Path,
+) -> None:
+    text = (out / "private" / "model" / "README.md").read_text()
+    results = (out / "RESULTS.md").read_text()
+    for words in (
+        "(ε = 4, δ = 1e-06) for every client, after 2 rounds",
+        "clipped to an l2 norm of 0.2 (each_layer)",
+        "drawn by round_robin (separation 2, slack 0)",
+        "Not covered: the journal of the run (losses",
+    ):
+        assert words in text
+        assert words in results
+    assert "Differential privacy: none." not in text
+    assert "simulation, and whoever knows the seed" not in text
+    stated = results.split("## Differential privacy")[1].split("##")[0]
+    assert "**private**" in stated
+    assert "**dga**" not in stated
 
 
 def test_results_are_those_of_the_scores(out: Path) -> None:
