@@ -110,6 +110,16 @@ class ClientStates:
             if len(_versions(folder)) < 2:
                 self._several.discard(folder)
 
+    def forget_lost(self, client: str, round: int) -> None:
+        """Remove states of rounds before this one that are newer than the expected one.
+
+        A client wrote them, and its answer never reached the server.
+        """
+        expected = self.expected.get(client, (-1, 0))
+        for moment, path in _versions(self._folder_of(client)):
+            if expected[0] < moment[0] < round:
+                path.unlink()
+
     def rollback(self, round: int) -> None:
         """Remove what was written at or after a round. Lists names; opens no file."""
         for folder in self.folder.glob("*/"):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from safetensors.torch import load_file
 import antiphon
 from antiphon.clients.states import ClientStates
 from antiphon.clients.worker import SpeechWorker
-from antiphon.core import Tensors
+from antiphon.core import Task, Tensors, Update, Worker
 from antiphon.data.corpus import Corpus
 from antiphon.data.store import Progress
 from antiphon.federation.engine_process import EngineProcess, LocalSocket
@@ -33,7 +34,7 @@ from antiphon.federation.site_policy import Ledger, Refused, SitePolicy
 from antiphon.pools.remote_answers import answer_task, failure
 from antiphon.pools.remote_link import Channel
 from antiphon.pools.remote_messages import Message, MissingBody, WireError, head_of, pack, unpack
-from antiphon.records.files import replace_file
+from antiphon.records.files import file_name, replace_file
 
 Notify = Callable[[str], None]
 # The numbers in a report on training; an evaluation reports fewer.
@@ -51,6 +52,10 @@ REPORTED = (
     "label_seconds",
 )
 MAX_SETUPS = 4  # runs whose setup a site keeps
+
+
+def _run_one(worker: Worker, client: str, task: Task) -> Update:
+    return next(iter(worker.run(task, [client])))
 
 
 def announced(corpus: Corpus) -> dict[str, tuple[int, float]]:
@@ -77,6 +82,7 @@ class Site:
     _bodies: dict[str, bytes] = field(default_factory=dict, init=False)
     _worker: tuple[str, str, SpeechWorker] | None = field(default=None, init=False)  # run, setup
     _last: tuple[bytes, Message] | None = field(default=None, init=False)
+    _members: tuple[str, dict[str, Any]] = field(default=("", {}), init=False)  # of a run: client -> member
 
     def __post_init__(self) -> None:
         self.clients = announced(self.corpus)
@@ -103,10 +109,10 @@ class Site:
 
     def _note(self, message: Message, reply: Message) -> None:
         asked, said = head_of(message), head_of(reply)
-        is_answer = said["verb"] == "answer"
+        is_answer = said["verb"] == "answer" or said.get("step") == "mask"
         who = (str(asked["run"]), str(asked["client"])) if is_answer else ()
         self.ledger.add(self.clock(), len(message) + len(reply), *who)
-        if is_answer:
+        if said["verb"] in ("answer", "secure"):
             self._last = (message.head, reply)
 
     def _answer(self, message: Message) -> Message:
@@ -117,13 +123,13 @@ class Site:
         if verb == "setup":
             self._keep_setup(head["body"]["sha256"], tensors)
             return pack({"verb": "ready"})
-        if verb != "work":
+        if verb not in ("work", "secure"):
             raise WireError(
                 f"a message says {verb!r}: this antiphon ({antiphon.__version__}) does not know that"
             )
         if message.body:
             self._bodies = {head["body"]["sha256"]: message.body}
-        return self._work(head, tensors)
+        return self._work(head, tensors) if verb == "work" else self._secure(head, tensors)
 
     def announcement(self) -> Message:
         """Return what the site says about its clients before a run."""
@@ -150,16 +156,51 @@ class Site:
             shutil.rmtree(old, ignore_errors=True)
 
     def _work(self, head: Mapping[str, Any], tensors: Tensors) -> Message:
+        if self.policy.only_secure:
+            raise Refused("it takes part under secure aggregation only")
+        client, worker = self._admitted(head)
+        return self._finished(client, worker, answer_task(worker, head, tensors))
+
+    def _secure(self, head: Mapping[str, Any], tensors: Tensors) -> Message:
+        """Answer one step of a secure sum."""
+        # Imported here: it needs the package cryptography, which is optional.
+        from antiphon.secure_aggregation.member import Member
+        from antiphon.secure_aggregation.record_files import RecordFiles
+
+        request = head.get("request")
+        if not isinstance(request, dict):
+            raise WireError("a message of secure aggregation has no request")
+        is_first = request.get("step") == "work"
+        client, worker = self._admitted({**head, **request}, is_first)
+        run = str(head["run"])
+        if self._members[0] != run:
+            self._members = (run, {})
+        if client not in self._members[1]:
+            record = RecordFiles(self.folder / "secure" / run / file_name(client))
+            work = partial(_run_one, worker, client)
+            self._members[1][client] = Member(client, work, record, self.policy.max_share)
+        answer, sent = self._members[1][client].answer(request, tensors)
+        about = {"verb": "secure", "run": run, "client": client, "step": request.get("step")}
+        is_error = "error" in answer
+        reply = failure(str(answer["error"])) if is_error else pack({**about, "answer": answer}, sent)
+        return self._finished(client, worker, reply)
+
+    def _admitted(self, head: Mapping[str, Any], is_task: bool = True) -> tuple[str, SpeechWorker]:
+        """Return the client of a message and the worker of its run, if the policy allows the task."""
         run, client, digest = (str(head.get(key)) for key in ("run", "client", "setup"))
         if client not in self.clients:
             raise WireError(f"it has no client {client[:80]!r}")
         if not (run.isalnum() and digest.isalnum() and len(run) <= 64 and len(digest) == 64):
             raise WireError("the task does not name its run")
-        self.policy.check(head, self.ledger.num_answers(run, client), self.clock())
-        refuse_paths(head.get("config"))
+        if is_task:
+            self.policy.check(head, self.ledger.num_answers(run, client), self.clock())
+            refuse_paths(head.get("config"))
         worker = self._worker_of(run, digest)
-        self._set_states(worker, run, client, head.get("states"))
-        reply = answer_task(worker, head, tensors)
+        if is_task:
+            self._set_states(worker, run, client, head)
+        return client, worker
+
+    def _finished(self, client: str, worker: SpeechWorker, reply: Message) -> Message:
         if worker.states is not None:
             worker.states.sync()
         return self._without_details(client, reply)
@@ -174,9 +215,9 @@ class Site:
             self._worker = (run, digest, open_worker(setup, self.corpus, self.device, states, self.progress))
         return self._worker[2]
 
-    def _set_states(self, worker: SpeechWorker, run: str, client: str, notes: Any) -> None:
+    def _set_states(self, worker: SpeechWorker, run: str, client: str, task: Mapping[str, Any]) -> None:
         """Set the states of clients back if the server was resumed, and remove versions it needs no more."""
-        states = worker.states
+        states, notes = worker.states, task.get("states")
         if states is None or not isinstance(notes, dict):
             return
         mark = self.folder / "states" / run / "attempt.txt"
@@ -185,8 +226,10 @@ class Site:
             mark.parent.mkdir(parents=True, exist_ok=True)
             states.rollback(int(notes.get("resumed_at", 0)))
             replace_file(mark, lambda path: path.write_text(attempt))
+        states.expected.pop(client, None)
         if expected := notes.get("expected"):
             states.expected[client] = (int(expected[0]), int(expected[1]))
+        states.forget_lost(client, int(task["config"].get("round") or 0))
         if keep := notes.get("keep"):
             states.prune([int(round) for round in keep])
 

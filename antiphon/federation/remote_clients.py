@@ -11,6 +11,7 @@ from typing import Any
 
 from antiphon.clients.faults import Unreliability
 from antiphon.clients.worker import SpeechWorker
+from antiphon.core import Pool
 from antiphon.data.corruption.corrupted_clients import Corruption
 from antiphon.data.partition import BySpeaker
 from antiphon.experiment.settings import Experiment, Run
@@ -75,7 +76,7 @@ class RemoteClients:
 
     def pool(
         self, experiment: Experiment, name: str, folder: Path, recognizer: Recognizer, worker: SpeechWorker
-    ) -> tuple[RemotePool, RemoteStates]:
+    ) -> tuple[Pool, RemoteStates]:
         assert worker.states is not None
         run = experiment.runs[name]
         settings = SetupSettings(
@@ -90,7 +91,13 @@ class RemoteClients:
         write_announced(folder.parent / NOTES, self.announced)
         states = RemoteStates(worker.states)
         remote = RemoteRun(_id_of(folder), pack_setup(recognizer, settings), states)
-        return RemotePool(self.link, self.sites, worker, remote, self.patience), states
+        pool = RemotePool(self.link, self.sites, worker, remote, self.patience)
+        if run.secure_aggregation is None or run.data != "federated":
+            return pool, states
+        # Imported here: it needs the package cryptography, which is optional.
+        from antiphon.secure_aggregation.secure_pool import SecurePool
+
+        return SecurePool(pool.ask, pool, run.secure_aggregation, remote.id), states
 
 
 def _why_not(run: Run) -> str:
@@ -101,8 +108,6 @@ def _why_not(run: Run) -> str:
         return "its clients are speakers at sites: leave out clients"
     if run.held_out:
         return "held_out would score the models of clients on the server: set held_out=0"
-    if run.secure_aggregation:
-        return "secure_aggregation is not connected to sites yet: leave it out"
     return ""
 
 

@@ -37,12 +37,16 @@ class SitePolicy:
     bytes_per_day: int = 0  # received and sent together; 0: no limit
     min_cohort: int = 1  # clients that must be asked with one task, by the server's word
     answers_per_client: int = 0  # answers of a client in one run: what bounds its privacy loss; 0: no limit
+    only_secure: bool = False  # take part under secure aggregation only: the server sees no single update
+    max_share: float = 0.5  # largest share of the weight of one client in a secure sum
 
     def __post_init__(self) -> None:
         if self.hours:
             self._times()
         if min(self.bytes_per_day, self.answers_per_client) < 0 or self.min_cohort < 1:
             raise ValueError("bytes_per_day and answers_per_client are at least 0, min_cohort at least 1")
+        if not 0 < self.max_share <= 1:
+            raise ValueError(f"max_share is above 0 and at most 1, not {self.max_share}")
 
     @classmethod
     def read(cls, path: Path | None) -> SitePolicy:

@@ -8,8 +8,7 @@ By default, updates are added in the order of the cohort: the result has the sam
 Nothing is sent anywhere for clients that live with the server: `valid/…`, `server/…`, and the clients of runs
 on the server's own data.
 
-`reduce` asks once: reports and updates arrive together. Secure aggregation asks three times through the same
-`Exchange`: for reports, then with the weights that the reports decide, then for the masked sum.
+`reduce` asks once: reports and updates arrive together. Secure aggregation asks four times, by `ask`.
 """
 
 from __future__ import annotations
@@ -134,14 +133,49 @@ class RemotePool:
                 yield arrive(self._read(task, client, outcome), client)
         self.ignored += exchange.ignored
 
+    def ask(self, messages: Mapping[str, tuple[dict[str, Any], Tensors]]) -> Iterator[tuple[str, Any]]:
+        """Send each client a message of its own: JSON values and tensors.
+
+        Yields what comes back as it arrives: such a pair too, or the reason why there is none.
+        """
+        requests = {}
+        bodies: dict[int, tuple[bytes, str]] = {}  # clients may get the same tensors: they are packed once
+        for client, (request, tensors) in messages.items():
+            if id(tensors) not in bodies:
+                body = pack_body(tensors)
+                bodies[id(tensors)] = (body, digest_of(body))
+            body, digest = bodies[id(tensors)]
+            head = {**self._about("secure", client, len(messages)), "request": request}
+            requests[client] = Request(self.sites[client], with_body(head, body, list(tensors), digest))
+        with Exchange(self.link, self.patience, requests, self.run.supply, ordered=False) as exchange:
+            for client, outcome in exchange.outcomes():
+                try:
+                    yield client, outcome if isinstance(outcome, str) else self._answer(client, outcome)
+                except WireError as error:
+                    yield client, f"site {self.sites[client]!r}: {error}"
+        self.ignored += exchange.ignored
+
+    def _answer(self, client: str, message: Message) -> tuple[dict[str, Any], Tensors] | str:
+        head, tensors = unpack(message)
+        if head.get("verb") == "failure":
+            return str(head.get("reason"))[:500]
+        asked = {"verb": "secure", "run": self.run.id, "client": client}
+        answer = head.get("answer")
+        if any(head.get(key) != wanted for key, wanted in asked.items()) or not isinstance(answer, dict):
+            raise WireError("the reply is about something else")
+        return answer, tensors
+
     def _requests(self, task: Task, clients: Sequence[str]) -> dict[str, Request]:
         body = pack_body(task.tensors) if clients else b""
         digest, names, size = digest_of(body), list(task.tensors), len(clients)
-        about = {"verb": "work", "run": self.run.id, "setup": self.run.setup_digest, "cohort": size}
-        about |= {"kind": task.kind, "config": dict(task.config)}
-        heads = ({**about, "client": client, "states": self.run.states.notes(client)} for client in clients)
+        what = {"kind": task.kind, "config": dict(task.config)}
+        heads = ({**self._about("work", client, size), **what} for client in clients)
         messages = (with_body(head, body, names, digest) for head in heads)
         return {c: Request(self.sites[c], message) for c, message in zip(clients, messages, strict=True)}
+
+    def _about(self, verb: str, client: str, cohort: int) -> dict[str, Any]:
+        run = {"run": self.run.id, "setup": self.run.setup_digest, "states": self.run.states.notes(client)}
+        return {"verb": verb, **run, "cohort": cohort, "client": client}
 
     def _read(self, task: Task, client: str, outcome: Outcome) -> Update:
         if isinstance(outcome, str):

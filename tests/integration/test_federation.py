@@ -27,9 +27,10 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         yield made
 
 
-def simulated(sites: Federation, recipe: str, out: Path) -> Path:
+def simulated(sites: Federation, recipe: str, out: Path, *settings: str) -> Path:
     """The same recipe in this process, on a corpus with all speakers."""
-    antiphon.run(recipe, data=sites.folder / "all", out=out, settings=settings_for(recipe), device="cpu")
+    changes = [*settings_for(recipe), *settings]
+    antiphon.run(recipe, data=sites.folder / "all", out=out, settings=changes, device="cpu")
     return out
 
 
@@ -63,6 +64,26 @@ def test_a_run_has_the_bits_of_a_simulation_and_the_sites_keep_the_states(
     assert kept == {f"speaker%2Fs0{number}" for number in range(6)}
     log = (tmp_path / "server.log").read_text()
     assert "PRIVATE KEY" not in log
+
+
+def test_a_run_under_secure_aggregation_has_the_bits_of_its_simulation(
+    sites: Federation, tmp_path: Path
+) -> None:
+    """Masks differ each time; the sums of integers do not."""
+    away, secure = tmp_path / "away", "runs.fedavg.secure_aggregation={max_share: 0.9}"
+    words = sites.run_words("fedavg", away, "--set", secure)
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("only_secure: true\nmax_share: 0.9\n")
+    for site in SITES:
+        sites.kill(site)
+        sites.start(site, "--policy", str(policy))
+    server = sites.command(words, tmp_path / "server.log")
+    assert server.wait(120) == 0, (tmp_path / "server.log").read_text()
+    assert_same_run(away, simulated(sites, "fedavg", tmp_path / "here", secure), "fedavg")
+    assert "no single update" in (away / "RESULTS.md").read_text()
+    for site in SITES:
+        sites.kill(site)
+        sites.start(site)
 
 
 def test_callers_without_a_certificate_of_the_federation_are_refused(

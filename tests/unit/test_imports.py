@@ -77,6 +77,7 @@ INSIDE_EXTRAS = {"antiphon.federation.nvflare_relay"}
 NEED_EXTRAS = {
     "antiphon.secure_aggregation.masks",
     "antiphon.secure_aggregation.member",
+    "antiphon.secure_aggregation.record_files",
     "antiphon.secure_aggregation.secure_pool",
 }
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}

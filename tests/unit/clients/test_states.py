@@ -527,3 +527,18 @@ def test_a_client_whose_state_is_lost_is_left_out_and_named(states: ClientStates
 def test_state_without_a_folder_for_it_is_refused() -> None:
     (failure,) = ask(None).failures
     assert "'test.count' keeps state on the client, and this run has no folder for it" in failure.reason
+
+
+def test_states_whose_answer_was_lost_are_forgotten(tmp_path: Path) -> None:
+    """The server expects the state of round 2; the client has stored one in round 3, too."""
+    states = ClientStates(tmp_path)
+    for round in (1, 2, 3):
+        states.write("a", (round, 0), {"w": torch.tensor(float(round))})
+    states.write("a", (4, 0), {"w": torch.tensor(4.0)})  # in the present round, for its first task
+    states.expected["a"] = (2, 0)
+    states.forget_lost("a", round=4)
+    assert states.read("a", (4, 0))["w"].item() == 2.0
+    assert states.read("a", (4, 1))["w"].item() == 4.0
+    states.expected.clear()
+    states.forget_lost("a", round=4)
+    assert states.read("a", (4, 0)) == {}

@@ -248,7 +248,8 @@ def test_states_are_set_back_once_when_the_server_is_resumed(
     run, folder = "a" * 32, site.folder / "states" / ("a" * 32)
 
     def ask(round: int, attempt: str, resumed_at: int) -> None:
-        states = {"keep": [], "attempt": attempt, "resumed_at": resumed_at, "expected": None}
+        expected = [round - 1, 0] if round else None
+        states = {"keep": [], "attempt": attempt, "resumed_at": resumed_at, "expected": expected}
         config = {**_config(world, setup), "round": round}
         reply = site.answer(task_for(world, setup, config=config, states=states))
         assert head_of(reply)["verb"] == "answer", head_of(reply)

@@ -269,6 +269,22 @@ def test_a_session_that_ended_before_the_reveal_can_begin_again_with_new_keys() 
     assert "error" in late[0]
 
 
+def test_a_request_that_is_sent_again_gets_the_same_answer() -> None:
+    """An answer may be lost on its way: the server asks again, and the session goes on."""
+    worker = Vectors(vectors(5, 8), EQUAL)
+    members = members_of(worker, list(worker.values))
+    wire = Wire(members)
+
+    def twice(messages: Mapping[str, Message]) -> Iterator[tuple[str, Message | str]]:
+        if next(iter(messages.values()))[0]["step"] != "work":
+            list(wire(messages))
+        yield from wire(messages)
+
+    update = pool_of(twice, worker).reduce(task_of(8), list(worker.values), Uniform())
+    plain = LocalPool(worker).reduce(task_of(8), list(worker.values), Uniform())
+    assert float((update.mean["w"] - plain.mean["w"]).abs().max()) < 1e-8
+
+
 def test_a_second_reveal_in_a_session_is_refused() -> None:
     worker = Vectors(vectors(5, 8), EQUAL)
     wire = Wire(members_of(worker, list(worker.values)))
