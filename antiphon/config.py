@@ -16,21 +16,17 @@ fields are written.
 from __future__ import annotations
 
 import dataclasses
-import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import yaml
-
+from antiphon.records.reading import parse_yaml
+from antiphon.records.schema import number_of, shown
 from antiphon.registry import REGISTRIES, Choices, choice_name, kind_of, members_of, unknown_name
 
 Config = TypeVar("Config")
 Kind = Any  # a type as it stands in an annotation: `int`, `tuple[str, ...]`, `Sgd | Adam`
-
-# YAML 1.1 reads 1e-3 as a string, because it has no dot.
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -40,9 +36,15 @@ def to_dict(config: Any) -> dict[str, Any]:
     return written
 
 
-def from_dict(cls: type[Config], data: Mapping[str, Any]) -> Config:
-    """Return a configuration of class `cls`; missing fields take their defaults."""
-    config: Config = _read(cls, data, "")
+def from_dict(cls: type[Config], data: Mapping[str, Any], where: str = "") -> Config:
+    """Return a configuration of class `cls`; missing fields take their defaults.
+
+    where: the file that the data is from, for error messages.
+    """
+    try:
+        config: Config = _read(cls, data, "")
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}" if where else str(error)) from error
     return config
 
 
@@ -131,12 +133,14 @@ def _read(kind: Kind, value: Any, path: str) -> Any:
         if len(kinds) == len(value):
             pairs = zip(kinds, value, strict=True)
             return tuple(_read(inner, item, f"{path}[{i}]") for i, (inner, item) in enumerate(pairs))
-    if type(value) in members:
+    if type(value) in members and type(value) not in (int, float):
         return value
-    # An int is accepted for a float, but not a float for an int; bool is not a number here.
-    if float in members and (type(value) is int or (type(value) is str and _NUMBER.fullmatch(value))):
-        return float(value)
-    raise ValueError(f"{_at(path)}: expected {_describe(kind)}, not {value!r} ({type(value).__name__})")
+    try:
+        if (number := number_of(value, int in members, float in members)) is not None:
+            return number
+    except ValueError as error:
+        raise ValueError(f"{_at(path)}: {error}") from None
+    raise ValueError(f"{_at(path)}: expected {_describe(kind)}, not {shown(value)} ({type(value).__name__})")
 
 
 def _chosen(choices: Choices, value: str | Mapping[str, Any], path: str) -> tuple[type, Any]:
@@ -150,7 +154,7 @@ def _chosen(choices: Choices, value: str | Mapping[str, Any], path: str) -> tupl
     named = {value: {}} if isinstance(value, str) else value
     if len(named) != 1:
         names = ", ".join(choices)
-        raise ValueError(f"{_at(path)}: expected one of {names}, not {len(named)} names: {named!r}")
+        raise ValueError(f"{_at(path)}: expected one of {names}, not {len(named)} names: {shown(named)}")
     name, fields = next(iter(named.items()))
     if name not in choices:
         raise unknown(name, choices, path, "choice")
@@ -167,7 +171,7 @@ def _first(choices: Choices) -> type:
 def _read_dataclass(cls: type, data: Any, path: str) -> Any:
     fields = _fields(cls)
     if not isinstance(data, Mapping):
-        raise ValueError(f"{_at(path)}: expected the fields of {choice_name(cls)}, not {data!r}")
+        raise ValueError(f"{_at(path)}: expected the fields of {choice_name(cls)}, not {shown(data)}")
     data = _renamed(cls, data, path)
     for key in data:
         if key not in fields:
@@ -285,8 +289,8 @@ def _parse(kind: Kind, text: str, path: str) -> Any:
     """Parse a command-line value as YAML; the field's type decides where YAML would be wrong."""
     members = members_of(kind)
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = parse_yaml(text)
+    except ValueError:
         value = text
     if (args := _container(kind, tuple)) and not isinstance(value, list) and types.NoneType not in members:
         return [_parse(args[0], item.strip(), path) for item in text.split(",")] if text else []

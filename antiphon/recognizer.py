@@ -19,13 +19,13 @@ from antiphon.models.ctc import CtcConfig
 from antiphon.models.model import Model, ModelConfig, load_parameters, save_parameters
 from antiphon.models.reduced import ReducedConfig
 from antiphon.models.torch_device import find_device
-from antiphon.records.files import check_files, read_format, write_json
+from antiphon.records.files import write_json
 from antiphon.records.folders import files_in, filled_folder
+from antiphon.records.reading import read_as
+from antiphon.records.run_files import ModelFile
 from antiphon.tasks.submodel import Submodel
 
-FORMAT = "antiphon-model/1"
 MAIN = "model.json"
-ADVICE = "Restore the model's folder, or resume its run, which writes the model again"
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,8 @@ def open_blueprint(folder: str | Path) -> tuple[Path, Blueprint]:
     """The folder of the model in a run's or a model's folder, and its blueprint."""
     folder = Path(folder)
     folder = folder / "model" if (folder / "model" / MAIN).exists() else folder
-    body = read_format(
-        folder / MAIN, FORMAT, "model: give the folder of a finished run, such as out/dga", ADVICE
-    )
-    check_files(folder, body, advice=ADVICE)
-    return folder, config.from_dict(Blueprint, body["blueprint"]).unpacked(folder)
+    body = read_as(ModelFile, folder / MAIN)
+    return folder, config.from_dict(Blueprint, body.blueprint, str(folder / MAIN)).unpacked(folder)
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ class Recognizer:
             save_parameters(self.model, made / "model.safetensors")
             self.tokens.save(made)
             blueprint = config.to_dict(self.blueprint.packed(made))
-            body = {"format": FORMAT, "blueprint": blueprint, "notes": dict(notes or {})}
+            body = {"format": ModelFile.format, "blueprint": blueprint, "notes": dict(notes or {})}
             write_json(made / MAIN, body, files_in(made))
 
     @classmethod

@@ -16,6 +16,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from antiphon.records.schema import parse_number, whole
+
 Command = Callable[..., None]
 
 # Parameters that a command sets itself; most of them in `terminal.with_bars`.
@@ -85,7 +87,7 @@ def named_numbers(option: str, texts: Sequence[str], default: str = "") -> dict[
     for text in texts:
         name, equals, value = text.partition("=")
         try:
-            values[name] = float(value if equals else default)
+            values[name] = parse_number(value if equals else default)
         except ValueError:
             example = f"{name or 'books'}=0.5"
             raise ValueError(f"{option} takes a name and a number, such as {example}, not {text!r}") from None
@@ -99,7 +101,7 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
     ((0.25, 0.5), ())
     """
     try:
-        return tuple(float(part) for part in text.split(",")) if text else ()
+        return tuple(parse_number(part) for part in text.split(",")) if text else ()
     except ValueError:
         raise ValueError(f"{option} takes numbers such as 0.5 or 0.25,0.5, not {text!r}") from None
 
@@ -111,7 +113,7 @@ def whole_numbers(option: str, text: str) -> tuple[int, ...]:
     (1, 10)
     """
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(whole(int(part)) for part in text.split(","))
     except ValueError:
         raise ValueError(f"{option} takes whole numbers such as 1 or 1,2,5, not {text!r}") from None
 

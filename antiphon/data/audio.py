@@ -16,6 +16,9 @@ import numpy as np
 SAMPLE_RATE = 16000
 # Damaged headers hold any number: nothing outside these is speech, and memory is not allocated for it.
 MAX_RATE, MAX_CHANNELS, MAX_FRAMES = 384_000, 64, 1 << 40
+# Peaks of loud recordings go a little beyond full scale. Ten times (20 dB) is no peak: such a file holds
+# integers as floats, or is damaged.
+MAX_LEVEL = 10.0
 # Segment ends are rounded by the tools that write them: this far past the end of a file is no error.
 SLACK_SECONDS = 0.1
 INSTALL = "pip install 'antiphon[audio]'"
@@ -27,15 +30,24 @@ class BadAudioError(ValueError):
 
 @dataclass(frozen=True)
 class Sound:
-    """Samples [num_samples, num_channels] float32 in [-1, 1]; `is_whole` if they are all of the file."""
+    """Samples [num_samples, num_channels] float32; `is_whole` if they are all of the file.
+
+    Full scale is 1; files of floats may go beyond it, up to `MAX_LEVEL`.
+    """
 
     samples: np.ndarray
     rate: int
     is_whole: bool
 
     def __post_init__(self) -> None:
-        if not np.isfinite(self.samples).all():
+        highest = float(np.abs(self.samples).max(initial=0.0))  # NaN if any sample is
+        if not math.isfinite(highest):
             raise BadAudioError("unreadable audio: samples that are not numbers (NaN or infinity)")
+        if highest > MAX_LEVEL:
+            raise BadAudioError(
+                f"samples out of range: up to {highest:.3g}, full scale is 1 and {MAX_LEVEL:g} the limit; "
+                "write them again between -1 and 1"
+            )
 
     @property
     def num_channels(self) -> int:

@@ -19,12 +19,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from antiphon.data.audio import SAMPLE_RATE, decode
-from antiphon.records.files import SUMS, CheckedBlocks, check_files, read_format, sha256_of
+from antiphon.records.files import SUMS, CheckedBlocks, check_files, sha256_of
+from antiphon.records.reading import read_as, read_lines_as
+from antiphon.records.schema import Amount, Count
 
 FORMAT = "antiphon-corpus/1"
 PACK, INDEX = "audio.pack", "utterances.jsonl"
@@ -39,31 +41,44 @@ class Utterance:
     speaker: str
     session: str
     split: str
-    seconds: float
+    seconds: Amount
     text: str
-    offset: int
-    bytes: int
+    offset: Count
+    bytes: Count
     extra: Mapping[str, Any] = field(default_factory=dict)
+    advice: ClassVar = ADVICE
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
+@dataclass(frozen=True)
+class CorpusFile:
+    """corpus.json: what it says about the corpus, and checksums of its files."""
+
+    format: ClassVar = FORMAT
+    advice: ClassVar = ADVICE
+    sample_rate: Count
+    alphabet: str | None
+    source: str
+    num_utterances: Count
+    seconds: Amount
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
 class Corpus:
     """A corpus folder, open for reading by any number of threads. Another process opens it again."""
 
-    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, about: CorpusFile) -> None:
         self.path = path
-        self.alphabet: str | None = about["alphabet"]
-        self.source: str = about["source"]
-        self.num_utterances: int = about["num_utterances"]
-        self.seconds: float = about["seconds"]
-        self._about = about
+        self.alphabet, self.source = about.alphabet, about.source
+        self.num_utterances, self.seconds = about.num_utterances, about.seconds
+        self._about = vars(about)
         self._pack = os.open(path / PACK, os.O_RDONLY)
         weakref.finalize(self, os.close, self._pack)
         sums = PACK + SUMS
-        check_files(path, about, [sums], ADVICE)
-        self._blocks = CheckedBlocks(path / PACK, self._read, sums in about.get("files", {}), ADVICE)
+        check_files(path, self._about, [sums], ADVICE)
+        self._blocks = CheckedBlocks(path / PACK, self._read, sums in about.files, ADVICE)
 
     @classmethod
     def open(cls, path: str | Path) -> Corpus:
@@ -73,9 +88,9 @@ class Corpus:
             raise ValueError(
                 f"{path} is not a corpus (no corpus.json): make one with `antiphon corpus import`"
             )
-        about = read_format(path / "corpus.json", FORMAT, "intact corpus, import it again", ADVICE)
-        if about["sample_rate"] != SAMPLE_RATE:
-            raise ValueError(f"{path} is at {about['sample_rate']} Hz, only {SAMPLE_RATE} Hz can be read")
+        about = read_as(CorpusFile, path / "corpus.json", check_all=False)
+        if about.sample_rate != SAMPLE_RATE:
+            raise ValueError(f"{path} is at {about.sample_rate} Hz, only {SAMPLE_RATE} Hz can be read")
         for name in (INDEX, PACK):
             if not (path / name).is_file():
                 raise ValueError(f"{path} has lost its {name}: import the corpus again")
@@ -99,13 +114,8 @@ class Corpus:
         return sha256_of(self._index)
 
     def utterances(self) -> Iterator[Utterance]:
-        """Yield all utterances in order, read from disk one by one."""
-        with open(self._index, encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    yield Utterance(**json.loads(line))
-                except (ValueError, TypeError):
-                    raise ValueError(f"{lines.name}:{number} is damaged: import the corpus again") from None
+        """Return an iterator over all utterances in order, read from disk one by one."""
+        return read_lines_as(Utterance, self._index)
 
     def read_bytes(self, utterance: Utterance) -> bytes:
         """Return the encoded audio of an utterance."""

@@ -25,6 +25,8 @@ from antiphon.data.audio import SAMPLE_RATE
 from antiphon.data.frontends import FRONTENDS, Extract, check_samples
 from antiphon.data.tokens import BOUNDARY, TOKENS, UNKNOWN_TEXT, write_tokens
 from antiphon.records.folders import files_in
+from antiphon.records.reading import fields_of
+from antiphon.records.schema import Count
 
 WAVE_FRAME = 320  # samples in a frame of a waveform: 20 ms
 DESCRIPTIONS = {".json", ".txt", ".model"}  # suffixes of files that are not weights
@@ -181,8 +183,8 @@ class HuggingFaceTokensConfig:
 
     @staticmethod
     def load(folder: Path, about: Mapping[str, Any]) -> HuggingFaceTokens:
-        settings = (about["size"], about["boundary"], about["capitals"])
-        return HuggingFaceTokens(str(folder / "tokenizer"), *settings)
+        about = {**about, "folder": str(folder / "tokenizer")}
+        return fields_of(HuggingFaceTokens, about, str(folder / "tokens.json"))
 
 
 @dataclass(frozen=True)
@@ -190,8 +192,8 @@ class HuggingFaceTokens:
     """A folder's tokenizer with the ids 0 and `boundary` exchanged."""
 
     folder: str
-    size: int
-    boundary: int
+    size: Count
+    boundary: Count
     capitals: bool = False
 
     @cached_property

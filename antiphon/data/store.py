@@ -28,20 +28,19 @@ import numpy as np
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.extraction import Extracted, extract_in_order
 from antiphon.data.frontends import Frontend
+from antiphon.data.store_file import StoreFile
 from antiphon.records.files import (
     SUMS,
     CheckedBlocks,
-    check_files,
     check_name,
     private,
-    read_format,
     write_json,
     write_sums,
 )
 from antiphon.records.folders import new_folder
 from antiphon.records.maker import tidy
+from antiphon.records.reading import read_as
 
-FORMAT = "antiphon-features/1"
 FRAMES, IDS, TEXTS = "frames.f16", "ids.txt", "texts.txt"
 Progress = Callable[[int, int], None]  # (utterances done, utterances in all)
 
@@ -57,17 +56,15 @@ class FeatureStore:
     def __init__(
         self,
         folder: Path,
-        about: dict[str, Any],
+        about: StoreFile,
         index: dict[str, np.ndarray],
         other_texts: Mapping[int, str],
     ) -> None:
         self.folder, self.other_texts = folder, other_texts
-        self.fingerprint: str = about["fingerprint"]
-        self.dim: int = about["dim"]
-        self.frames_per_second: float = about["frames_per_second"]
-        self.speaker_names: list[str] = about["speakers"]
-        self.session_names: list[str] = about["sessions"]
-        self.split_names: list[str] = about["splits"]
+        self.fingerprint, self.dim = about.fingerprint, about.dim
+        self.frames_per_second = about.frames_per_second
+        self.speaker_names, self.session_names = about.speakers, about.sessions
+        self.split_names = about.splits
         for name in self.split_names:
             check_name(name, "split", "import the corpus again with another name (--rename-split)")
         self.seconds = index["seconds"]
@@ -77,7 +74,7 @@ class FeatureStore:
         self.num_frames = np.diff(self.first_frame).astype(np.int32)
         sizes = {FRAMES: 2 * self.dim * int(self.first_frame[-1])}
         sizes |= {IDS: int(self._id_at[-1]), TEXTS: int(self._text_at[-1])}
-        has_sums = FRAMES + SUMS in about.get("files", {})
+        has_sums = FRAMES + SUMS in about.files
         files = {name: MappedFile(folder / name, size, has_sums) for name, size in sizes.items()}
         self._frames, self._ids, self._texts = files[FRAMES], files[IDS], files[TEXTS]
         self._values = np.frombuffer(self._frames.map, dtype=np.float16).reshape(-1, self.dim)
@@ -86,11 +83,11 @@ class FeatureStore:
     def open(cls, folder: str | Path, other_texts: Mapping[int, str] | None = None) -> FeatureStore:
         """Open the store in `folder`; ValueError if it is not a store or its files are damaged."""
         folder = Path(folder)
-        about = read_format(folder / "store.json", FORMAT, "feature store", advice_for(folder))
-        check_files(folder, about, advice=advice_for(folder))
+        about = read_as(StoreFile, folder / "store.json", advice_for(folder))
         try:
             with np.load(folder / "index.npz", allow_pickle=False) as file:
                 index = {name: file[name] for name in file.files}
+            about.check_index(index)
         except Exception as error:  # zipfile, zlib and numpy each raise their own
             problem = f"{folder / 'index.npz'} is damaged ({error})"
             raise ValueError(f"{problem}. {advice_for(folder)}") from error
@@ -243,7 +240,7 @@ def open_or_write(
         if store.fingerprint == fingerprint:
             return store
     about = {
-        "format": FORMAT,
+        "format": StoreFile.format,
         "frontend": frontend.key(),
         "fingerprint": fingerprint,
         "dim": frontend.dim,

@@ -19,9 +19,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
-from antiphon.records.files import check_files, read_format, write_json
+from antiphon.records.files import ADVICE, Damaged, write_json
+from antiphon.records.reading import fields_of, read_as, read_object
 from antiphon.registry import Registry
 
 BOUNDARY = 0
@@ -158,7 +159,7 @@ class CharactersConfig:
 
     @staticmethod
     def load(folder: Path, about: Mapping[str, Any]) -> Characters:
-        return Characters(about["characters"])
+        return fields_of(Characters, about, str(folder / "tokens.json"))
 
 
 @TOKENS.register
@@ -202,7 +203,13 @@ class UnigramConfig:
 
     @staticmethod
     def load(folder: Path, about: Mapping[str, Any]) -> Unigram:
-        return Unigram((folder / "unigram.model").read_bytes())
+        path = folder / "unigram.model"
+        try:
+            tokens = Unigram(path.read_bytes())
+            assert tokens.size
+        except (OSError, RuntimeError) as error:
+            raise Damaged(f"{path} cannot be read ({error}). {ADVICE}") from None
+        return tokens
 
 
 @dataclass(frozen=True)
@@ -262,8 +269,7 @@ def write_tokens(
 def load_tokens(folder: str | Path) -> Tokens:
     """Load the tokens saved in `folder`."""
     folder = Path(folder)
-    about = read_format(folder / "tokens.json", FORMAT, "tokens")
-    check_files(folder, about)
+    about = read_object(folder / "tokens.json", FORMAT, "tokens")
     kind = str(about.get("kind"))
     kind = OLD_KINDS.get(kind, kind)
     if kind not in TOKENS:
@@ -272,6 +278,15 @@ def load_tokens(folder: str | Path) -> Tokens:
     return tokens
 
 
+@dataclass(frozen=True)
+class WordsOfFile:
+    """words.json: the vocabulary of a language model."""
+
+    format: ClassVar = WORDS_FORMAT
+    what: ClassVar = "words"
+    words: tuple[str, ...]
+
+
 def load_words(folder: str | Path) -> Words:
     """Load the words saved in `folder`."""
-    return Words(tuple(read_format(Path(folder) / WORDS_FILE, WORDS_FORMAT, "words")["words"]))
+    return Words(read_as(WordsOfFile, Path(folder) / WORDS_FILE).words)

@@ -11,12 +11,14 @@ is part of an alphabet if it stands inside words of the language. Languages whos
 from __future__ import annotations
 
 import gzip
-import json
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+from antiphon.records.reading import MAX_LINE, LongLineError, limited_lines, parse_json
 from antiphon.scoring.normalisation import Normalisation
 
 LATIN = "abcdefghijklmnopqrstuvwxyz"
@@ -46,6 +48,10 @@ DASHES = re.compile(r"[-‐‑‒–—―/_]")
 DROPPED = re.compile(r"[^\w\s'$%&@#+=€£°§]|_", re.UNICODE)
 CASELESS = Normalisation(nfc=True, lower_case=True, collapse_spaces=True)
 NOT_SPOKEN = re.compile(r"[^\w\s.,;:!?'\"()-]", re.UNICODE)
+
+
+class DamagedFileError(ValueError):
+    """The rest of a file of text cannot be read."""
 
 
 def normalise(text: str) -> str:
@@ -109,13 +115,18 @@ def rare_characters(counts: Counter[str]) -> dict[str, int]:
 def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the lines of a text file, plain or .gz, each with its location ("text:3"), without blank lines.
 
-    Bytes that are not UTF-8 become surrogates: see `is_utf8`.
+    Bytes that are not UTF-8 become surrogates: see `is_utf8`. DamagedFileError if it cannot be read on.
     """
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield f"{path.name}:{number}", line.strip()
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+        try:
+            for number, line in enumerate(limited_lines(file, path.name, MAX_LINE), 1):
+                if line.strip():
+                    yield f"{path.name}:{number}", line.strip()
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DamagedFileError(f"{path} is damaged: it cannot be unpacked to its end ({error})") from None
+        except LongLineError as error:
+            raise DamagedFileError(f"{path} is damaged: {error}") from None
 
 
 def is_utf8(text: str) -> bool:
@@ -126,7 +137,7 @@ def is_utf8(text: str) -> bool:
 def text_fields(line: str, where: str, *names: str) -> list[str]:
     """Return the values of a JSON object that must have these fields, all of them text."""
     try:
-        row = json.loads(line)
+        row = parse_json(line, is_finite=False)
         values = [row[name] for name in names]
     except (ValueError, KeyError, TypeError):
         values = [None]
@@ -143,12 +154,9 @@ def read_sentences(path: str | Path) -> Iterator[str]:
     """
     path = Path(path)
     is_json = ".jsonl" in path.suffixes
-    try:
-        for where, line in numbered_lines(path):
-            text = normalise(text_fields(line, where, "text")[0] if is_json else line.rpartition("\t")[2])
-            if not is_utf8(text):
-                raise ValueError(f"{where}: not UTF-8 text")
-            if text:
-                yield text
-    except EOFError as error:
-        raise ValueError(f"{path} is damaged: it cannot be unpacked to its end ({error})") from error
+    for where, line in numbered_lines(path):
+        text = normalise(text_fields(line, where, "text")[0] if is_json else line.rpartition("\t")[2])
+        if not is_utf8(text):
+            raise ValueError(f"{where}: not UTF-8 text")
+        if text:
+            yield text

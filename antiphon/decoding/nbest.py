@@ -12,10 +12,8 @@ Lists of other recognisers may use `hyps` for `nbest`, `meeting` for `session` a
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +21,8 @@ from typing import Any, TextIO
 
 from antiphon.data.transcripts import numbered_lines
 from antiphon.records.files import replace_text
+from antiphon.records.reading import parse_json
+from antiphon.records.schema import finite, shown
 
 # Names of parts in our own lists. `Hypothesis.parts` may hold others.
 ACOUSTIC = "acoustic"  # ln p(tokens | speech), over the alignments that the search found
@@ -33,6 +33,7 @@ COVERAGE = "coverage"  # at most 0; lower if attention missed more frames
 
 _FIELDS = {"id": "id", "speaker": "speaker", "session": "session", "split": "split", "ref": "reference"}
 _ALIASES = {"am": ACOUSTIC}
+MAX_TOKEN = 2**31 - 1
 _NOT_PARTS = {"text", "tokens", "score"}
 
 
@@ -79,15 +80,12 @@ def read_nbest(path: str | Path, depth: int | None = None) -> Iterator[NBest]:
     """Read the lists of a JSON-lines file, plain or .gz, with the first `depth` hypotheses of each."""
     path = Path(path)
     seen: set[str] = set()
-    try:
-        for where, line in numbered_lines(path):
-            entry = _nbest(line, where)
-            if entry.id in seen:
-                raise ValueError(f"{where}: utterance {entry.id!r} has a list already, further up")
-            seen.add(entry.id)
-            yield replace(entry, hypotheses=entry.hypotheses[:depth])
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is damaged: it cannot be unpacked to its end ({error})") from error
+    for where, line in numbered_lines(path):
+        entry = _nbest(line, where)
+        if entry.id in seen:
+            raise ValueError(f"{where}: utterance {entry.id!r} has a list already, further up")
+        seen.add(entry.id)
+        yield replace(entry, hypotheses=entry.hypotheses[:depth])
 
 
 def write_nbest(path: str | Path, lists: Iterable[NBest]) -> None:
@@ -108,8 +106,8 @@ def write_nbest(path: str | Path, lists: Iterable[NBest]) -> None:
 
 def _nbest(line: str, where: str) -> NBest:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = parse_json(line, is_finite=False)
+    except ValueError as error:
         raise ValueError(f"{where}: not JSON ({error}): one object per line is expected") from None
     if not isinstance(row, dict):
         raise ValueError(f'{where}: not an object: a line is {{"id": ..., "nbest": [...]}}')
@@ -130,7 +128,9 @@ def _hypothesis(fields: dict[str, Any] | Any, where: str) -> Hypothesis:
     text, tokens = fields.get("text"), fields.get("tokens", [])
     if not isinstance(text, str):
         raise ValueError(f"{where}: 'text' is missing or not text")
-    if not isinstance(tokens, list) or not all(type(token) is int and token >= 0 for token in tokens):
+    if not isinstance(tokens, list) or not all(
+        type(token) is int and 0 <= token <= MAX_TOKEN for token in tokens
+    ):
         raise ValueError(f"{where}: 'tokens' is not a list of token ids")
     parts = {
         _ALIASES.get(name, name): _number(value, name, where)
@@ -141,10 +141,11 @@ def _hypothesis(fields: dict[str, Any] | Any, where: str) -> Hypothesis:
 
 
 def _number(value: Any, name: str, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        problem = "is missing" if value is None else f"is {value!r}, not a finite number"
-        raise ValueError(f"{where}: {name!r} {problem}")
-    return float(value)
+    try:
+        return finite(value)
+    except ValueError:
+        problem = "is missing" if value is None else f"is {shown(value)}, not a finite number"
+        raise ValueError(f"{where}: {name!r} {problem}") from None
 
 
 def _text(row: Mapping[str, Any], key: str, where: str) -> str | None:

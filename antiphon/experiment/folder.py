@@ -15,9 +15,9 @@ from antiphon.experiment.settings import Experiment, Run
 from antiphon.records.files import make_folder, write_json
 from antiphon.records.folders import check_new_folder
 from antiphon.records.lock import locked
-from antiphon.report.run_folder import read_json
+from antiphon.records.reading import read_as
+from antiphon.records.run_files import ExperimentFile
 
-EXPERIMENT_FORMAT = "antiphon-experiment/1"
 PACKAGES = "antiphon torch numpy safetensors sentencepiece onnxruntime rapidfuzz transformers peft"
 
 
@@ -50,7 +50,7 @@ def check_folder(out: Path, experiment: Experiment, resume: bool, only: str | Se
             "another folder (--out)"
         )
     # A setting that did not exist when the configuration was written has its default.
-    before = config.to_dict(config.from_dict(Experiment, read_json(path)["config"]))
+    before = config.to_dict(config.from_dict(Experiment, read_as(ExperimentFile, path).config, str(path)))
     # A run may get more rounds, unless other runs start from its model or are taught by it.
     used = {name for run in experiment.runs.values() for name in (run.start_run, run.teacher_run)}
     longer = {f"runs.{name}.rounds.total" for name in experiment.runs.keys() - used}
@@ -90,11 +90,11 @@ def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, 
 def claim_folder(out: Path, experiment: Experiment, data: Path, fingerprint: str) -> None:
     """Write experiment.json; refuse to resume with another corpus."""
     path = out / "experiment.json"
-    if path.exists() and read_json(path)["fingerprint"] != fingerprint:
+    if path.exists() and read_as(ExperimentFile, path).fingerprint != fingerprint:
         raise ValueError(f"{out} cannot be resumed: {data} is not the corpus it began with, or was changed")
     make_folder(out)
     body = {
-        "format": EXPERIMENT_FORMAT,
+        "format": ExperimentFile.format,
         "recipe": experiment.recipe,
         "data": str(data.resolve()),
         "fingerprint": fingerprint,
@@ -107,7 +107,7 @@ def claim_folder(out: Path, experiment: Experiment, data: Path, fingerprint: str
 def corpus_of(run: Path) -> Path | None:
     """Return the corpus that a run was trained on; None if its folder is not part of an experiment."""
     about = run.resolve().parent / "experiment.json"
-    return Path(read_json(about)["data"]) if about.exists() else None
+    return Path(read_as(ExperimentFile, about).data) if about.exists() else None
 
 
 def versions() -> dict[str, str]:

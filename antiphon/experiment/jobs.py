@@ -8,7 +8,6 @@ they teach it). If a run fails, the runs that need it are not started; all other
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
@@ -21,7 +20,7 @@ from antiphon.core import Stopped
 from antiphon.pools.signals import REASONS
 from antiphon.pools.spawning import passing_signals_on, started_again
 from antiphon.records.files import make_folder
-from antiphon.records.journal import read
+from antiphon.records.journal import parse_entry, read
 from antiphon.records.writer import Listener
 
 JOB = "ANTIPHON_JOB"  # in a job's environment: the name of its run
@@ -129,7 +128,7 @@ class Job:
             new = file.read()
         lines = new[: new.rfind(b"\n") + 1]
         try:
-            entries = [json.loads(line) for line in lines.splitlines()]
+            entries = [parse_entry(line, str(path)) for line in lines.splitlines()]
         except ValueError:  # it was cut back and has grown again: this is the middle of a line
             self.offset = 0
             return []

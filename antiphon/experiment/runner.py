@@ -29,14 +29,15 @@ from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.signals import reason_of
 from antiphon.recognizer import Recognizer
 from antiphon.records.files import make_folder, saving, write_json
+from antiphon.records.reading import read_object
+from antiphon.records.run_files import RunFile
 from antiphon.records.writer import ClientStateFiles, Listener, reporting_a_stop
 from antiphon.report import write_report
 from antiphon.report.model_card import write_card
-from antiphon.report.run_folder import RunFolder, read_json
+from antiphon.report.run_folder import RunFolder
 from antiphon.server.run_context import RunContext
 from antiphon.tasks.evaluation import measure
 
-RUN_FORMAT = "antiphon-run/1"
 Scores = dict[str, Any]
 # Called with the name of a stage, the number of steps done, and the number of all steps (None: unknown).
 Progress = Callable[[str, int, int | None], None]
@@ -128,13 +129,13 @@ def run_side_by_side(
             return screen.run(name, runs[name], len(prepared.clients[name]))
 
         try:
-            failed = run_jobs(needs, num_jobs, out, listen, lambda name: read_json(files[name]))
+            failed = run_jobs(needs, num_jobs, out, listen, lambda name: read_object(files[name]))
         finally:
             _report(experiment, out)
         if failed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
             raise Stopped(f"{len(failed)} of {len(runs)} runs failed ({reasons})")
-        return {name: read_json(file) for name, file in files.items()}
+        return {name: read_object(file) for name, file in files.items()}
 
 
 def run_job(
@@ -256,7 +257,7 @@ def _score_start(prepared: Prepared, recognizer: Recognizer, run: Run, out: Path
         but_scores = shutil.ignore_patterns("scores.json")
         with saving(target / "start"):
             shutil.copytree(source / "best", target / "start", ignore=but_scores, dirs_exist_ok=True)
-        scores = read_json(source / "best" / "scores.json")
+        scores = read_object(source / "best" / "scores.json")
         write_json(target / "start" / "scores.json", {**scores, "which": "start", "round": 0})
     else:
         _score(prepared, recognizer, folder, "start", 0)
@@ -292,7 +293,7 @@ def _about(prepared: Prepared, name: str, start: Tensors) -> dict[str, Any]:
     of_run = {key: value for key, value in settings["runs"][name].items() if value is not None}
     shared = {key: value for key, value in settings.items() if key not in ("runs", "recipe", "seed", *of_run)}
     return {
-        "format": RUN_FORMAT,
+        "format": RunFile.format,
         "name": name,
         "recipe": experiment.recipe,
         "seed": experiment.seed,

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from antiphon import config
 from antiphon.core import Tensors
 from antiphon.data.tokens import Tokens, load_tokens
 from antiphon.experiment.settings import Run
+from antiphon.models.model import read_parameters
 from antiphon.models.noise import SpecAugment
 from antiphon.models.reduced import ReducedConfig
 from antiphon.recognizer import Blueprint, open_blueprint
-from antiphon.report.run_folder import read_json
+from antiphon.records.reading import read_as
+from antiphon.records.run_files import RunFile
 from antiphon.tasks.submodel import Submodel, shrink
 
 
@@ -34,8 +34,8 @@ class SeedModel:
         seed, about = cls(run.resolve(), blueprint, load_tokens(folder)), run / "run.json"
         if not about.exists():
             return seed
-        settings = read_json(about)["config"]["augment"]
-        return replace(seed, augment=config.from_dict(SpecAugment, settings))
+        settings = read_as(RunFile, about).config.augment
+        return replace(seed, augment=config.from_dict(SpecAugment, settings, str(about)))
 
 
 def check_start(start_folder: str, wanted: Blueprint, tokens: Tokens) -> Blueprint:
@@ -56,8 +56,9 @@ def load_start(run: Run, out: Path, fresh: Tensors) -> dict[str, Any]:
     if run.start_run and not (out / run.start_run / "model" / "model.safetensors").exists():
         raise ValueError(f"a run starts from {run.start_run!r}, which has not finished in {out}")
     folder, blueprint = open_blueprint(run.start_folder or out / run.start_run)
-    tensors = load_file(folder / "model.safetensors", device=str(next(iter(fresh.values())).device))
     trained = shrink(fresh, Submodel.read(blueprint.submodel))
+    device = str(next(iter(fresh.values())).device)
+    tensors = read_parameters(folder / "model.safetensors", trained, device)
     # In the order of the file: the last bit of a sum over parameters depends on their order.
     params = {name: tensor for name, tensor in tensors.items() if name in trained}
     return {"params": params, "submodel": blueprint.submodel}

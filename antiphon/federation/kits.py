@@ -20,8 +20,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from antiphon.records.files import read_format, sha256_of
+from antiphon.records.files import sha256_of
 from antiphon.records.folders import new_folder
+from antiphon.records.reading import read_object
 
 FORMAT = "antiphon-kit/1"
 ADMIN = "admin@antiphon.local"
@@ -216,9 +217,8 @@ def open_kit(folder: Path) -> Kit:
     from cryptography.x509 import load_pem_x509_certificate
     from nvflare.lighter.utils import verify_cert, verify_content
 
-    about = read_format(
-        folder / "kit.json", FORMAT, "kit: give a folder that antiphon federation create made"
-    )
+    what = "kit: give a folder that antiphon federation create made"
+    about = read_object(folder / "kit.json", FORMAT, what, check_all=False)
     startup = folder / ENGINE / "startup"
     own = "server" if about["name"] == "server" else "client"
     try:

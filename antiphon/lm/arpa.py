@@ -6,47 +6,75 @@ arrays of `antiphon.lm.ngram` (safetensors) and the words (JSON).
 
 from __future__ import annotations
 
-import gzip
 import math
 import re
-import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, ClassVar, TextIO
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from antiphon.data.transcripts import is_utf8, numbered_lines
 from antiphon.lm.ngram import NEVER, NONE, SPECIAL, START_ID, UNKNOWN, Level, NgramModel, backed_off, walk
-from antiphon.records.files import check_files, read_format, replace_text, write_json
+from antiphon.records.files import Damaged, replace_text, write_json
 from antiphon.records.folders import files_in, filled_folder
+from antiphon.records.reading import read_as, read_tensors
+from antiphon.records.schema import AtLeast, parse_number
 
 FORMAT = "antiphon-ngram/1"
 MAIN = "ngram.json"
 ADVICE = "Restore the folder, or make the n-gram model again"
 LN10 = math.log(10)
 CHUNK = 100_000  # n-grams that are formatted at once
+MAX_ORDER = 100
+ARRAYS_FILE = "ngram.safetensors"
 ARRAYS = ("keys", "log_probs", "backoffs")  # of a `Level`
+
+
+@dataclass(frozen=True)
+class NgramFile:
+    """ngram.json: the words, and the order of the longest n-grams."""
+
+    format: ClassVar = FORMAT
+    what: ClassVar = "n-gram model"
+    advice: ClassVar = ADVICE
+    order: Annotated[int, AtLeast(1)]
+    words: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.words[: len(SPECIAL)] != SPECIAL or self.order > MAX_ORDER:
+            raise ValueError(f"the first words are not {', '.join(SPECIAL)}, or the order is too large")
 
 
 def load_ngram(path: str | Path) -> NgramModel:
     """Open a folder of `save_ngram`, or read an ARPA file, plain or .gz."""
     path = Path(path)
     if path.is_dir():
-        body = read_format(path / MAIN, FORMAT, "n-gram model", ADVICE)
-        check_files(path, body, advice=ADVICE)
-        arrays = load_file(path / "ngram.safetensors")
-        orders = range(1, body["order"] + 1)
-        levels = tuple(Level(*(arrays[f"{order}/{name}"] for name in ARRAYS)) for order in orders)
-        return NgramModel(tuple(body["words"]), levels)
-    try:
-        return _assemble(*_read(path), path.name)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} cannot be read to its end as text: {error}") from error
+        body = read_as(NgramFile, path / MAIN)
+        return _from_arrays(body, read_tensors(path / ARRAYS_FILE, ADVICE, "np"), path / ARRAYS_FILE)
+    return _assemble(*_read(path), path.name)
+
+
+def _from_arrays(body: NgramFile, arrays: Mapping[str, np.ndarray], path: Path) -> NgramModel:
+    """Return the model; refuse arrays that do not fit each other or the words, and numbers that are none."""
+    levels: list[Level] = []
+    for order in range(1, body.order + 1):
+        parts = [arrays.get(f"{order}/{name}", np.zeros(0)) for name in ARRAYS]
+        keys, *numbers = parts
+        limit = (len(levels[-1].keys) if levels else 1) * len(body.words)
+        is_sorted = keys.dtype == np.int64 and keys.ndim == 1 and bool((np.diff(keys) > 0).all())
+        is_inside = is_sorted and (len(keys) == 0 or 0 <= keys[0] <= keys[-1] < limit)
+        fits = all(one.shape == keys.shape and one.dtype == np.float32 for one in numbers)
+        if not is_inside or not fits or (order == 1 and len(keys) != limit):
+            raise Damaged(f"{path} is damaged (the n-grams of order {order} do not fit). {ADVICE}")
+        if not all(np.isfinite(one).all() for one in numbers):
+            raise Damaged(f"{path} is damaged (order {order} has numbers that are not finite). {ADVICE}")
+        levels.append(Level(*parts))
+    return NgramModel(body.words, tuple(levels))
 
 
 def is_arpa(path: Path) -> bool:
@@ -117,7 +145,7 @@ def _read_header(lines: Iterator[tuple[str, str]], name: str) -> list[int]:
     """The number of n-grams of each order."""
     sizes: list[int] = []
     for where, line in lines:
-        if match := re.fullmatch(r"ngram (\d+)\s*=\s*(\d+)", line):
+        if match := re.fullmatch(r"ngram (\d{1,3})\s*=\s*(\d{1,18})", line):
             if int(match[1]) != len(sizes) + 1:
                 raise ValueError(f"{where}: order {match[1]} is announced after {len(sizes)}")
             sizes.append(int(match[2]))
@@ -154,10 +182,10 @@ def _read_ngram(line: str, order: int, ids: dict[str, int], section: Section) ->
     if len(words) not in (order, order + 1):
         raise ValueError(f"a probability, {order} words and perhaps a back-off weight are expected")
     try:
-        section.log_probs.append(float(log_prob) * LN10)
-        section.backoffs.append(float(words.pop()) * LN10 if len(words) > order else 0.0)
+        section.log_probs.append(parse_number(log_prob) * LN10)
+        section.backoffs.append(parse_number(words.pop()) * LN10 if len(words) > order else 0.0)
     except ValueError:
-        raise ValueError("a probability or a back-off weight is not a number") from None
+        raise ValueError("a probability or a back-off weight is not a finite number") from None
     if order == 1:
         word = UNKNOWN if words[0] == UNKNOWN.upper() else words[0]
         section.ids.append(ids.setdefault(word, len(ids)))

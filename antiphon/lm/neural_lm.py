@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from antiphon.config import from_dict
 from antiphon.data.batches import Batch, padded_tokens, plan_batches
 from antiphon.data.tokens import UNKNOWN, WORDS_FILE, Tokens, load_tokens, load_words
 from antiphon.lm.arpa import load_ngram
@@ -41,8 +42,9 @@ from antiphon.models.layers import (
 )
 from antiphon.models.model import load_parameters, save_parameters
 from antiphon.models.noise import Dropout
-from antiphon.records.files import check_files, read_format, write_json
+from antiphon.records.files import write_json
 from antiphon.records.folders import files_in, filled_folder
+from antiphon.records.reading import read_as
 
 FORMAT = "antiphon-lm/1"
 MAIN = "lm.json"
@@ -146,6 +148,16 @@ def text_batch(texts: Sequence[Sequence[int]]) -> Batch:
 
 
 @dataclass(frozen=True)
+class LmFile:
+    """lm.json: the structure of a language model."""
+
+    format: ClassVar = FORMAT
+    what: ClassVar = "language model"
+    advice: ClassVar = ADVICE
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class NeuralLm:
     """Scores texts; `NeuralLm.load("lm").score_sentences(["hello world"])`."""
 
@@ -182,9 +194,8 @@ class NeuralLm:
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu") -> NeuralLm:
         folder = Path(folder)
-        body = read_format(folder / MAIN, FORMAT, "language model", ADVICE)
-        check_files(folder, body, advice=ADVICE)
-        config = TransformerLmConfig(**body["config"])
+        path = folder / MAIN
+        config = from_dict(TransformerLmConfig, read_as(LmFile, path).config, str(path))
         tokens: Tokens = load_words(folder) if (folder / WORDS_FILE).exists() else load_tokens(folder)
         model = config.build(0, tokens.size)
         load_parameters(model, folder / "lm.safetensors")

@@ -9,15 +9,18 @@ many clients at once. Computation without parameters is in `score`: one call for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from antiphon.data.batches import Batch
+from antiphon.records.files import Damaged
+from antiphon.records.reading import read_tensors
+from antiphon.records.run_files import MODEL_ADVICE
 from antiphon.registry import Registry
 
 
@@ -78,12 +81,23 @@ def save_parameters(model: Model, path: Path) -> None:
     save_file({name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}, path)
 
 
+def read_parameters(path: Path, like: Mapping[str, Tensor], device: str = "cpu") -> dict[str, Tensor]:
+    """Read what `save_parameters` wrote, in its order; refuse a file that lacks parameters of `like`."""
+    tensors = read_tensors(path, MODEL_ADVICE, device=device)
+    for name, tensor in like.items():
+        found = tensors.get(name)
+        if found is None or (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
+            raise ValueError(f"{path} does not fit {path.stem}.json (parameter {name!r}), or the tokens")
+        if not torch.isfinite(found).all():
+            raise Damaged(f"{path} is damaged ({name!r} has values that are not finite). {MODEL_ADVICE}")
+    return tensors
+
+
 def load_parameters(model: Model, path: Path) -> None:
     """Read parameters that `save_parameters` wrote; refuse a file of another model."""
-    tensors = load_file(path)
-    expected = {(name, p.shape) for name, p in model.named_parameters()}
-    if wrong := sorted(expected ^ {(name, tensor.shape) for name, tensor in tensors.items()}):
-        raise ValueError(f"{path} does not fit {path.stem}.json (parameter {wrong[0][0]!r}), or the tokens")
+    tensors = read_parameters(path, dict(model.named_parameters()))
+    if others := sorted(tensors.keys() - {name for name, _ in model.named_parameters()}):
+        raise ValueError(f"{path} does not fit {path.stem}.json (parameter {others[0]!r}), or the tokens")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[name])

@@ -40,8 +40,8 @@ from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.records import checkpoint
 from antiphon.records.files import make_folder, write_json
 from antiphon.records.listener import Listen, Listeners, RunInfo
+from antiphon.records.reading import read_object
 from antiphon.records.writer import Listener, reporting_a_stop
-from antiphon.report.run_folder import read_json
 
 IDENTITY = "protocol.json"  # in the folder of a run of rounds: the data and settings that it belongs to
 
@@ -239,7 +239,7 @@ class Federation:
 
         def check() -> None:
             file = folder / IDENTITY
-            if file.exists() and read_json(file) != identity:
+            if file.exists() and read_object(file) != identity:
                 raise ValueError(
                     f"{folder} holds rounds of other lists or settings: continue with those, "
                     "or choose another folder"

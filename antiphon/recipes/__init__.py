@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
 from antiphon import config
 from antiphon.experiment.settings import Experiment
 from antiphon.recipes import single_algorithm, speech
@@ -19,6 +17,7 @@ from antiphon.recipes.demo import demo, demo_filterbank
 from antiphon.recipes.librispeech_tables import librispeech, pruning_librispeech, self_training
 from antiphon.recipes.session_adaptation import session_adaptation
 from antiphon.recipes.table1 import table1, table1_trials
+from antiphon.records.reading import read_yaml
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
     "demo": demo,
@@ -42,14 +41,21 @@ def recipe(name: str) -> Experiment:
     >>> recipe("dga").runs["dga"].rounds.cohort
     10
     """
+    return _recipe(name, ())
+
+
+def _recipe(name: str, inside: tuple[str, ...]) -> Experiment:
+    """Return a recipe; the files of settings `inside` begin from it."""
+    if name in inside:
+        raise ValueError(f"{name} begins from itself: name one of antiphon's recipes, such as recipe: dga")
     if not name.endswith((".yaml", ".yml")):
         if name not in RECIPES:
             raise config.unknown(name, RECIPES, "", "recipe")
         return replace(RECIPES[name](), recipe=name)
-    try:
-        settings = yaml.safe_load(Path(name).read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"cannot read the settings in {name}: {error}") from error
-    if not isinstance(settings, dict) or "recipe" not in settings:
+    settings = read_yaml(Path(name))
+    if not isinstance(settings, dict) or not isinstance(settings.get("recipe"), str):
         raise ValueError(f"{name} must name the recipe it begins from: recipe: dga")
-    return config.overlay(recipe(str(settings["recipe"])), settings)
+    try:
+        return config.overlay(_recipe(settings["recipe"], (*inside, name)), settings)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error

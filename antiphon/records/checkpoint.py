@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -149,7 +150,7 @@ def load(folder: Path, like: T, device: str = "cpu") -> tuple[T, dict[str, Any]]
             raise CorruptCheckpoint(f"checkpoint {folder} is damaged: state.safetensors was changed")
     except CorruptCheckpoint:
         raise
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptCheckpoint(f"checkpoint {folder} is damaged: {error}") from error
     return unpack(body["state"], load_file(folder / "state.safetensors", device=device), like), body["notes"]
 
@@ -160,7 +161,8 @@ def folder_of(checkpoints: Path, round: int) -> Path:
 
 def saved_rounds(checkpoints: Path) -> list[int]:
     """Return the rounds that have a checkpoint, oldest first."""
-    return sorted(int(path.name.removeprefix("round-")) for path in checkpoints.glob("round-*"))
+    names = (path.name.removeprefix("round-") for path in checkpoints.glob("round-*"))
+    return sorted(int(name) for name in names if re.fullmatch(r"\d{6,9}", name))
 
 
 def prune(checkpoints: Path, keep_last: int, keep: set[int], newest: int) -> None:

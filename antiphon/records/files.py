@@ -34,7 +34,7 @@ FILES = "files"  # key of a JSON object: name -> checksum of files in its folder
 SUMS = ".sums"  # end of the name of a file with checksums of blocks
 BLOCK = 1 << 16  # bytes of a block
 SUM_BYTES = 16  # of the SHA-256 checksum of a block
-ADVICE = "restore it, or make it again"
+ADVICE = "Restore it, or make it again"
 SPACE = "Free some space, then give the command again (a run goes on with --resume)"
 DISK_ERRORS = {
     errno.ENOSPC: SPACE,
@@ -249,21 +249,6 @@ def file_name(text: str) -> str:
     ('speaker%2Fada', '%2E%2E%2F%E5%90%8D')
     """
     return short_name(quote(text, safe="", errors="surrogatepass").replace(".", "%2E"), 255)
-
-
-def read_format(path: Path, format: str, what: str, advice: str = ADVICE) -> dict[str, Any]:
-    """Read a JSON object that must name its format, and compare it with its checksum.
-
-    An error says that the folder holds no `what`. advice: what to do if the file is damaged.
-    """
-    try:
-        body: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path.parent} holds no {what} (cannot read {path.name}: {error})") from error
-    actual = body.get("format") if isinstance(body, dict) else None
-    if actual != format:
-        raise ValueError(f"{path} has format {actual!r}, this antiphon reads {format!r}: make it again")
-    return without_checksum(body, path, advice)
 
 
 def make_folder(folder: Path) -> None:

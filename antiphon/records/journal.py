@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,30 @@ from antiphon.records.files import (
     with_checksum,
     without_checksum,
 )
+from antiphon.records.reading import fields_of, parse_line
+from antiphon.records.schema import Amount, Count
 
 SO_FAR = "journal_sha256"  # key of a line of clock.jsonl: the checksum of the journal up to the same line
 ADVICE = "Restore the file"
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RoundFields:
+    """The fields of an entry of journal.jsonl or clock.jsonl that are read again; it may have others."""
+
+    round: Count
+    cohort: Sequence[str] = ()
+    clients: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
+    valid: Mapping[str, float | None] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    loss: float | None = None
+    bytes_down: Count = 0
+    bytes_up: Count = 0
+    seconds: Amount | None = None
+    rss_mib: Amount | None = None
+    gpu_mib: Amount | None = None
 
 
 class Journal:
@@ -110,15 +131,15 @@ def read(
             if not line.endswith(b"\n"):
                 note(f"{path.name}: line {number} is unfinished (stopped while writing it); left out")
                 break
-            try:
-                entry = json.loads(line)
-            except ValueError as error:
-                problem = f"line {number} is not JSON ({error}); the file is damaged"
-                raise Damaged(f"{path}: {problem}. {ADVICE}") from None
-            if not isinstance(entry, dict):
-                raise Damaged(f"{path}: line {number} is not a JSON object; the file is damaged. {ADVICE}")
-            entries.append(without_checksum(entry, f"{path}: line {number}", ADVICE))
+            entries.append(parse_entry(line, f"{path}: line {number}"))
     return entries
+
+
+def parse_entry(line: str | bytes, where: str) -> dict[str, Any]:
+    """Return the entry on a line; `Damaged` if a field that is read again is not as it was written."""
+    entry = without_checksum(parse_line(line, where, ADVICE), where, ADVICE)
+    fields_of(RoundFields, entry, where, ADVICE)
+    return entry
 
 
 def clock_entry(entry: Mapping[str, Any], journal: Journal) -> dict[str, Any]:

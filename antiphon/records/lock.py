@@ -20,11 +20,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 from antiphon.records.files import saving
 from antiphon.records.maker import has_ended, process_state
+from antiphon.records.reading import parse_json
+from antiphon.records.schema import AtLeast, checked
 
 LOCK = ".lock"
 SETTLING = 0.5  # seconds after which a process sees what others wrote, where flock does not work
@@ -39,7 +42,7 @@ class Locked(ValueError):
 class Holder:
     """A process that holds a lock. `started` is its start time in clock ticks; empty if it is unknown."""
 
-    pid: int
+    pid: Annotated[int, AtLeast(1)]
     host: str
     started: str
     since: str
@@ -199,7 +202,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def _holder(content: bytes) -> Holder | None:
     """Return the process in a lock file; None if it was killed before it wrote its name."""
     try:
-        body = json.loads(content)
-        return Holder(**{field.name: body[field.name] for field in fields(Holder)})
-    except (ValueError, TypeError, KeyError):
+        holder: Holder = checked(Holder, parse_json(content))
+    except ValueError:
         return None
+    return holder

@@ -189,7 +189,7 @@ class Record:
     def _open_events(self) -> None:
         """Open a new event file that has the rounds of the journal."""
         clock = read(self.clock.path)
-        started = time.time() - sum(entry["seconds"] for entry in clock)
+        started = time.time() - sum(entry.get("seconds") or 0.0 for entry in clock)
         self.events = EventWriter(self.folder / "tensorboard")
         self.events.add_rounds(read(self.journal.path), clock, started)
 

@@ -8,14 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from antiphon.report.run_folder import Array, RunFolder, read_json
+from antiphon.records.reading import read_as
+from antiphon.records.schema import Amount, Count
+from antiphon.report.run_folder import Array, RunFolder
 
 FORMAT = "antiphon-attention/1"
 FILE = "attention.json"
 SLACK = 0.5  # encoded frames: a centre that moves back by at most this much counts as not moving back
+
+
+@dataclass(frozen=True)
+class ExampleFields:
+    """An example in attention.json: a matrix with a row for each token."""
+
+    speaker: str
+    seconds: Amount
+    weights: Sequence[Sequence[float]]
+
+    def __post_init__(self) -> None:
+        if not self.weights or not self.weights[0] or len(set(map(len, self.weights))) > 1:
+            raise ValueError("weights: expected a matrix")
+
+
+@dataclass(frozen=True)
+class AttentionFile:
+    """attention.json: means over the utterances, and a few examples."""
+
+    format: ClassVar = FORMAT
+    advice: ClassVar = "score the model again with antiphon evaluate"
+    num_utterances: Count
+    monotonic: float
+    span: float
+    examples: Sequence[ExampleFields]
 
 
 @dataclass(frozen=True)
@@ -82,17 +110,9 @@ def load_attention(run: RunFolder, split: str, which: str) -> Attention | None:
     path = run.path / "evaluation" / split / which / FILE
     if not path.is_file():
         return None
-    body = read_json(path, FORMAT)
-    try:
-        examples = [
-            Example(str(one["speaker"]), float(one["seconds"]), np.array(one["weights"], dtype=np.float64))
-            for one in body["examples"]
-        ]
-        if any(example.weights.ndim != 2 or example.weights.size == 0 for example in examples):
-            raise ValueError("weights that are no matrix")
-        return Attention(int(body["num_utterances"]), float(body["monotonic"]), float(body["span"]), examples)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} lacks or mistypes {error}; the file is damaged") from None
+    body = read_as(AttentionFile, path)
+    examples = [Example(one.speaker, one.seconds, np.array(one.weights)) for one in body.examples]
+    return Attention(body.num_utterances, body.monotonic, body.span, examples)
 
 
 def attention_rows(runs: Sequence[RunFolder], split: str) -> list[AttentionRow]:

@@ -12,10 +12,12 @@ from typing import Any
 import yaml
 
 from antiphon.records.files import write_text
+from antiphon.records.reading import read_as
+from antiphon.records.run_files import ModelFile, ModelNotes
 from antiphon.report import tables
 from antiphon.report.formatting import bounds, markdown_table, percent
 from antiphon.report.privacy_statement import privacy_statement
-from antiphon.report.run_folder import RunFolder, read_json
+from antiphon.report.run_folder import RunFolder
 from antiphon.report.server_view import server_view
 from antiphon.scoring.statistics import NUM_RESAMPLES, plural
 
@@ -65,14 +67,13 @@ def model_card(run: Path, exported: Sequence[Sequence[str]] | None = None) -> st
     """Return the text of the card."""
     folder = RunFolder.load(run) if (run / "run.json").is_file() else None
     model = run / "model" if (run / "model" / "model.json").is_file() else run
-    body = read_json(model / "model.json")
-    notes, blueprint = body.get("notes", {}), body["blueprint"]
-    name = str(notes.get("run", "model"))
+    body = read_as(ModelFile, model / "model.json")
+    notes, blueprint = body.notes, body.blueprint
     results = tables.all_results([folder]) if folder is not None else {}
     use = USE_MODEL if exported is None else USE_EXPORT
     parts = [
-        _metadata(name, results, exported is not None),
-        f"# {name}: a speech recogniser",
+        _metadata(notes.run, results, exported is not None),
+        f"# {notes.run}: a speech recogniser",
         _summary(folder, blueprint, notes),
         "## Use",
         "The model turns recordings of speech at 16 kHz into text, by greedy search. It is meant for speech "
@@ -122,15 +123,15 @@ def _metadata(name: str, results: Mapping[str, Sequence[tables.Result]], is_expo
     return f"---\n{yaml.safe_dump(body, sort_keys=False, allow_unicode=True)}---"
 
 
-def _summary(folder: RunFolder | None, blueprint: Mapping[str, Any], notes: Mapping[str, Any]) -> str:
-    frontend, model = _choice(blueprint["frontend"]), _model_choice(blueprint["model"])
+def _summary(folder: RunFolder | None, blueprint: Mapping[str, Any], notes: ModelNotes) -> str:
+    frontend, model = _choice(blueprint.get("frontend")), _model_choice(blueprint.get("model"))
     about = folder.about if folder is not None else {}
-    number = notes.get("num_parameters") or about.get("num_parameters")
+    number = notes.num_parameters or about.get("num_parameters")
     size = f" with {number:,} parameters" if number else ""
     text = f"A `{model}` model{size} on the front end `{frontend}`"
     if folder is None:
         return f"{text}. Its folder has no record of its training."
-    algorithm = _choice(folder.about["config"]["algorithm"])
+    algorithm = _choice(folder.about["config"].get("algorithm", "unknown"))
     return f"{text}, trained with antiphon by `{algorithm}` in {plural(folder.num_finished, 'round')}."
 
 
@@ -150,11 +151,11 @@ def _results(results: Mapping[str, Sequence[tables.Result]]) -> str:
     return f"{markdown_table(*lines)}\n\n{explained}"
 
 
-def _training_data(folder: RunFolder | None, notes: Mapping[str, Any]) -> str:
-    if data := notes.get("training"):
+def _training_data(folder: RunFolder | None, notes: ModelNotes) -> str:
+    if data := notes.training:
         lines = [["clients", "speakers", "utterances", "hours"]]
-        sizes = [f"{data[key]:,}" for key in ("clients", "speakers", "utterances")]
-        text = markdown_table(*lines, [*sizes, f"{data['hours']:.2f}"])
+        sizes = [f"{number:,}" for number in (data.clients, data.speakers, data.utterances)]
+        text = markdown_table(*lines, [*sizes, f"{data.hours:.2f}"])
     elif folder is not None and folder.speech_seconds:
         hours = folder.speech_seconds / 3600
         text = (
@@ -176,18 +177,18 @@ def _training_data(folder: RunFolder | None, notes: Mapping[str, Any]) -> str:
     )
 
 
-def _training(folder: RunFolder | None, notes: Mapping[str, Any]) -> str:
+def _training(folder: RunFolder | None, notes: ModelNotes) -> str:
     if folder is None:
         return "Unknown."
-    about = folder.about
+    about, round = folder.about, "unknown" if notes.round is None else str(notes.round)
     lines = [
         ["setting", "value"],
         ["recipe", Path(str(about["recipe"])).name],
         ["rounds", f"{folder.num_finished:,}"],
-        ["round of this model (best on validation speakers)", str(notes.get("round", "unknown"))],
+        ["round of this model (best on validation speakers)", round],
         ["clients of a round", f"{folder.cohort_size:,}"],
         ["seed", str(about["seed"])],
-        *(["algorithm: " + path, value] for path, value in _numbers(about["config"]["algorithm"])),
+        *(["algorithm: " + path, value] for path, value in _numbers(about["config"].get("algorithm", {}))),
     ]
     return markdown_table(*lines)
 

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from antiphon.records import journal
-from antiphon.records.files import check_files, without_checksum
-from antiphon.scoring.error_rate import Tally
+from antiphon.records.reading import fields_of, read_as, read_object
+from antiphon.records.run_files import ExperimentFile, RunFile
+from antiphon.records.schema import Count, checked
+from antiphon.scoring.error_rate import Errors, Tally
 
-FORMAT = "antiphon-run/1"
-EXPERIMENT_FORMAT = "antiphon-experiment/1"
 Entry = Mapping[str, Any]
 Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ScoresFile:
+    """scores.json: errors on one split, of all speakers and of each."""
+
+    advice: ClassVar = "Score the model again with antiphon evaluate"
+    split: str
+    which: str
+    words: Errors
+    characters: Errors
+    num_utterances: Count
+    speakers: Mapping[str, Tally]
+
+    def __post_init__(self) -> None:
+        if sum(self.speakers.values(), Tally()) != self.overall:
+            raise ValueError("the errors of the speakers do not add up to those of all")
+
+    @property
+    def overall(self) -> Tally:
+        return Tally(self.words, self.characters, self.num_utterances)
 
 
 @dataclass(frozen=True)
@@ -34,8 +54,8 @@ class Evaluation:
     @classmethod
     def of(cls, scores: Entry, folder: Path | None = None) -> Evaluation:
         """Read the contents of scores.json."""
-        speakers = {str(name): Tally.from_dict(speaker) for name, speaker in scores["speakers"].items()}
-        return cls(Tally.from_dict(scores), speakers, folder)
+        body: ScoresFile = checked(ScoresFile, scores)
+        return cls(body.overall, body.speakers, folder)
 
 
 @dataclass(frozen=True)
@@ -59,10 +79,8 @@ class RunFolder:
         """Read a folder; a ValueError names the file that is missing or damaged."""
         if not (path / "run.json").is_file():
             raise ValueError(f"{path} is not a run folder: it has no run.json (`antiphon run` writes one)")
-        about = read_json(path / "run.json", FORMAT)
-        missing = [key for key in ("name", "recipe", "seed", "config", "rounds") if key not in about]
-        if missing:
-            raise ValueError(f"{path / 'run.json'} lacks {', '.join(missing)}; the file is damaged")
+        about = read_object(path / "run.json", RunFile.format)
+        fields_of(RunFile, about, str(path / "run.json"))
         notes: list[str] = []
         # The clock first: it has checksums of lines of the journal, which may grow meanwhile.
         clock = _read_rounds(path / "clock.jsonl", notes)
@@ -178,11 +196,8 @@ def planned_rounds(path: Path) -> dict[Path, int]:
     """Return the run folders of an experiment, with their planned rounds; none if it is no experiment."""
     if not (path / "experiment.json").is_file():
         return {}
-    body = read_json(path / "experiment.json", EXPERIMENT_FORMAT)
-    if not isinstance(body.get("runs"), list):
-        raise ValueError(f"{path / 'experiment.json'} lacks runs; the file is damaged")
-    names, settings = map(str, body["runs"]), body.get("config", {}).get("runs", {})
-    return {path / name: settings.get(name, {}).get("rounds", {}).get("total", 0) for name in names}
+    planned = read_as(ExperimentFile, path / "experiment.json").num_rounds
+    return {path / name: number for name, number in planned.items()}
 
 
 def begun_folders(path: Path) -> list[Path]:
@@ -199,44 +214,18 @@ def runs_of(path: Path) -> list[Path]:
     return begun or [path]
 
 
-def read_json(path: Path, format: str = "") -> dict[str, Any]:
-    """Read a JSON object, and check it and the files that it lists by their checksums.
-
-    A ValueError names a file that is damaged or has another format.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}); the file is damaged") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} is not a JSON object; the file is damaged")
-    if format and value.get("format") != format:
-        raise ValueError(f"{path}: format is {value.get('format')!r}, this antiphon reads {format!r}")
-    value = without_checksum(value, path)
-    check_files(path.parent, value)
-    return value
-
-
 def _read_rounds(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Read a journal, and add what is missing or incomplete to `notes`."""
     if not path.is_file():
         notes.append(f"{path.name} is missing: no round has finished yet")
         return []
-    entries = journal.read(path, notes.append)
-    for number, entry in enumerate(entries, start=1):
-        if not isinstance(entry.get("round"), int):
-            raise ValueError(f"{path}: line {number} has no round number; the file is damaged")
-    return entries
+    return journal.read(path, notes.append)
 
 
 def _read_evaluations(folder: Path) -> dict[str, dict[str, Evaluation]]:
     evaluations: dict[str, dict[str, Evaluation]] = {}
     for path in sorted(folder.glob("*/*/scores.json")):
-        value = read_json(path)
-        try:
-            split, which = str(value["split"]), str(value["which"])
-            evaluation = Evaluation.of(value, path.parent)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} lacks or mistypes {error}; the file is damaged") from None
-        evaluations.setdefault(split, {})[which] = evaluation
+        scores = read_as(ScoresFile, path)
+        evaluation = Evaluation(scores.overall, scores.speakers, path.parent)
+        evaluations.setdefault(scores.split, {})[scores.which] = evaluation
     return evaluations

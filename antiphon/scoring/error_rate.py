@@ -11,15 +11,17 @@ insertion to a substitution or match.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from operator import add
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from rapidfuzz.distance.Levenshtein import distance, editops
 from rapidfuzz.process import cdist
+
+from antiphon.records.schema import Count
 
 
 class Edit(StrEnum):
@@ -43,10 +45,11 @@ class Errors:
     0.5
     """
 
-    substitutions: int = 0
-    deletions: int = 0
-    insertions: int = 0
-    length: int = 0
+    substitutions: Count = 0
+    deletions: Count = 0
+    insertions: Count = 0
+    length: Count = 0
+    needs_all: ClassVar = True  # a file has all of them
 
     @classmethod
     def count(cls, edits: Iterable[Edit], length: int) -> Errors:
@@ -74,21 +77,13 @@ class Tally:
 
     words: Errors = Errors()
     characters: Errors = Errors()
-    num_utterances: int = 0
+    num_utterances: Count = 0
+    needs_all: ClassVar = True
 
     @classmethod
     def of(cls, reference: str, hypothesis: str) -> Tally:
         """Count the errors of one utterance."""
         return cls(word_errors(reference, hypothesis), character_errors(reference, hypothesis), 1)
-
-    @classmethod
-    def from_dict(cls, scores: Mapping[str, Any]) -> Tally:
-        """Read the counts of a scores.json, or of one speaker or session in it."""
-        kinds = [field.name for field in fields(Errors)]
-        words, characters = (
-            Errors(*(scores[unit][kind] for kind in kinds)) for unit in ("words", "characters")
-        )
-        return cls(words, characters, int(scores["num_utterances"]))
 
     def __add__(self, other: Tally) -> Tally:
         num_utterances = self.num_utterances + other.num_utterances

@@ -7,9 +7,8 @@ normalised once, when they are imported, by the same steps (`data/importing/text
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 from antiphon import config
 
@@ -49,11 +48,6 @@ class Normalisation:
             if step not in valid:
                 raise config.unknown(step, valid, "normalisation", "step")
         return cls(**dict.fromkeys(chosen, True))
-
-    @classmethod
-    def recorded(cls, scores: Mapping[str, Any]) -> Normalisation:
-        """Return the normalisation that a scores.json names; older files name none and had none."""
-        return cls.of(step for step, taken in scores.get("normalisation", {}).items() if taken)
 
     @property
     def steps(self) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote
 
+from antiphon.records.reading import read_text
+
 Row = tuple[str, str, str]  # text, speaker, utterance id
 
 _LINE = re.compile(r"(?:(.*) )?\(([^-_()\s]+)-([^()\s]+)\)")
@@ -27,7 +29,7 @@ def write_trn(path: Path, rows: Iterable[Row]) -> None:
 def read_trn(path: Path) -> list[Row]:
     """Read the rows of a file that `write_trn` wrote, or of any file with ids `speaker-utterance`."""
     rows: list[Row] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line or line.startswith(";;"):
             continue
         match = _LINE.fullmatch(line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from antiphon.records.files import write_json
 from antiphon.records.folders import check_new_folder
 from antiphon.records.listener import Listen
 from antiphon.records.lock import locked
-from antiphon.report.run_folder import read_json
+from antiphon.records.reading import read_as
 from antiphon.scoring.error_rate import Errors, Tally
 from antiphon.workflows.adaptation_corpus import Speaking, Texts, compute_features, make_corpus, read_texts
 from antiphon.workflows.arguments import (
@@ -231,11 +231,23 @@ def _session_losses(recognizer: Recognizer, store: FeatureStore) -> dict[str, fl
     return {session: float(np.mean(values)) for session, values in losses.items()}
 
 
+@dataclass(frozen=True)
+class SessionsOfSpeaker:
+    sessions: Mapping[str, Tally]
+
+
+@dataclass(frozen=True)
+class SpeakersOfScores:
+    """The sessions of each speaker in scores.json."""
+
+    speakers: Mapping[str, SessionsOfSpeaker]
+
+
 def session_errors(run: Path, which: str) -> dict[str, Rate]:
     """Count word errors by session, over all its speakers."""
     (path,) = (run / "evaluation").glob(f"*/{which}/scores.json")
     errors: dict[str, Errors] = defaultdict(Errors)
-    for speaker in read_json(path)["speakers"].values():
-        for session, scores in speaker["sessions"].items():
-            errors[session] += Tally.from_dict(scores).words
+    for speaker in read_as(SpeakersOfScores, path).speakers.values():
+        for session, tally in speaker.sessions.items():
+            errors[session] += tally.words
     return {session: (words.total, words.length) for session, words in errors.items()}

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from antiphon.records.files import make_folder, write_json, write_text
 from antiphon.records.folders import check_new_file, check_new_folder
-from antiphon.report.run_folder import read_json
+from antiphon.records.reading import read_as
 from antiphon.scoring.alignment import (
     AlignedUtterance,
     Confusions,
@@ -36,6 +36,14 @@ from antiphon.workflows.arguments import Names
 
 FORMAT = "antiphon-comparison/1"
 Key = tuple[str, str]  # speaker, utterance
+
+
+@dataclass(frozen=True)
+class ScoredTexts:
+    """What scores.json says about the texts; older files name no normalisation and had none."""
+
+    advice: ClassVar = "Score the model again with antiphon evaluate"
+    normalisation: Normalisation = Normalisation()
 
 
 @dataclass(frozen=True)
@@ -206,7 +214,7 @@ def read_transcripts(
     for speaker, utterance in heard.keys() - said.keys():
         raise ValueError(f"{hypothesis}: utterance {utterance!r} of {speaker!r} is not in {reference}")
     scores = hypothesis.parent / "scores.json"
-    recorded = Normalisation.recorded(read_json(scores)) if scores.is_file() else None
+    recorded = read_as(ScoredTexts, scores).normalisation if scores.is_file() else None
     rows = {key: (said[key], heard[key]) for key in sorted(heard)}
     return Transcripts(source, hypothesis.parent, rows, recorded)
 

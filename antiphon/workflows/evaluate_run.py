@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from antiphon.experiment.score import score
 from antiphon.lm.arpa import load_ngram
 from antiphon.recognizer import Recognizer
 from antiphon.records.folders import check_new_file
+from antiphon.records.reading import read_as
+from antiphon.records.run_files import ModelFile
 from antiphon.scoring.normalisation import Normalisation
 from antiphon.workflows.arguments import (
     Names,
@@ -77,7 +78,7 @@ def evaluate(
     name = split
     if data is not None and data.resolve() != corpus_of(run):
         name = f"{data.name}-{split}"
-    round = json.loads((run / "model" / "model.json").read_text())["notes"]["round"]
+    round = read_as(ModelFile, run / "model" / "model.json").notes.round
     folder = run / "evaluation" / name / "best"
     notes = {"split": name, "which": "best", "round": round}
     indices = decoder.store.where(split=split)

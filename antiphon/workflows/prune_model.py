@@ -25,7 +25,8 @@ from antiphon.models.transducer import TransducerConfig
 from antiphon.recipes.single_algorithm import LOCAL, SERVER
 from antiphon.recognizer import Recognizer
 from antiphon.records.listener import Listen
-from antiphon.report.run_folder import read_json
+from antiphon.records.reading import read_as
+from antiphon.records.run_files import ExperimentFile
 from antiphon.tasks.submodel import shrink
 from antiphon.workflows.arguments import Names, Progress, names_of, no_progress, screen_for
 
@@ -160,8 +161,8 @@ def _pruned_experiment(run: Path, sparsity: float, rounds: int, settings: Names)
     about = run.resolve().parent / "experiment.json"
     if not about.exists():
         raise ValueError(f"{run} is not the folder of a run: there is no {about}")
-    body = read_json(about)
-    experiment = config.from_dict(Experiment, body["config"])
+    body = read_as(ExperimentFile, about)
+    experiment = config.from_dict(Experiment, body.config, str(about))
     if run.name not in experiment.runs:
         raise config.unknown(run.name, experiment.runs, "", "run")
     before = experiment.runs[run.name]
@@ -178,4 +179,4 @@ def _pruned_experiment(run: Path, sparsity: float, rounds: int, settings: Names)
         rounds=replace(Rounds() if is_central else before.rounds, total=rounds),
         start_folder=str(run.resolve()),
     )
-    return replace(experiment, recipe="prune", runs={"pruned": after}), Path(body["data"])
+    return replace(experiment, recipe="prune", runs={"pruned": after}), Path(body.data)

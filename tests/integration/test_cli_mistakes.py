@@ -181,7 +181,8 @@ def test_a_folder_of_before_a_setting_was_invented_can_be_resumed(tmp_path: Path
     experiment = recipe("dga")
     body = config.to_dict(experiment)
     del body["runs"]["dga"]["labelled"], body["bfloat16"]
-    (tmp_path / "experiment.json").write_text(json.dumps({"config": body}))
+    about = {"format": "antiphon-experiment/1", "runs": list(body["runs"]), "config": body}
+    (tmp_path / "experiment.json").write_text(json.dumps(about))
     check_folder(tmp_path, experiment, resume=True)
     with pytest.raises(ValueError, match="bfloat16: was False, now True"):
         check_folder(tmp_path, replace(experiment, bfloat16=True), resume=True)

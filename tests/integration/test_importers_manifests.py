@@ -67,6 +67,10 @@ def test_nemo_faults_are_skipped(nemo: Path) -> None:
             {"id": "far", "audio_filepath": "/etc/passwd", "duration": 1, "text": "x", "caller": "x"},
             {"id": "short", "audio_filepath": "a.wav", "duration": 4, "text": "x", "caller": "x"},
             {"id": "odd", "audio_filepath": "a.wav", "duration": "4", "text": "x", "caller": "x"},
+            {"audio_filepath": "n.wav", "offset": float("nan"), "duration": 1, "text": "x", "caller": "x"},
+            {"audio_filepath": "i.wav", "offset": float("inf"), "duration": 1, "text": "x", "caller": "x"},
+            {"audio_filepath": "d.wav", "offset": 10**400, "duration": 1, "text": "x", "caller": "x"},
+            {"audio_filepath": "a.wav", "offset": 1e308, "duration": 1e308, "text": "x", "caller": "x"},
             {"text": "x", "caller": "x"},
         ):
             file.write(json.dumps(row) + "\n")
@@ -75,6 +79,10 @@ def test_nemo_faults_are_skipped(nemo: Path) -> None:
         "far": "path outside the source folder",
         "short": "duration mismatch",
         "odd": "bad number",
+        "n": "bad number",
+        "i": "bad number",
+        "d": "bad number",
+        "a-inf": "segment out of range",
         "": "no field 'audio_filepath'",
     }
 
@@ -158,6 +166,36 @@ def test_lhotse_faults_are_skipped_and_nothing_is_run(lhotse_set: tuple[Path, An
         "transformed recording",
         "unusable cut",
     ]
+
+
+WRONG: list[Any] = [None, True, 3, 10**400, float("nan"), "text", ["text"], {"a": 1}, [], {}, -1.5, "\ud800"]
+
+
+def test_lhotse_fields_of_any_type_are_taken_or_skipped(lhotse_set: tuple[Path, Any, Any]) -> None:
+    lhotse = pytest.importorskip("lhotse")
+    folder, recordings, supervisions = lhotse_set
+    cuts = lhotse.CutSet.from_manifests(recordings=recordings, supervisions=supervisions)
+    cuts.to_file(folder / "cuts.jsonl")
+    good, other = (folder / "cuts.jsonl").read_text().splitlines()
+    lines = [good]
+    parts: list[tuple[str | int, ...]] = [
+        (), ("recording",), ("recording", "sources", 0), ("supervisions", 0), ("supervisions", 0, "custom"),
+    ]  # fmt: skip
+    for part in parts:
+        for wrong in WRONG:
+            cut = json.loads(other)
+            fields = cut
+            for key in part:
+                fields = fields[key]
+            for key in fields:
+                before, fields[key] = fields[key], wrong
+                lines.append(json.dumps(cut))
+                fields[key] = before
+    (folder / "cuts.jsonl").write_text("\n".join(lines))
+    summary, _, utterances = imported(folder / "cuts.jsonl")
+    assert "m" in utterances
+    assert summary.num_utterances + len(summary.skipped) == len(lines)
+    assert summary.num_skipped_by_kind["malformed manifest"] > 50
 
 
 def test_lhotse_archive_that_is_cut_off_gives_what_can_be_read(lhotse_set: tuple[Path, Any, Any]) -> None:

@@ -12,6 +12,7 @@ from antiphon.server.optimizers import Adagrad, Adam, Lamb, Lars, ServerOptimize
 from antiphon.server.schedules import Constant, Cosine, InverseSqrt, Linear, Schedule, Step
 from antiphon.server.weighting import ByExamples, ByNorm, SoftmaxLoss, Uniform, Weighting
 
+whole = st.integers(-(2**63), 2**63 - 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 positive = st.floats(min_value=1e-12, max_value=1e6)
 fraction = st.floats(min_value=0, max_value=0.999)
@@ -54,7 +55,7 @@ configs = st.builds(
     text,
     st.none() | text,
     finite,
-    st.integers(),
+    whole,
     st.booleans(),
     st.lists(text, max_size=3).map(tuple),
     servers,
@@ -71,7 +72,7 @@ def test_any_configuration_comes_back_from_dict_json_and_yaml(config):
     assert from_dict(Some, yaml.safe_load(yaml.safe_dump(written))) == config
 
 
-@given(configs, finite, st.integers(), st.booleans())
+@given(configs, finite, whole, st.booleans())
 def test_any_number_can_be_set_as_python_writes_it(config, number, count, flag):
     changed = override(config, [f"number={number!r}", f"count={count}", f"flag={str(flag).lower()}"])
     assert (changed.number, changed.count, changed.flag) == (number, count, flag)

@@ -16,11 +16,11 @@ ROOT = Path(antiphon.__file__).parent
 
 # Room (a folder or a module of the root) -> its level. A room imports itself and rooms of lower levels.
 LEVELS = {
+    "records": 1,
     "registry": 1,
     "core": 2,
     "config": 2,
     "seeding": 2,
-    "records": 3,
     "scoring": 3,
     "data": 4,
     "privacy": 4,

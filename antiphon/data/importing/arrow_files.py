@@ -54,7 +54,7 @@ def open_table(path: Path) -> ArrowTable:
         raise ValueError(f"{path.name} needs pyarrow: pip install 'antiphon[parquet]'") from None
     try:
         return ParquetTable(path) if path.suffix == ".parquet" else ArrowFile(path)
-    except pyarrow.ArrowInvalid as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise OSError(str(error).partition("\n")[0]) from None
 
 

@@ -6,12 +6,8 @@ An importer (`antiphon.data.importing.formats`) turns one format into `Candidate
 
 from __future__ import annotations
 
-import gzip
 import inspect
 import io
-import json
-import math
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +16,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from antiphon.data.importing.import_options import ImportOptions
-from antiphon.data.transcripts import numbered_lines
+from antiphon.data.transcripts import DamagedFileError, numbered_lines
+from antiphon.records.reading import parse_json
+from antiphon.records.schema import finite, shown
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
@@ -168,16 +166,16 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]] | Skipped]:
     try:
         for where, line in numbered_lines(path):
             try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
+                row = parse_json(line, is_finite=False)
+            except ValueError:
                 yield Skipped("", where, "malformed JSON: the line cannot be parsed")
                 continue
             if isinstance(row, dict):
                 yield where, row
             else:
                 yield Skipped("", where, "malformed JSON: the line is not an object")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        yield Skipped("", path.name, f"damaged file: the rest of it cannot be unpacked ({error})")
+    except DamagedFileError as error:
+        yield Skipped("", path.name, f"damaged file: the rest of it cannot be read ({error})")
 
 
 def convert_rows(
@@ -252,9 +250,10 @@ def take_number(row: Mapping[str, Any], key: str) -> float | None:
     value = row.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RefusedError(f"bad number: {key!r} is {value!r}")
-    return float(value)
+    try:
+        return finite(value)
+    except ValueError:
+        raise RefusedError(f"bad number: {key!r} is {shown(value)}") from None
 
 
 def without_stage(progress: StagedProgress | Progress) -> Progress:

@@ -14,6 +14,7 @@ from typing import Any
 from antiphon.data.importing import candidates
 from antiphon.data.importing.candidates import Candidate, EncodedAudio
 from antiphon.data.importing.import_options import ImportOptions
+from antiphon.records.schema import finite, parse_number, shown
 
 AUDIO_NAMES = ("audio_path", "audio_filepath", "audio_file", "wav_path", "wav_file", "file_path", "filepath")
 # Usual names in lower case, the best first.
@@ -137,6 +138,6 @@ def _seconds(value: Any) -> float | None:
     if value in (None, ""):
         return None
     try:
-        return candidates.take_number({"duration": float(value)}, "duration")
-    except (TypeError, ValueError):
-        raise candidates.RefusedError(f"bad number: 'duration' is {value!r}") from None
+        return parse_number(value) if isinstance(value, str) else finite(value)
+    except ValueError:
+        raise candidates.RefusedError(f"bad number: 'duration' is {shown(value)}") from None

@@ -16,6 +16,7 @@ from antiphon.data.importing import candidates
 from antiphon.data.importing.candidates import Candidate, ImportOptions, Skipped
 from antiphon.data.importing.columns import Columns, audio_finder, choose_tables
 from antiphon.data.importing.formats import FORMATS
+from antiphon.records.reading import MAX_LINE, LongLineError, limited_lines
 
 SUFFIXES = (".csv", ".tsv")
 DELIMITERS = ",;\t|"
@@ -66,7 +67,7 @@ def first_line(table: Path) -> list[str]:
     try:
         with _open(table) as file:
             return [name.strip() for name in next(_reader(table, file), [])]
-    except (OSError, csv.Error):
+    except (OSError, csv.Error, LongLineError):
         return []
 
 
@@ -120,8 +121,9 @@ def _open(table: Path) -> TextIO:
 
 def _reader(table: Path, file: TextIO) -> Any:
     """Return a reader. A TSV has no quotes: one that is not closed would swallow the lines after it."""
+    lines = limited_lines(file, table.name, MAX_LINE)
     if table.suffix.lower() == ".tsv":
-        return csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-    line = file.readline()
+        return csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    line = file.readline(MAX_LINE)
     file.seek(0)
-    return csv.reader(file, delimiter=max(DELIMITERS, key=line.count))
+    return csv.reader(lines, delimiter=max(DELIMITERS, key=line.count))

@@ -17,6 +17,7 @@ from pathlib import Path
 from antiphon.data.importing.candidates import Candidate, ImportOptions, RefusedError, Skipped, find_audio
 from antiphon.data.importing.formats import FORMATS
 from antiphon.data.transcripts import numbered_lines
+from antiphon.records.schema import parse_number
 
 ARCHIVE = re.compile(r"\.ark:\d+$")
 FILES = ("wav.scp", "text", "utt2spk", "segments", "utt2dur")
@@ -67,7 +68,7 @@ def _candidate(
         recording, start, stop = _segment(_entry("segments", utterance, tables, "missing segment"))
     elif utterance in tables["utt2dur"]:
         try:
-            duration = float(tables["utt2dur"][utterance][1])
+            duration = parse_number(tables["utt2dur"][utterance][1])
         except ValueError:
             raise RefusedError("bad number: utt2dur does not hold seconds for the utterance") from None
     path = _entry("wav.scp", recording, tables, "missing file")
@@ -101,6 +102,6 @@ def _segment(line: str) -> tuple[str, float, float | None]:
     """Return a recording, start and stop in seconds; a stop of -1 is the end."""
     try:
         recording, start, stop = line.split()
-        return recording, float(start), None if float(stop) == -1 else float(stop)
+        return recording, parse_number(start), None if parse_number(stop) == -1 else parse_number(stop)
     except ValueError:
         raise RefusedError("malformed segment: expected `utterance recording start stop`") from None

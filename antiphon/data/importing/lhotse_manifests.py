@@ -9,15 +9,16 @@ a supervision's `custom`. The end of a file name such as `x_recordings_dev.jsonl
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from antiphon.data.importing import candidates
 from antiphon.data.importing.candidates import Candidate, ImportOptions, RefusedError, Skipped, convert_rows
 from antiphon.data.importing.formats import FORMATS
 
+T = TypeVar("T")
 NAME = re.compile(r"(.*_)?(recordings|cuts)(?:[_-](?P<split>.+))?\.jsonl(\.gz)?")
 
 
@@ -37,7 +38,7 @@ class LhotseManifests:
             supervisions = _supervisions(manifest)
             cuts = _cuts(manifest) if supervisions is None else _pairs(manifest, supervisions)
             make = partial(_candidates, manifest=manifest, options=options)
-            yield from convert_rows(cuts, make, lambda cut: str(cut.supervision.id))
+            yield from convert_rows(cuts, partial(_made, make), lambda cut: _id(cut.supervision))
 
 
 def _manifests(source: Path) -> list[Path]:
@@ -70,7 +71,7 @@ Cuts = Iterator[tuple[str, Cut] | Skipped]
 
 
 def _id(item: Any) -> str:
-    return str(item.get("id", "") if isinstance(item, dict) else item.id)
+    return str(item.get("id", "") if isinstance(item, dict) else getattr(item, "id", ""))
 
 
 def _objects(path: Path) -> Iterator[tuple[str, Any] | Skipped]:
@@ -94,10 +95,10 @@ def _pairs(recordings: Path, supervisions: Path) -> Cuts:
         if isinstance(row, Skipped):
             yield row
         elif hasattr(row[1], "sources"):
-            recording_by_id[row[1].id] = row[1]
+            recording_by_id[_id(row[1])] = row[1]
 
     def pair(where: str, supervision: Any) -> Iterator[tuple[str, Cut]]:
-        recording = recording_by_id.get(getattr(supervision, "recording_id", None))
+        recording = recording_by_id.get(str(getattr(supervision, "recording_id", None)))
         if recording is None:
             raise RefusedError("missing recording: no recording has the id it names")
         yield where, Cut(recording, supervision, 0.0)
@@ -113,7 +114,15 @@ def _cuts(path: Path) -> Cuts:
             raise RefusedError("no text: the cut has no supervision")
         yield from ((where, Cut(cut.recording, supervision, cut.start)) for supervision in cut.supervisions)
 
-    return convert_rows(_objects(path), split, _id)
+    return convert_rows(_objects(path), partial(_made, split), _id)
+
+
+def _made(make: Callable[[str, Any], Iterator[T]], where: str, item: Any) -> Iterator[T]:
+    """Yield what `make` makes of an object of Lhotse, which does not check the types of its fields."""
+    try:
+        yield from make(where, item)
+    except (AttributeError, TypeError, LookupError) as error:
+        raise RefusedError(f"malformed manifest: a field has another type ({error})") from None
 
 
 def _candidates(where: str, cut: Cut, manifest: Path, options: ImportOptions) -> Iterator[Candidate]:
@@ -125,6 +134,7 @@ def _candidates(where: str, cut: Cut, manifest: Path, options: ImportOptions) ->
                 f"transformed recording: {transform['name']} is not applied here, save the audio first"
             )
     custom: Mapping[str, Any] = supervision.custom or {}
+    fields = {"language": supervision.language, "gender": supervision.gender, **custom}
     speaker = supervision.speaker if options.client_key == "speaker" else custom.get(options.client_key)
     if speaker is None:
         keys = ", ".join(["speaker", *sorted(custom)])
@@ -135,18 +145,18 @@ def _candidates(where: str, cut: Cut, manifest: Path, options: ImportOptions) ->
     if source.type != "file":
         raise RefusedError(f"not a file: sources of type {source.type!r} are not run or fetched")
     name = NAME.fullmatch(manifest.name)
-    start += supervision.start
-    fields = {"language": supervision.language, "gender": supervision.gender, **custom}
+    times = {"start": start, "start of the supervision": supervision.start, "duration": supervision.duration}
+    begin, offset, duration = (candidates.take_number(times, key) or 0.0 for key in times)
+    session = custom.get(options.session_key, speaker)
+    texts = {"id": supervision.id, "speaker": speaker, "session": session, "text": supervision.text or ""}
+    names: dict[str, Any] = {key: candidates.take_text(texts, key) for key in texts}
     yield Candidate(
-        id=supervision.id,
-        speaker=str(speaker),
-        session=str(custom.get(options.session_key, speaker)),
+        **names,
         split=name["split"] if name else None,
-        text=supervision.text or "",
         audio=candidates.find_audio(str(source.source), manifest.parent, options),
         where=where,
-        start=start,
-        stop=start + supervision.duration,
+        start=begin + offset,
+        stop=begin + offset + duration,
         channel=channel,
         # Plain values, no arrays.
         extra={key: value for key, value in fields.items() if isinstance(value, str | int | float | bool)},

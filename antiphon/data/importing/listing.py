@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from antiphon.data.importing.candidates import Candidate, Progress, RefusedError, Skipped
 from antiphon.data.importing.import_options import ImportOptions
 from antiphon.data.importing.selection import Selection
 from antiphon.data.importing.texts import StrangeCharactersError, TextRewriter
+from antiphon.records.reading import parse_json
 from antiphon.seeding import derive
 
 
@@ -108,7 +112,16 @@ def _checked(candidate: Candidate, split: str | None, options: ImportOptions) ->
         # Bytes that are not UTF-8 have become surrogates, which are not printable either.
         if not name or not name.isprintable():
             raise RefusedError(f"bad name: the {key} is empty or cannot be printed: {name!a}")
-    return replace(candidate, split=split)
+    return replace(candidate, split=split, extra=_storable(candidate.extra))
+
+
+def _storable(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that a corpus can hold: not NaN, or text that is not UTF-8."""
+    kept: dict[str, Any] = {}
+    for key, value in extra.items():
+        with suppress(ValueError):
+            kept |= parse_json(json.dumps({key: value}))
+    return kept
 
 
 def assign_splits(

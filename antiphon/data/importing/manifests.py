@@ -19,6 +19,7 @@ from typing import Any
 from antiphon.data.importing import candidates
 from antiphon.data.importing.candidates import Blob, Candidate, ImportOptions, RefusedError, Skipped
 from antiphon.data.importing.formats import FORMATS
+from antiphon.records.schema import finite
 
 
 @FORMATS.named("manifest")
@@ -142,5 +143,7 @@ def _name(row: Mapping[str, Any]) -> str:
     if row.get("id") is not None:
         return str(row["id"])
     name = candidates.path_id(str(row.get("audio_filepath", "")))
-    offset = row.get("offset")
-    return f"{name}-{round(offset * 1000)}" if isinstance(offset, int | float) else name
+    try:
+        return name if row.get("offset") is None else f"{name}-{1000 * finite(row['offset']):.0f}"
+    except ValueError:
+        return name

@@ -6,7 +6,6 @@ is usually called wrd, one for the speaker spk_id. The ESPnet recipes have Kaldi
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -18,6 +17,7 @@ from antiphon.data.importing.candidates import Candidate, ImportOptions, Refused
 from antiphon.data.importing.columns import Columns, audio_finder, choose_tables
 from antiphon.data.importing.csv_tables import first_line, header, rows_of
 from antiphon.data.importing.formats import FORMATS
+from antiphon.records.reading import parse_json, read_text
 
 COLUMNS = {"ID", "duration", "wav"}
 ROOT = re.compile(r"^(\{\w+\}|\$\w+|\$\{\w+\})/+")  # {data_root}, {data_folder}, $data_root
@@ -67,9 +67,9 @@ def _is_data_file(path: Path) -> bool:
 def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]] | Skipped]:
     """Yield the utterances of a JSON file, each with its id in the field ID."""
     try:
-        utterances = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path.name} is not JSON: it cannot be parsed") from None
+        utterances = parse_json(read_text(path), is_finite=False)
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not JSON: it cannot be parsed ({error})") from None
     for name, fields in utterances.items():
         if isinstance(fields, dict):
             yield f"{path.name}:{name}", {"ID": name, **fields}

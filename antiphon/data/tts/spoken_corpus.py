@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 import numpy as np
 
@@ -28,9 +28,11 @@ from antiphon.data.processes import map_in_processes
 from antiphon.data.session_texts import SessionText
 from antiphon.data.store import Progress
 from antiphon.data.tts.synthesiser import SilentError, Synthesiser, Voice
-from antiphon.records.files import Damaged, make_folder, read_format, saving, write_json
+from antiphon.records.files import make_folder, saving, write_json
 from antiphon.records.folders import new_folder
 from antiphon.records.maker import beside, tidy
+from antiphon.records.reading import read_as
+from antiphon.records.schema import Amount
 from antiphon.seeding import derive
 
 FORMAT = "antiphon-spoken/1"
@@ -162,17 +164,23 @@ def speak_corpus(
     return SpokenCorpus(Corpus.open(destination), tuple(unsaid), seconds, len(sayings), wall_seconds)
 
 
+@dataclass(frozen=True)
+class PlanFile:
+    """plan.json: a digest of what the corpus was made of, and what no voice could say."""
+
+    format: ClassVar = FORMAT
+    what: ClassVar = "spoken corpus"
+    advice: ClassVar = "Choose another folder"
+    digest: str
+    seconds: Amount
+    unsaid: tuple[Skipped, ...]
+
+
 def _open(destination: Path, digest: str) -> SpokenCorpus:
-    try:
-        plan = read_format(destination / "plan.json", FORMAT, "spoken corpus")
-    except Damaged:
-        raise
-    except ValueError:
-        plan = {}
-    if plan.get("digest") != digest:
+    plan = read_as(PlanFile, destination / "plan.json")
+    if plan.digest != digest:
         raise ValueError(f"{destination} was made of other texts, voices or speech: choose another folder")
-    unsaid = tuple(Skipped(**one) for one in plan["unsaid"])
-    return SpokenCorpus(Corpus.open(destination), unsaid, plan["seconds"])
+    return SpokenCorpus(Corpus.open(destination), plan.unsaid, plan.seconds)
 
 
 def _digest(

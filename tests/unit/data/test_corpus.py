@@ -55,13 +55,13 @@ def test_another_format_or_rate_is_refused(tmp_path: Path, about: dict[str, Any]
 def test_a_damaged_corpus_says_what_is_damaged(tmp_path: Path) -> None:
     folder = write(tmp_path / "corpus")
     (folder / "utterances.jsonl").write_text("{\n")
-    with pytest.raises(ValueError, match=r"utterances.jsonl:1 is damaged"):
+    with pytest.raises(ValueError, match=r"utterances.jsonl:1 is not JSON"):
         list(Corpus.open(folder).utterances())
     (folder / "utterances.jsonl").unlink()
     with pytest.raises(ValueError, match=r"lost its utterances.jsonl"):
         Corpus.open(folder)
     (folder / "corpus.json").write_text("{")
-    with pytest.raises(ValueError, match=r"import it again \(cannot read corpus.json"):
+    with pytest.raises(ValueError, match=r"corpus.json is not JSON .*\. Restore the corpus"):
         Corpus.open(folder)
 
 

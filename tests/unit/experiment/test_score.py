@@ -8,7 +8,8 @@ import torch
 
 from antiphon.experiment import score as scoring
 from antiphon.experiment.score import Tally, score
-from antiphon.report.run_folder import read_json
+from antiphon.records.reading import read_object
+from antiphon.records.schema import checked
 from antiphon.scoring.normalisation import Normalisation
 from antiphon.scoring.trn import read_trn
 
@@ -46,7 +47,7 @@ def counts(substitutions, deletions, insertions, length):
 
 def test_errors_are_pooled_by_session_speaker_and_all(scored, tmp_path):
     scores = scored()
-    body = read_json(tmp_path / "scores.json")
+    body = read_object(tmp_path / "scores.json")
     assert scores == {key: value for key, value in body.items() if key != "files"}
     anna, bert = scores["speakers"]["anna"], scores["speakers"]["bert"]
     assert anna["sessions"]["x"]["words"] == counts(1, 0, 0, 4)
@@ -60,12 +61,12 @@ def test_errors_are_pooled_by_session_speaker_and_all(scored, tmp_path):
 def test_normalisation_is_done_and_recorded_and_texts_are_kept_as_they_are(scored, tmp_path):
     scores = scored(Normalisation(lower_case=True))
     assert scores["words"] == counts(1, 1, 0, 7)
-    assert Normalisation.recorded(scores) == Normalisation(lower_case=True)
+    assert checked(Normalisation, scores["normalisation"]) == Normalisation(lower_case=True)
     assert ("Yes", "anna", "u2") in read_trn(tmp_path / "ref.trn")
 
 
 def test_by_default_texts_are_scored_as_they_are(scored):
-    assert Normalisation.recorded(scored()) == Normalisation()
+    assert checked(Normalisation, scored()["normalisation"]) == Normalisation()
 
 
 def test_tallies_add_up():

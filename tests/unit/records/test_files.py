@@ -14,7 +14,6 @@ from antiphon.records.files import (
     CheckedBlocks,
     Damaged,
     check_files,
-    read_format,
     replace_file,
     replace_text,
     sha256_of,
@@ -24,6 +23,7 @@ from antiphon.records.files import (
     write_sums,
 )
 from antiphon.records.folders import check_new_file, check_new_folder, files_in, filled_folder, new_folder
+from antiphon.records.reading import read_object
 
 
 def test_a_file_is_replaced_when_it_is_complete(tmp_path: Path) -> None:
@@ -152,13 +152,13 @@ def test_a_json_file_lists_the_checksums_of_other_files_which_sha256sum_confirms
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "data").write_bytes(b"abc")
     write_json(tmp_path / "about.json", BODY, ["inner/data"])
-    body = read_format(tmp_path / "about.json", "test/1", "test")
+    body = read_object(tmp_path / "about.json", "test/1", "test")
     # SHA-256 of "abc": FIPS 180-2, appendix B.1.
     digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert body == {**BODY, "files": {"inner/data": digest}}
     check_files(tmp_path, body)
     (tmp_path / "inner" / "data").write_bytes(b"abd")
-    with pytest.raises(Damaged, match=r"inner/data is damaged: its checksum does not match\. restore"):
+    with pytest.raises(Damaged, match=r"inner/data is damaged: its checksum does not match\. Restore"):
         check_files(tmp_path, body)
     check_files(tmp_path, body, names=["other"])
     (tmp_path / "inner" / "data").unlink()

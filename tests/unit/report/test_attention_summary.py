@@ -100,10 +100,13 @@ def test_runs_with_and_without_attention_are_compared_in_one_page(make_run, tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "antiphon-attention/9"}, "attention.json: format is 'antiphon-attention/9'"),
-        ({"monotonic": None}, "attention.json lacks or mistypes"),
-        ({"examples": [{"speaker": "a", "seconds": 1.0, "weights": [0.5]}]}, "no matrix"),
-        ({"examples": [{"speaker": "a", "seconds": 1.0}]}, "'weights'"),
+        ({"format": "antiphon-attention/9"}, "attention.json has format 'antiphon-attention/9'"),
+        ({"monotonic": None}, r"attention.json is damaged \(monotonic: expected a number, not null"),
+        (
+            {"examples": [{"speaker": "a", "seconds": 1.0, "weights": [0.5]}]},
+            r"weights\[0\]: expected a list",
+        ),
+        ({"examples": [{"speaker": "a", "seconds": 1.0}]}, r"examples\[0\].weights: it is missing"),
     ],
 )
 def test_a_damaged_file_is_named(make_run, tmp_path, change, message):

@@ -37,7 +37,7 @@ def experiment(make_run, tmp_path):
 def write_scores(folder, which, errors):
     def tally(wrong, length):
         counts = {"substitutions": wrong, "deletions": 0, "insertions": 0, "length": length}
-        return {"words": counts, "characters": counts, "num_utterances": 1}
+        return {"words": counts, "characters": counts, "num_utterances": length // 10}
 
     speakers = {name: tally(wrong, 10) for name, wrong in zip(SPEAKERS, errors, strict=True)}
     target = folder / "evaluation" / "test" / which

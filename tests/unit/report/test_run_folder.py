@@ -36,12 +36,16 @@ def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path):
     [
         ("run.json", "{", r"run\.json is not JSON"),
         ("run.json", "[]", r"run\.json is not a JSON object"),
-        ("run.json", '{"format": "antiphon-run/9"}', "format is 'antiphon-run/9'"),
-        ("run.json", '{"format": "antiphon-run/1", "name": "x"}', "lacks recipe, seed"),
+        ("run.json", '{"format": "antiphon-run/9"}', "has format 'antiphon-run/9'"),
+        (
+            "run.json",
+            '{"format": "antiphon-run/1", "name": "x"}',
+            r"run\.json is damaged \(recipe: it is",
+        ),
         ("journal.jsonl", '{"round": 1}\n}\n', r"journal\.jsonl: line 2"),
-        ("journal.jsonl", '{"loss": 1}\n', r"journal\.jsonl: line 1 has no round"),
+        ("journal.jsonl", '{"loss": 1}\n', r"journal\.jsonl: line 1 is damaged \(round: it is missing\)"),
         ("clock.jsonl", "nonsense\n", r"clock\.jsonl: line 1"),
-        ("evaluation/test/best/scores.json", "{}", r"best.scores\.json lacks"),
+        ("evaluation/test/best/scores.json", "{}", r"best.scores\.json is damaged \(split: it is missing\)"),
         ("evaluation/test/best/scores.json", "", r"best.scores\.json is not JSON"),
     ],
 )
@@ -74,7 +78,7 @@ def test_a_loss_that_is_null_is_no_point_of_a_curve(make_run, tmp_path):
 def test_an_experiment_is_its_runs_in_order_those_not_begun_left_out(make_run, tmp_path):
     for name in ("b", "a"):
         make_run(tmp_path / name)
-    about = {"format": "antiphon-experiment/1", "recipe": "x", "runs": ["b", "a", "later"]}
+    about = {"format": "antiphon-experiment/1", "runs": ["b", "a", "later"], "config": {}}
     (tmp_path / "experiment.json").write_text(json.dumps(about))
     assert [run.label for run in load_runs([tmp_path])] == ["b", "a"]
     (tmp_path / "experiment.json").write_text(json.dumps({**about, "runs": ["later"]}))

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
+from antiphon.records.schema import checked
 from antiphon.scoring.normalisation import Normalisation
 
 
@@ -38,8 +39,7 @@ def test_lower_case_stays_composed():
 def test_steps_are_recorded_by_name_and_read_back():
     chosen = Normalisation.of(["strip_punctuation", "lower_case"])
     assert str(chosen) == "lower_case, strip_punctuation"
-    assert Normalisation.recorded({"normalisation": asdict(chosen)}) == chosen
-    assert Normalisation.recorded({}) == Normalisation()
+    assert checked(Normalisation, asdict(chosen)) == chosen
 
 
 def test_an_unknown_step_is_refused_with_the_nearest_name():

@@ -153,7 +153,7 @@ def test_settings_are_made_one_by_one() -> None:
         (["max_utterances=-1"], "max_utterances must be at least 0"),
         (["fraction=0.5"], "nothing is done to them"),
         (["audio.noise=bable"], "did you mean 'babble'"),
-        (["audio.noise=white", "audio.noise.snr=.nan"], "audio.noise: snr is a number of dB"),
+        (["audio.noise=white", "audio.noise.snr=.nan"], "audio.noise.snr: nan is not a finite number"),
     ],
     ids=["fraction", "both", "twice", "keep", "max_utterances", "harmless", "noise", "snr"],
 )

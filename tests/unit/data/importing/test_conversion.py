@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -77,6 +79,38 @@ def test_other_rates_are_resampled_and_several_channels_averaged(
     np.testing.assert_allclose(corpus.read_audio(two), tone() / 2, atol=1e-4)
 
 
+def wav(level: float, subtype: str = "FLOAT") -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, level * tone(), 16000, format="WAV", subtype=subtype)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("level", "subtype"), [(1.0, "PCM_24"), (1.0, "FLOAT"), (1.0, "DOUBLE"), (4.0, "FLOAT"), (30.0, "FLOAT")]
+)
+def test_recordings_of_24_bits_and_of_floats_also_beyond_full_scale_are_taken(
+    source: Source, run: Callable[..., ImportSummary], level: float, subtype: str
+) -> None:
+    """The tone has a height of 0.3: up to 9 times full scale, 19 dB, is taken; the limit is 10."""
+    source.add("loud", wav(level, subtype))
+    summary = run()
+    assert summary.skipped == ()
+    corpus = Corpus.open(summary.path)
+    loud = next(one for one in corpus.utterances() if one.id == "loud")
+    np.testing.assert_allclose(corpus.read_audio(loud), level * tone(), atol=level * 1e-6)
+
+
+def test_fields_that_are_not_used_may_hold_anything_and_the_corpus_can_be_read(
+    source: Source, run: Callable[..., ImportSummary]
+) -> None:
+    odd: dict[str, Any] = {"score": math.nan, "size": 10**400, "note": "\ud800", "\udc80": 1}
+    source.add("odd", take=3, **odd)
+    summary = run()
+    assert summary.skipped == ()
+    found = {one.id: one.extra for one in Corpus.open(summary.path).utterances()}
+    assert found["odd"] == {"take": 3}
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unreadable": ({"data": b"not audio"}, "unreadable audio"),
     "truncated": ({"data": encode_flac(tone())[:-400]}, "unreadable audio"),
@@ -84,6 +118,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "too short": ({"data": encode_flac(tone(0.05))}, "too short: 0.050 s"),
     "too long": ({"data": encode_flac(tone(2.5))}, "too long: 2.50 s"),
     "mismatch": ({"duration": 2.0}, "duration mismatch: the audio lasts 1.00 s, its source says 2.00 s"),
+    "1e30": ({"data": wav(1e30)}, "samples out of range: up to 3e+29, full scale is 1 and 10 the limit"),
+    "integers as floats": ({"data": wav(32768.0)}, "samples out of range: up to 9.83e+03"),
+    "NaN": ({"data": wav(math.nan)}, "unreadable audio: samples that are not numbers"),
+    "infinity": ({"data": wav(math.inf)}, "unreadable audio: samples that are not numbers"),
+    "huge duration": ({"duration": 10**400}, "bad number: 'duration' is a number of many digits"),
+    "infinite duration": ({"duration": math.inf}, "bad number: 'duration' is inf"),
     "bad duration": ({"duration": "long"}, "bad number: 'duration' is 'long'"),
     "empty text": ({"text": " \t "}, "empty text"),
     "no text": ({"text": ...}, "no field 'text': it is missing"),
