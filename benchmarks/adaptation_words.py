@@ -19,8 +19,8 @@ from common import argument_parser, print_table, write_result
 
 from antiphon.data.corpus import Corpus
 from antiphon.data.session_texts import TextRules, read_session_texts
+from antiphon.records.reading import read_object
 from antiphon.report.formatting import NONE
-from antiphon.report.run_folder import read_json
 from antiphon.scoring.error_rate import Edit, alignment
 from antiphon.scoring.trn import read_trn
 from antiphon.workflows.adaptation_corpus import known_words
@@ -79,7 +79,7 @@ def main() -> None:
     args = parser.parse_args()
     kind = kinds(Corpus.open(args.corpus), args.texts)
     rows: dict[str, Mapping[str, list[int]]] = {}
-    for name in read_json(args.experiments[0] / "experiment.json")["runs"]:
+    for name in read_object(args.experiments[0] / "experiment.json")["runs"]:
         right, said = Counter[str](), Counter[str]()
         for experiment in args.experiments:
             one_right, one_said = recognised(experiment / name, kind)

@@ -36,7 +36,7 @@ from antiphon.experiment.starting import load_start
 from antiphon.experiment.teaching import resolve_labels
 from antiphon.pools.local import LocalPool
 from antiphon.pools.process_group import SingleProcess
-from antiphon.report.run_folder import read_json
+from antiphon.records.reading import read_object
 from antiphon.scoring.error_rate import word_errors
 from antiphon.server.run_context import RunContext
 from antiphon.server.run_context import prepare as prepare_algorithm
@@ -100,7 +100,7 @@ class Study:
 
     @classmethod
     def open(cls, out: Path, names: Sequence[str], data: Path | None, device: str) -> Study:
-        about = read_json(out / "experiment.json")
+        about = read_object(out / "experiment.json")
         experiment = config.from_dict(Experiment, about["config"])
         runs, first = {name: experiment.runs[name] for name in ("seed", *names)}, names[0]
         # A CPU cannot train in 16 bits, and labels are not made in them anywhere.

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from antiphon.records.reading import read_object
 from antiphon.report.formatting import bounds, percent
-from antiphon.report.run_folder import RunFolder, read_json, runs_of
+from antiphon.report.run_folder import RunFolder, runs_of
 from antiphon.scoring.statistics import Interval, relative_interval
 
 # 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; beyond, the last is on the safe side.
@@ -31,7 +32,7 @@ class Trained:
     def load(cls, path: Path) -> Trained:
         if not (path / "experiment.json").is_file():
             raise ValueError(f"{path} is no experiment: it has no experiment.json (give what --out was)")
-        config = read_json(path / "experiment.json")["config"]
+        config = read_object(path / "experiment.json")["config"]
         runs = {folder.name: RunFolder.load(folder) for folder in runs_of(path)}
         split = config["speakers"]["test"]
         scored = {name: run for name, run in runs.items() if "best" in run.evaluations.get(split, {})}

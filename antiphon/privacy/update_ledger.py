@@ -11,21 +11,53 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from antiphon.core import Stopped
 from antiphon.privacy.update_accounting import Cost, cost_from_dict, cost_to_dict, epsilon_of
-from antiphon.records.files import read_format, replace_file, sync
+from antiphon.records.files import replace_file, sync
+from antiphon.records.reading import read_as
+from antiphon.records.schema import Amount, Count
 
 LEDGER_FORMAT = "antiphon-ledger/1"
 RELEASES_FORMAT = "antiphon-releases/1"
 RELEASES_FILE = "releases.json"
 ROUNDING = 1e-9  # by which a computed ε may be above a budget
+
+
+@dataclass(frozen=True)
+class SpentByRun:
+    """A run in the ledger: its releases, and their cost."""
+
+    rounds: Count
+    cost: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LedgerFile:
+    """The ledger of private runs that share a budget."""
+
+    format: ClassVar = LEDGER_FORMAT
+    what: ClassVar = "ledger of private runs"
+    advice: ClassVar = "Restore it: without it nobody knows what was spent"
+    epsilon: Amount
+    delta: Amount
+    runs: Mapping[str, SpentByRun]
+
+
+@dataclass(frozen=True)
+class ReleasesFile:
+    """releases.json: digests of what was released, by round."""
+
+    format: ClassVar = RELEASES_FORMAT
+    what: ClassVar = "list of releases"
+    advice: ClassVar = "Restore it, or start a new run in another folder, with a new key"
+    rounds: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -62,14 +94,13 @@ class SharedBudget:
     def _read(self, path: Path, delta: float) -> dict[str, Any]:
         if not path.exists():
             return {}
-        body = read_format(path, LEDGER_FORMAT, "ledger of private runs")
-        if (body["epsilon"], body["delta"]) != (self.epsilon, delta):
-            was, now = f"{body['epsilon']:g} at delta {body['delta']:g}", f"{self.epsilon:g} at {delta:g}"
+        body = read_as(LedgerFile, path)
+        if (body.epsilon, body.delta) != (self.epsilon, delta):
+            was, now = f"{body.epsilon:g} at delta {body.delta:g}", f"{self.epsilon:g} at {delta:g}"
             raise ValueError(
                 f"{path} has a budget of epsilon {was}, not {now}: runs that share a budget name the same one"
             )
-        runs: dict[str, Any] = body["runs"]
-        return runs
+        return {name: asdict(run) for name, run in body.runs.items()}
 
 
 def check_release(folder: Path, key: bytes, round: int, total: Mapping[str, np.ndarray]) -> None:
@@ -84,7 +115,7 @@ def check_release(folder: Path, key: bytes, round: int, total: Mapping[str, np.n
         digest.update(np.ascontiguousarray(values).data)
     path = folder / RELEASES_FILE
     with _locked(path):
-        body = read_format(path, RELEASES_FORMAT, "list of releases") if path.exists() else {"rounds": {}}
+        body = {"rounds": dict(read_as(ReleasesFile, path).rounds) if path.exists() else {}}
         before = body["rounds"].setdefault(str(round), digest.hexdigest())
         if before != digest.hexdigest():
             raise ValueError(
