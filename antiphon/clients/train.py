@@ -17,6 +17,7 @@ from antiphon.tasks.local_training import (
     TRAINED,
     LocalSteps,
     LocalTraining,
+    MeasuredDelta,
     Trained,
     as_part,
     global_norm,
@@ -91,8 +92,9 @@ def local_sgd(client: Any, steps: LocalSteps) -> Trained:
         del grads  # frees their memory for the next step's activations
     with torch.no_grad():
         torch._foreach_sub_(start, parameters)
-    delta: Tensors = dict(zip(steps.start, start, strict=True))
-    return Trained(delta, report(client, meter.mean, meter.num_steps, **measure_delta(start)))
+    stats = measure_delta(start)
+    delta = MeasuredDelta(dict(zip(steps.start, start, strict=True)), stats)
+    return Trained(delta, report(client, meter.mean, meter.num_steps, **stats))
 
 
 def mean_loss(client: Any, params: Tensors) -> float:

@@ -12,7 +12,7 @@ import torch
 
 from antiphon.core import Failure, Report, Task, Tensors, Update, Weigh, Worker, add_up, size_in_bytes
 from antiphon.tasks.client_work import Bounds, work_for
-from antiphon.tasks.local_training import find_nonfinite, measure_delta, parameters_in
+from antiphon.tasks.local_training import MeasuredDelta, find_nonfinite, measure_delta, parameters_in
 from antiphon.tasks.views import VIEWS, View, views_of
 
 
@@ -93,10 +93,10 @@ def arrived(task: Task) -> Callable[[Update, str], Update]:
         update = Update(update.mean, reports=(report,))
         for view in reversed(views):
             update = view.arrive(update)
-        shapes = _shapes_of(update.mean)
-        _check_shapes(shapes, shapes if expected is None else expected)
+        if expected is not None:
+            _check_shapes(update.mean, expected)
         update = _measured(update, has_parameters=_work_for(task.kind) is not None)
-        expected = shapes if expected is None else expected
+        expected = _shapes_of(update.mean) if expected is None else expected
         return update
 
     def arrive(update: Update, client: str) -> Update:
@@ -170,28 +170,32 @@ def _report_of(update: Update, client: str) -> Report:
     return report
 
 
-def _check_shapes(shapes: Shapes, expected: Shapes) -> None:
+def _check_shapes(tensors: Tensors, expected: Shapes) -> None:
     """Refuse tensors of other names, shapes or types than expected."""
-    if odd := sorted(shapes.keys() ^ expected.keys()):
+    if tensors.keys() != expected.keys():
+        odd = sorted(tensors.keys() ^ expected.keys())
         raise ValueError(f"{MISFIT}: {odd[0]!r:.60} is {'missing' if odd[0] in expected else 'unknown'}")
-    for name, (shape, dtype) in expected.items():
-        if shapes[name][0] != shape:
-            raise ValueError(f"{MISFIT}: {name!r} has shape {tuple(shapes[name][0])}, not {tuple(shape)}")
-        if shapes[name][1] != dtype:
-            raise ValueError(f"{MISFIT}: {name!r} has type {shapes[name][1]}, not {dtype}")
+    for name, tensor in tensors.items():
+        shape, dtype = expected[name]
+        if tensor.shape != shape:
+            raise ValueError(f"{MISFIT}: {name!r} has shape {tuple(tensor.shape)}, not {tuple(shape)}")
+        if tensor.dtype != dtype:
+            raise ValueError(f"{MISFIT}: {name!r} has type {tensor.dtype}, not {dtype}")
 
 
 @torch.no_grad()
 def _measured(update: Update, has_parameters: bool) -> Update:
     """Return the update with the norm of its parameters in the report; refuse tensors that are not finite."""
-    real = {name: tensor for name, tensor in update.mean.items() if tensor.is_floating_point()}
-    parameters = parameters_in(real) if has_parameters else {}
-    stats = measure_delta(list(parameters.values())) if parameters else {}
-    is_finite = all(map(math.isfinite, stats.values()))
-    others = {name: tensor for name, tensor in real.items() if is_finite and name not in parameters}
-    if name := find_nonfinite(others if is_finite else parameters):
-        raise ValueError(f"NaN or infinity in {name}")
-    if not is_finite:
-        raise ValueError(f"its update is too large: its norm is {stats['norm']:g}")
-    (report,) = update.reports
+    (report,), tensors = update.reports, update.mean
+    parameters: Tensors = tensors
+    stats = tensors.stats if isinstance(tensors, MeasuredDelta) and has_parameters else None
+    if stats is None:
+        parameters = parameters_in(tensors) if has_parameters else {}
+        parameters = {name: tensor for name, tensor in parameters.items() if tensor.is_floating_point()}
+        stats = measure_delta(list(parameters.values())) if parameters else {}
+        if name := find_nonfinite({n: tensor for n, tensor in tensors.items() if n not in parameters}):
+            raise ValueError(f"NaN or infinity in {name}")
+    if not all(map(math.isfinite, stats.values())):
+        name = find_nonfinite(parameters)
+        raise ValueError(f"NaN or infinity in {name}" if name else f"its norm is {stats['norm']:g}")
     return replace(update, reports=(replace(report, stats={**report.stats, **stats}),))

@@ -189,6 +189,27 @@ def delta_stats(norm: float, total_magnitude: float, num_entries: int) -> dict[s
     return {"norm": norm, "magnitude_mean": mean, "magnitude_variance": variance}
 
 
+class MeasuredDelta(dict[str, Tensor]):
+    """A delta with its statistics, which hold as long as nobody has changed a tensor.
+
+    The server measures the updates that arrive. To measure one again that was measured in the same process
+    would take a tenth of a round with many clients on a GPU.
+    """
+
+    def __init__(self, delta: Tensors, stats: Mapping[str, float]) -> None:
+        super().__init__(delta)
+        self._stats, self._versions = stats, self._read_versions()
+        self._tensors = list(delta.values())  # kept, so that no other tensor gets the id of one of them
+
+    def _read_versions(self) -> list[tuple[int, int]]:
+        return [(id(tensor), tensor._version) for tensor in self.values()]
+
+    @property
+    def stats(self) -> Mapping[str, float] | None:
+        """The statistics; None if they are not those of the tensors any more."""
+        return self._stats if self._read_versions() == self._versions else None
+
+
 def find_nonfinite(tensors: Mapping[str, Tensor]) -> str:
     """Return the name of the first tensor with NaN or infinity in it, "" if there is none.
 

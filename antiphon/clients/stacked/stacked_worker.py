@@ -22,7 +22,7 @@ from antiphon.clients.train import report
 from antiphon.clients.worker import PlainTask, SpeechWorker, named_failure
 from antiphon.core import Task, Tensors, Update
 from antiphon.tasks.client_work import work_for
-from antiphon.tasks.local_training import Trained, TrainingWork, delta_stats
+from antiphon.tasks.local_training import MeasuredDelta, Trained, TrainingWork, delta_stats
 from antiphon.tasks.views import Entered
 
 log = logging.getLogger("antiphon")
@@ -185,7 +185,7 @@ class StackedTrainer:
         for row, (plan, total) in enumerate(zip(plans, totals.tolist(), strict=True)):
             loss = total / sum(len(step.indices) for step in plan.steps)
             stats = delta_stats(sums[0][row], sums[1][row], num_entries)
-            delta = {name: values[row] for name, values in deltas.items()}
+            delta = MeasuredDelta({name: values[row] for name, values in deltas.items()}, stats)
             trained.append(Trained(delta, report(plan.client, loss, len(plan.steps), **stats)))
         return trained
 
