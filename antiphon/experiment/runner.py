@@ -28,7 +28,8 @@ from antiphon.experiment.teaching import resolve_labels
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.signals import reason_of
 from antiphon.recognizer import Recognizer
-from antiphon.records.files import make_folder, saving, write_json
+from antiphon.records.files import make_folder, write_json
+from antiphon.records.folders import filled_folder
 from antiphon.records.reading import read_object
 from antiphon.records.run_files import RunFile
 from antiphon.records.writer import ClientStateFiles, Listener, reporting_a_stop
@@ -254,11 +255,10 @@ def _score_start(prepared: Prepared, recognizer: Recognizer, run: Run, out: Path
         return
     if run.start_run:
         source, target = (f / "evaluation" / split for f in (out / run.start_run, folder))
-        but_scores = shutil.ignore_patterns("scores.json")
-        with saving(target / "start"):
-            shutil.copytree(source / "best", target / "start", ignore=but_scores, dirs_exist_ok=True)
         scores = read_object(source / "best" / "scores.json")
-        write_json(target / "start" / "scores.json", {**scores, "which": "start", "round": 0})
+        with filled_folder(target / "start", "scores.json") as made:
+            shutil.copytree(source / "best", made, dirs_exist_ok=True)
+            write_json(made / "scores.json", {**scores, "which": "start", "round": 0})
     else:
         _score(prepared, recognizer, folder, "start", 0)
 

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from antiphon.data.transcripts import is_utf8, numbered_lines
 from antiphon.lm.ngram import NEVER, NONE, SPECIAL, START_ID, UNKNOWN, Level, NgramModel, backed_off, walk
-from antiphon.records.files import Damaged, replace_text, write_json
+from antiphon.records.files import Damaged, replace_text, with_usual_mode, write_json
 from antiphon.records.folders import files_in, filled_folder
 from antiphon.records.reading import read_as, read_tensors
 from antiphon.records.schema import AtLeast, parse_number
@@ -99,7 +99,8 @@ def save_ngram(model: NgramModel, path: str | Path) -> None:
         }
         body = {"format": FORMAT, "order": model.order, "words": model.words}
         with filled_folder(path, MAIN) as made:
-            save_file(arrays, made / "ngram.safetensors")
+            with with_usual_mode(made / "ngram.safetensors"):
+                save_file(arrays, made / "ngram.safetensors")
             write_json(made / MAIN, body, files_in(made), indent=None)
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from antiphon.data.batches import Batch
-from antiphon.records.files import Damaged
+from antiphon.records.files import Damaged, with_usual_mode
 from antiphon.records.reading import read_tensors
 from antiphon.records.run_files import MODEL_ADVICE
 from antiphon.registry import Registry
@@ -78,7 +78,8 @@ MODELS = Registry("antiphon.models", kind=ModelConfig, homes=_HOMES, default="ct
 
 def save_parameters(model: Model, path: Path) -> None:
     """Write all parameters to a safetensors file."""
-    save_file({name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}, path)
+    with with_usual_mode(path):
+        save_file({name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}, path)
 
 
 def read_parameters(path: Path, like: Mapping[str, Tensor], device: str = "cpu") -> dict[str, Tensor]:

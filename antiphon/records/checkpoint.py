@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from antiphon.records.files import Damaged, make_folder, saving, sha256_of, sync
+from antiphon.records.files import Damaged, make_folder, saving, sha256_of, sync, with_usual_mode
 
 FORMAT = "antiphon-checkpoint/1"
 CLASS = "__class__"  # of a dataclass in a packed state
@@ -112,7 +112,8 @@ def save(folder: Path, state: Any, notes: Mapping[str, Any]) -> None:
         with saving(folder, "Earlier checkpoints are intact. "):
             make_folder(folder.parent)
             temporary.mkdir()
-            save_file(unshared(tensors), temporary / "state.safetensors")
+            with with_usual_mode(temporary / "state.safetensors"):
+                save_file(unshared(tensors), temporary / "state.safetensors")
             digest = sha256_of(temporary / "state.safetensors")
             body = {"format": FORMAT, "state": tree, "notes": dict(notes), "tensors_sha256": digest}
             text = json.dumps(body)

@@ -81,6 +81,15 @@ def _number_of(error: Exception, folder: Path) -> int | None:
     return int(found[1]) if found and int(found[1]) in DISK_ERRORS else None
 
 
+@contextmanager
+def with_usual_mode(path: Path) -> Iterator[None]:
+    """Give a file the permissions of any other: safetensors makes files that only their owner can read."""
+    path.touch()
+    mode = path.stat().st_mode
+    yield
+    path.chmod(mode)
+
+
 def private(path: str, flags: int) -> int:
     """Open a file that only its owner can read, as the `opener` of `open`."""
     return os.open(path, flags, 0o600)

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from antiphon.records.files import saving
+from antiphon.records.files import make_folder, saving
 from antiphon.records.maker import has_ended, process_state
 from antiphon.records.reading import parse_json
 from antiphon.records.schema import AtLeast, checked
@@ -84,8 +84,8 @@ def locked(folder: Path) -> Iterator[None]:
     descriptor = None
     try:
         while descriptor is None:
+            make_folder(folder)
             with saving(path):
-                folder.mkdir(parents=True, exist_ok=True)
                 descriptor = _acquire(path)
         _descriptors.add(descriptor)
         yield

@@ -224,7 +224,7 @@ def _read_rounds(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 def _read_evaluations(folder: Path) -> dict[str, dict[str, Evaluation]]:
     evaluations: dict[str, dict[str, Evaluation]] = {}
-    for path in sorted(folder.glob("*/*/scores.json")):
+    for path in sorted(folder.glob("[!.]*/[!.]*/scores.json")):
         scores = read_as(ScoresFile, path)
         evaluation = Evaluation(scores.overall, scores.speakers, path.parent)
         evaluations.setdefault(scores.split, {})[scores.which] = evaluation

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from antiphon.records.files import Damaged
+from antiphon.records.files import Damaged, NotWritten
 from antiphon.records.journal import Journal, check_journal, clock_entry, read
 
 
@@ -141,3 +141,14 @@ def test_lines_of_an_older_version_are_covered_by_the_first_line_after_them(tmp_
     journal.write_text(journal.read_text().replace("1.5", "1.4", 1))
     with pytest.raises(Damaged, match="line 4"):
         check_journal(journal, read(clock))
+
+
+def test_a_line_that_the_disk_does_not_take_leaves_no_part_of_it(tmp_path, small_files):
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append({"round": 1})
+    before = journal.path.read_bytes(), journal.digest
+    with small_files(4096), pytest.raises(NotWritten, match=r"journal\.jsonl: .* Finished rounds are saved"):
+        journal.append({"round": 2, "cohort": ["client"] * 1000})
+    assert (journal.path.read_bytes(), journal.digest) == before
+    journal.append({"round": 2})
+    assert [entry["round"] for entry in read(journal.path)] == [1, 2]
