@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -212,11 +214,14 @@ def write_folder(
 
 def quantise(source: Path, target: Path) -> None:
     """Write a copy of a graph whose matrices have 8 bits; activations are quantised while it runs."""
+    from google.protobuf.message import DecodeError
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     logging.disable(logging.WARNING)  # the advice to optimise first: torch.onnx has done so
     try:
         quantize_dynamic(source, target, op_types_to_quantize=QUANTISED, weight_type=QuantType.QInt8)
+    except DecodeError as error:  # of a copy that onnx has just written: it does not notice a full disk
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
     finally:
         logging.disable(logging.NOTSET)
 
