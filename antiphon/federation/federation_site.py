@@ -34,7 +34,7 @@ from antiphon.federation.site_policy import Ledger, Refused, SitePolicy
 from antiphon.pools.remote_answers import answer_task, failure
 from antiphon.pools.remote_link import Channel
 from antiphon.pools.remote_messages import Message, MissingBody, WireError, head_of, pack, unpack
-from antiphon.records.files import file_name, replace_file
+from antiphon.records.files import file_name, write_text
 
 Notify = Callable[[str], None]
 # The numbers in a report on training; an evaluation reports fewer.
@@ -225,7 +225,7 @@ class Site:
         if not mark.exists() or mark.read_text() != attempt:
             mark.parent.mkdir(parents=True, exist_ok=True)
             states.rollback(int(notes.get("resumed_at", 0)))
-            replace_file(mark, lambda path: path.write_text(attempt))
+            write_text(mark, attempt)
         states.expected.pop(client, None)
         if expected := notes.get("expected"):
             states.expected[client] = (int(expected[0]), int(expected[1]))

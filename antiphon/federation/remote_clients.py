@@ -21,7 +21,7 @@ from antiphon.federation.run_setup import SetupSettings, pack_setup
 from antiphon.pools.remote_exchange import Link, Patience
 from antiphon.pools.remote_pool import RemotePool, RemoteRun, RemoteStates
 from antiphon.recognizer import Recognizer
-from antiphon.records.files import replace_file
+from antiphon.records.files import write_text
 
 NOTES = "federation.json"
 
@@ -115,14 +115,14 @@ def _id_of(folder: Path) -> str:
     """Return the name of a run among all runs that sites know; it stays the same when a run is resumed."""
     path = folder / NOTES
     if not path.exists():
-        replace_file(path, lambda new: new.write_text(json.dumps({"run": uuid.uuid4().hex})))
+        write_text(path, json.dumps({"run": uuid.uuid4().hex}))
     return str(json.loads(path.read_text())["run"])
 
 
 def write_announced(path: Path, announced: Mapping[str, Mapping[str, Announcement]]) -> None:
     """Remember the clients of an experiment: a resumed one has the same."""
     body = {site: {c: asdict(about) for c, about in clients.items()} for site, clients in announced.items()}
-    replace_file(path, lambda new: new.write_text(json.dumps({"sites": body}, indent=2) + "\n"))
+    write_text(path, json.dumps({"sites": body}, indent=2) + "\n")
 
 
 def read_announced(path: Path) -> dict[str, dict[str, Announcement]]:

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from antiphon import config
-from antiphon.records.files import replace_file
+from antiphon.records.files import write_text
 
 
 class Refused(ValueError):
@@ -119,8 +119,7 @@ class Ledger:
         if client:
             counts = self.answers.setdefault(run, {})
             counts[client] = counts.get(client, 0) + 1
-        text = json.dumps({"days": self.days, "answers": self.answers})
-        replace_file(self.path, lambda path: path.write_text(text))
+        write_text(self.path, json.dumps({"days": self.days, "answers": self.answers}))
 
     def num_answers(self, run: str, client: str) -> int:
         return self.answers.get(run, {}).get(client, 0)

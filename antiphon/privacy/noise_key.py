@@ -13,7 +13,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from antiphon.records.files import sync
+from antiphon.records.files import saving, sync
 from antiphon.seeding import derive
 
 KEY_FILE = "noise.key"
@@ -27,7 +27,7 @@ def make_key(path: Path) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     part = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with saving(path), os.fdopen(descriptor, "wb") as file:
             file.write(secrets.token_bytes(NUM_BYTES))
         sync(part)
         with suppress(FileExistsError):  # another process of the run was first: all use its key

@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from antiphon.core import Stopped
 from antiphon.privacy.update_accounting import Cost, cost_from_dict, cost_to_dict, epsilon_of
-from antiphon.records.files import replace_file, sync
+from antiphon.records.files import write_text
 from antiphon.records.reading import read_as
 from antiphon.records.schema import Amount, Count
 
@@ -138,10 +137,4 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, body: Mapping[str, Any]) -> None:
-    replace_file(path, partial(_write_synced, text=json.dumps(body, indent=1)))
-    sync(path.parent)
-
-
-def _write_synced(path: Path, text: str) -> None:
-    path.write_text(text + "\n", encoding="utf-8")
-    sync(path)
+    write_text(path, json.dumps(body, indent=1) + "\n")

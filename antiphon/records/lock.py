@@ -157,7 +157,7 @@ def _remove_stale(path: Path) -> None:
         if not _is_at(descriptor, path):
             return
         _check_ended(path, holder, has_flock)
-        path.unlink()
+        path.unlink(missing_ok=True)  # another process may do the same at once
     finally:
         os.close(descriptor)
 

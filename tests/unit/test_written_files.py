@@ -22,6 +22,12 @@ OTHERS = {
     "experiment/jobs.py": "what another process prints",
     "experiment/runner.py": "into a folder that is being filled",
     "exporting/export_folder.py": "into a new folder",
+    "federation/engine_process.py": "what another process prints",
+    "federation/federation_server.py": "the job of a server, which it writes again when it starts",
+    "federation/kits.py": "into a new folder, or what a server writes again when it starts",
+    "federation/run_setup.py": "into a new folder, or a temporary one",
+    "privacy/noise_key.py": "syncs a new file, and links it: the first of several processes wins",
+    "secure_aggregation/record_files.py": "adds lines, and syncs them",
     "lm/arpa.py": "into a folder that is being filled",
     "models/model.py": "into the folder of a model that is being made",
     "records/checkpoint.py": "into a folder that is synced and renamed",
@@ -42,7 +48,7 @@ def writes(call: ast.Call) -> bool:
         return isinstance(function, ast.Attribute) or name != "write_text"  # that of `records.files` is safe
     words = [word.value for word in call.args if isinstance(word, ast.Constant)]
     modes = [set(word) for word in words if isinstance(word, str) and word]
-    return name == "open" and any(mode & set("wxa") and mode <= set("wxabt+") for mode in modes)
+    return name in ("open", "fdopen") and any(mode & set("wxa") and mode <= set("wxabt+") for mode in modes)
 
 
 def test_every_module_writes_files_by_the_same_functions() -> None:
