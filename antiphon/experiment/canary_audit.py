@@ -1,0 +1,130 @@
+"""An audit of private updates: rounds in which all clients are canaries, and an attacker who looks for each.
+
+A canary sends an update that is too long, in a direction of its own. Half of the canaries, chosen by coins,
+are in the run. The attacker sees every release, knows all settings and the turns of `round_robin`, and
+guesses who is in (`privacy.one_run_audit`). The rounds use the code of real runs: it draws cohorts, clips on
+the client and on the server, adds up, and adds noise. A bound above the claim is a fault; one below it is no
+proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from antiphon.algorithms.fedavg import FedAvg
+from antiphon.algorithms.private import Private
+from antiphon.core import Report, Stopped, Task, Update
+from antiphon.pools.local import LocalPool
+from antiphon.privacy.one_run_audit import audited_epsilon
+from antiphon.privacy.participation import PoissonSampling
+from antiphon.privacy.update_accounting import epsilon_of
+from antiphon.seeding import derive
+from antiphon.server.weighting import Uniform
+
+CANARIES = "canaries"  # the one tensor of the audited model: an entry for each canary
+TOO_LONG = 3.0  # the length of a canary's update before clipping, in bounds
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What a mechanism claims, and what the attacker found."""
+
+    claimed: float  # ε after all rounds
+    measured: float  # ε is at least this, with the confidence
+    delta: float
+    rounds: int
+    canaries: int
+    confidence: float
+
+    @property
+    def is_refuted(self) -> bool:
+        return self.measured > self.claimed
+
+
+@dataclass(frozen=True)
+class CanaryWorker:
+    """Clients whose updates are too long, each in its own direction."""
+
+    names: Sequence[str]
+    bound: float
+
+    def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+        places = {name: place for place, name in enumerate(self.names)}
+        for client in clients:
+            update = torch.zeros(len(self.names), dtype=torch.float64)
+            update[places[client]] = TOO_LONG * self.bound
+            stats = {"loss": 0.0, "num_utterances": 1.0}
+            yield Update({CANARIES: update}, reports=(Report(client, stats),))
+
+
+def audit_updates(
+    private: Private, num_canaries: int = 20_000, seed: int = 0, confidence: float = 0.95
+) -> Audit:
+    """Run the rounds of a private algorithm with canaries only, and attack them."""
+    names = [f"canary/{number:06d}" for number in range(num_canaries)]
+    coins = np.random.default_rng(derive(seed, "canaries"))
+    included = coins.random(num_canaries) < 0.5
+    taking_part = [name for name, is_in in zip(names, included.tolist(), strict=True) if is_in]
+    audited = replace(
+        private,
+        inner=FedAvg(weighting=Uniform()),
+        cohort=private.cohort or 1.0,
+        simulated=True,
+        key_file="",
+        shared_budget=None,
+        trusts_clients=False,
+        folder="",
+    )
+    releases = _releases(audited, names, taking_part, seed)
+    if not len(releases):
+        raise ValueError("the privacy budget allows no round, so there is nothing to audit")
+    cost = audited.plan.cost(len(releases))
+    measured = audited_epsilon(_scores(audited, names, releases, seed), included, private.delta, confidence)
+    claimed = epsilon_of((cost,), private.delta)
+    return Audit(claimed, measured, private.delta, len(releases), num_canaries, confidence)
+
+
+def _releases(private: Private, names: Sequence[str], taking_part: Sequence[str], seed: int) -> np.ndarray:
+    """Return the released sums of all rounds, in bounds. [rounds, canaries]"""
+    pool = LocalPool(CanaryWorker(names, private.clipping.bound))
+    state = private.init({CANARIES: torch.zeros(len(names), dtype=torch.float64)}).with_seed(seed)
+    releases = []
+    for round in range(private.rounds):
+        cohort = private.draw(taking_part, len(taking_part), seed, round)
+        try:
+            after, _ = private.round(state, cohort, pool)
+        except Stopped:
+            break
+        moved = (state.params[CANARIES] - after.params[CANARIES]).numpy()
+        releases.append(moved * private.cohort / private.clipping.bound)
+        state = after
+    return np.array(releases)
+
+
+def _scores(private: Private, names: Sequence[str], releases: np.ndarray, seed: int) -> np.ndarray:
+    """Return the log-likelihood ratio of "in the run" against "not in it" for each canary."""
+    plan, rounds = private.plan, len(releases)
+    variance = plan.deviation**2
+    if isinstance(private.cohorts, PoissonSampling):  # the attacker does not know the cohorts
+        rate = private.cohorts.rate
+        absent = np.log1p(-rate) if rate < 1 else -np.inf
+        present = np.log(rate) + (releases - 0.5) / variance
+        return np.logaddexp(absent, present).sum(axis=0)
+    turns = np.array(
+        [[private.cohorts.takes_part(name, round, seed, b"") for name in names] for round in range(rounds)],
+        dtype=float,
+    )
+    signal, seen = (_correlated(plan.coefficients, rows) for rows in (turns, releases))
+    return (signal * (seen - signal / 2)).sum(axis=0) / variance
+
+
+def _correlated(coefficients: tuple[float, ...], rows: np.ndarray) -> np.ndarray:
+    """Return C times rows: the noise of the result is independent."""
+    total = np.zeros_like(rows)
+    for lag, coefficient in enumerate(coefficients[: len(rows)]):
+        total[lag:] += coefficient * rows[: len(rows) - lag]
+    return total
