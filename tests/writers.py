@@ -73,13 +73,19 @@ class Writer:
     arguments: returns the arguments for a folder.
     prepare: puts into the folder what the command changes.
     resumes: whether it takes `--resume`, and continues; others begin again.
+    makes: the folder that appears when all is done, and is then not made again.
     needs: packages.
     """
 
     arguments: Callable[[Ground, Path], list[str | Path]]
     prepare: Callable[[Ground, Path], object] = lambda ground, folder: None
     resumes: bool = False
+    makes: str = ""
     needs: tuple[str, ...] = ()
+
+    def is_done(self, folder: Path) -> bool:
+        """Return whether the command need not be repeated, which would be refused."""
+        return bool(self.makes) and (folder / self.makes).exists()
 
     @property
     def is_here(self) -> bool:
@@ -103,7 +109,9 @@ def each(option: str, values: list[str]) -> list[str]:
 
 
 WRITERS: dict[str, Writer] = {
-    "import": Writer(lambda ground, folder: ["corpus", "import", ground.source, folder / "corpus"]),
+    "import": Writer(
+        lambda ground, folder: ["corpus", "import", ground.source, folder / "corpus"], makes="corpus"
+    ),
     "import again": Writer(
         lambda ground, folder: ["corpus", "import", ground.source, folder / "corpus", "--overwrite"],
         prepare=copy_corpus,
@@ -167,6 +175,7 @@ WRITERS: dict[str, Writer] = {
     ),
     "export": Writer(
         lambda ground, folder: ["export", ground.run, folder / "exported", "--int8"],
+        makes="exported",
         needs=("onnx", "onnxscript", "onnxruntime"),
     ),
     "report": Writer(lambda ground, folder: ["report", ground.run, "--out", folder / "report.html"]),
