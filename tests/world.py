@@ -417,12 +417,19 @@ def start(case: Case, params: Tensors, seed: int = SEED) -> Any:
     return case.algorithm.init(params).with_seed(derive(seed, "run"))
 
 
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes: 0 and −0 are not the same."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+
+
 def assert_same(left: Any, right: Any, path: str = "state", tolerance: float = 0.0) -> None:
     """Equal type by type and in the same order; tensors to the last bit, or within a tolerance."""
     assert type(left) is type(right), f"{path}: {type(left).__name__} and {type(right).__name__}"
     if isinstance(left, torch.Tensor):
-        assert left.dtype == right.dtype, path
-        same = torch.allclose(left, right, 0.0, tolerance) if tolerance else torch.equal(left, right)
+        assert (left.dtype, left.shape) == (right.dtype, right.shape), path
+        same = (
+            torch.allclose(left, right, 0.0, tolerance) if tolerance else torch.equal(bits(left), bits(right))
+        )
         assert same, f"{path} differs by {(left - right).abs().max()}"
     elif hasattr(left, "__dataclass_fields__"):
         assert_same(vars(left), vars(right), path, tolerance)

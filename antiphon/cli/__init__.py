@@ -6,6 +6,8 @@ import os
 import shlex
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -40,14 +42,25 @@ from antiphon.pools.torch_group import PeerLost
 __all__ = ["app", "main"]
 
 
+@contextmanager
+def _telling_of_signals() -> Iterator[None]:
+    """Print one line if a signal ends a command; typer would exit without a word."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise typer.Exit(_interrupted(error)) from None
+
+
 class _Commands(TyperGroup):
-    """The commands. A signal that ends one prints one line; click would print another."""
+    """The commands. A signal may come while one runs, or while its options are read."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _telling_of_signals():
+            return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _telling_of_signals():
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            raise typer.Exit(_interrupted(error)) from None
 
 
 app = typer.Typer(

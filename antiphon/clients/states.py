@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from antiphon.core import Tensors, size_in_bytes
+from antiphon.records.checkpoint import in_own_memory
 from antiphon.records.files import file_name, saving, sync
 
 Moment = tuple[int, int]  # round, call
@@ -152,7 +153,7 @@ def _moment(path: Path) -> Moment | None:
 def _load(path: Path, device: str) -> Tensors:
     try:
         with safe_open(path, framework="pt", device=device) as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = in_own_memory({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
             digest = (file.metadata() or {}).get("sha256")
     except (OSError, SafetensorError) as error:
         raise LostState(f"the client state {path} is damaged ({error}): restore it{RENEW}") from error

@@ -121,12 +121,13 @@ def collate(store: Utterances, indices: Sequence[int] | np.ndarray, encode: Enco
     assert indices, "a batch needs an utterance"
     tokens, token_lengths = padded_tokens([encode(store.text(i)) if i >= 0 else [] for i in indices])
     feature_lengths = torch.tensor([int(store.num_frames[i]) if i >= 0 else 1 for i in indices])
-    features = np.zeros((len(indices), int(feature_lengths.max()), store.dim), dtype=np.float32)
+    features = torch.zeros(len(indices), int(feature_lengths.max()), store.dim)
+    values = features.numpy()  # in torch's memory: see `checkpoint.in_own_memory`
     for row, index in enumerate(indices):
         if index >= 0:
             frames = store.features(index)
-            features[row, : len(frames)] = frames
-    return Batch(torch.from_numpy(features), feature_lengths, tokens, token_lengths, indices)
+            values[row, : len(frames)] = frames
+    return Batch(features, feature_lengths, tokens, token_lengths, indices)
 
 
 def plan_batches(

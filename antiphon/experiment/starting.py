@@ -14,6 +14,7 @@ from antiphon.models.model import read_parameters
 from antiphon.models.noise import SpecAugment
 from antiphon.models.reduced import ReducedConfig
 from antiphon.recognizer import Blueprint, open_blueprint
+from antiphon.records.checkpoint import in_own_memory
 from antiphon.records.reading import read_as
 from antiphon.records.run_files import RunFile
 from antiphon.tasks.submodel import Submodel, shrink
@@ -60,5 +61,5 @@ def load_start(run: Run, out: Path, fresh: Tensors) -> dict[str, Any]:
     device = str(next(iter(fresh.values())).device)
     tensors = read_parameters(folder / "model.safetensors", trained, device)
     # In the order of the file: the last bit of a sum over parameters depends on their order.
-    params = {name: tensor for name, tensor in tensors.items() if name in trained}
+    params = in_own_memory({name: tensor for name, tensor in tensors.items() if name in trained})
     return {"params": params, "submodel": blueprint.submodel}

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from antiphon.core import Tensors
+from antiphon.records.checkpoint import in_own_memory
 
 VERSION = 1
 PREFIX = struct.Struct("!8sHI32s")
@@ -152,7 +153,8 @@ def unpack(message: Message, known: Mapping[str, bytes] | None = None) -> tuple[
     names = about["names"]
     if any(not isinstance(name, str) for name in names) or sorted(names) != sorted(tensors):
         raise WireError("the head of a message names other tensors than its body holds")
-    return head, {name: tensors[name] for name in names}  # safetensors sorts them by type and name
+    # safetensors sorts them by type and name.
+    return head, in_own_memory({name: tensors[name] for name in names})
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from antiphon.core import Pool, Stopped, Worker
 from antiphon.pools.distributed import DistributedPool
-from antiphon.records.checkpoint import pack, unpack, unshared
+from antiphon.records.checkpoint import in_own_memory, pack, unpack, unshared
 
 T = TypeVar("T")
 GOODBYE = timedelta(seconds=30)  # how long a failing process waits for the others to receive its error
@@ -69,7 +69,7 @@ class TorchGroup:
         if message["num_bytes"]:
             buffer = torch.empty(message["num_bytes"], dtype=torch.uint8)
             self.broadcast(buffer, 0)
-            tensors = safetensors.torch.load(buffer.numpy().tobytes())
+            tensors = in_own_memory(safetensors.torch.load(buffer.numpy().tobytes()))
         on_device = {name: tensor.to(self.device) for name, tensor in tensors.items()}
         value: T = unpack(message["tree"], on_device, like)
         return value

@@ -127,6 +127,15 @@ def save(folder: Path, state: Any, notes: Mapping[str, Any]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def in_own_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that are parts of a file or message.
+
+    Torch computes in memory at multiples of 64 bytes. Elsewhere, small matrix products have other last bits:
+    a run would not go on with the bits of one that was never stopped.
+    """
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
 def unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors to the CPU. Tensors that share memory are cloned: safetensors refuses shared memory."""
     seen: set[int] = set()
@@ -153,7 +162,8 @@ def load(folder: Path, like: T, device: str = "cpu") -> tuple[T, dict[str, Any]]
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptCheckpoint(f"checkpoint {folder} is damaged: {error}") from error
-    return unpack(body["state"], load_file(folder / "state.safetensors", device=device), like), body["notes"]
+    tensors = in_own_memory(load_file(folder / "state.safetensors", device=device))
+    return unpack(body["state"], tensors, like), body["notes"]
 
 
 def folder_of(checkpoints: Path, round: int) -> Path:

@@ -26,7 +26,7 @@ from urllib.parse import quote
 
 from safetensors import SafetensorError
 
-from antiphon.records.maker import beside, short_name, tidy
+from antiphon.records.maker import beside, short_name, tidy, uninterrupted
 
 MAKING, PART = "making", "part"  # purposes of folders and files that are not complete
 CHECKSUM = "sha256"  # key of a JSON object: the checksum of the rest of it
@@ -110,7 +110,8 @@ def replace_file(path: Path, write: Callable[[Path], object], is_private: bool =
             os.replace(part, path)
             sync(path.parent)
     finally:
-        part.unlink(missing_ok=True)
+        with uninterrupted():
+            part.unlink(missing_ok=True)
 
 
 def replace_text(

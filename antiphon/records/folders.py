@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from antiphon.records.files import MAKING, make_folder, saving, sync
-from antiphon.records.maker import OLD, beside, tidy, unfinished
+from antiphon.records.maker import OLD, beside, tidy, unfinished, uninterrupted
 
 
 def check_new_folder(folder: Path) -> None:
@@ -53,12 +53,14 @@ def new_folder(destination: Path, several: bool = False) -> Iterator[Path]:
                 _refuse_other_makers(destination, folder)
             yield folder
             _sync_all(folder)
-            is_published = _publish(folder, destination, before)
+            with uninterrupted():
+                is_published = _publish(folder, destination, before)
             sync(destination.parent)
         if not is_published and not several:
             raise ValueError(f"{destination} was made by another process meanwhile: choose another folder")
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with uninterrupted():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -83,7 +85,8 @@ def filled_folder(folder: Path, main: str) -> Iterator[Path]:
                 os.replace(made / name, folder / name)
                 sync((folder / name).parent)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        with uninterrupted():
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def _sync_all(folder: Path) -> None:

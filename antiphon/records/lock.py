@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Annotated
 
 from antiphon.records.files import make_folder, saving
-from antiphon.records.maker import has_ended, process_state
+from antiphon.records.maker import has_ended, process_state, uninterrupted
 from antiphon.records.reading import parse_json
 from antiphon.records.schema import AtLeast, checked
 
@@ -90,14 +90,15 @@ def locked(folder: Path) -> Iterator[None]:
         _descriptors.add(descriptor)
         yield
     finally:
-        if descriptor is not None:
-            _descriptors.discard(descriptor)
-            if _is_at(descriptor, path):
-                path.unlink()
-            os.close(descriptor)
-        with suppress(OSError):  # not empty, or used by another process
-            for made in missing:
-                made.rmdir()
+        with uninterrupted():
+            if descriptor is not None:
+                _descriptors.discard(descriptor)
+                if _is_at(descriptor, path):
+                    path.unlink()
+                os.close(descriptor)
+            with suppress(OSError):  # not empty, or used by another process
+                for made in missing:
+                    made.rmdir()
 
 
 def holder_of(folder: Path) -> Holder | None:

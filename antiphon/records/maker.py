@@ -11,9 +11,11 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import socket
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -68,6 +70,25 @@ def process_state(pid: int) -> tuple[str, str]:
     except OSError:
         return "", ""
     return fields[0], fields[19]
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back signals that would raise an exception, until the end: for tidying up."""
+    received: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    raising = {number: handler for number, handler in handlers.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread():
+        raising = {}  # handlers run in the main thread
+    for number in raising:
+        signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in raising.items():
+            signal.signal(number, handler)
+        if received:
+            signal.raise_signal(received[0])
 
 
 @cache

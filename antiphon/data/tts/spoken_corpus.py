@@ -30,7 +30,7 @@ from antiphon.data.store import Progress
 from antiphon.data.tts.synthesiser import SilentError, Synthesiser, Voice
 from antiphon.records.files import make_folder, saving, write_json
 from antiphon.records.folders import new_folder
-from antiphon.records.maker import beside, tidy
+from antiphon.records.maker import beside, tidy, uninterrupted
 from antiphon.records.reading import read_as
 from antiphon.records.schema import Amount
 from antiphon.seeding import derive
@@ -254,4 +254,5 @@ def temporary_source(destination: Path) -> Iterator[AudioSource]:
         ):
             yield AudioSource(folder, tar, manifest)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with uninterrupted():
+            shutil.rmtree(folder, ignore_errors=True)

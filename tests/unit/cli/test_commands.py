@@ -6,6 +6,7 @@ import ast
 import hashlib
 import inspect
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -16,11 +17,12 @@ from typing import Any
 
 import click
 import pytest
+from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
 import antiphon
-from antiphon.cli import app
+from antiphon.cli import app, main
 from antiphon.data.encoders import KNOWN_ENCODERS
 from antiphon.report import report
 
@@ -204,6 +206,20 @@ def test_a_signal_during_the_imports_is_one_line(name: str, code: int, word: str
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.split("\n") == ["", f"{word}: nothing was done.", ""]
+
+
+def test_a_signal_while_options_are_read_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def terminate(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(TyperGroup, "parse_args", terminate)
+    monkeypatch.setattr(sys, "argv", ["antiphon", "recipes"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 143
+    assert capsys.readouterr().err.split() == ["Terminated."]
 
 
 def test_of_several_processes_only_the_first_tells_of_a_signal() -> None:

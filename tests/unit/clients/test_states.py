@@ -116,6 +116,15 @@ def test_a_state_comes_back_to_the_last_bit_in_every_dtype(states: ClientStates)
     assert found.keys() == state.keys()
 
 
+@pytest.mark.parametrize("length", range(1, 17))
+def test_products_with_a_state_that_was_read_have_the_bits_of_those_before(
+    states: ClientStates, length: int
+) -> None:
+    matrix, rows = torch.randn(16, 16, dtype=torch.float64), torch.randn(5, 16, dtype=torch.float64)
+    states.write("c", (0, 0), {"w" * length: matrix})
+    assert_same(rows @ states.read("c", (1, 0))["w" * length], rows @ matrix)
+
+
 def test_what_was_written_does_not_change_with_the_tensors(states: ClientStates) -> None:
     shared = torch.zeros(4)
     states.write("c", (0, 0), {"a": shared, "b": shared[:2]})

@@ -33,7 +33,9 @@ def test_the_first_process_acts_alone_and_all_get_its_state_to_the_bit(tmp_path:
 
     def action(group: TorchGroup) -> None:
         blank = ServerState(0, {})
-        assert_same(group.on_rank_zero(act, like=blank), STATE)
+        state = group.on_rank_zero(act, like=blank)
+        assert_same(state, STATE)
+        assert [tensor.data_ptr() % 64 for tensor in state.params.values()] == [0, 0]  # see in_own_memory
         assert group.is_rank_zero == (group.rank == 0)
 
     side_by_side(action, size=3)

@@ -57,6 +57,19 @@ class Slots:
     before: Slots | None = None
 
 
+@pytest.mark.parametrize("length", range(1, 17))
+def test_products_with_a_state_that_was_loaded_have_the_bits_of_those_before(
+    length: int, tmp_path: Path
+) -> None:
+    """Whatever the place of a tensor in its file: the length of its name moves it."""
+    generator = torch.Generator().manual_seed(length)
+    matrix, rows = (torch.randn(size, 16, generator=generator, dtype=torch.float64) for size in (16, 5))
+    before = ServerState(1, {"w" * length: matrix})
+    save(tmp_path / "c", before, {})
+    after, _ = load(tmp_path / "c", ServerState(0, {}))
+    assert_same(rows @ after.params["w" * length], rows @ matrix)
+
+
 def test_a_field_that_was_nothing_at_first_and_a_dataclass_later_comes_back(tmp_path: Path) -> None:
     slots = Slots(2, {"w": torch.ones(2)}, Slots(1, {}))
     save(tmp_path / "c", ServerState(2, {"w": torch.zeros(2)}, slots), {})

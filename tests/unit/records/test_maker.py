@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from antiphon.records.files import replace_file
 from antiphon.records.folders import new_folder
-from antiphon.records.maker import Maker, beside, short_name, tidy, unfinished
+from antiphon.records.maker import Maker, beside, short_name, tidy, unfinished, uninterrupted
 
 MAKE = """
 import os, signal, sys
@@ -170,6 +171,43 @@ def test_leftovers_of_others_stay(tmp_path: Path) -> None:
     assert {path.name for path, _, _ in unfinished(tmp_path / "made")} == {*kept[:2], *gone}
     tidy(tmp_path / "made")
     assert names(tmp_path) == sorted(kept)
+
+
+def test_a_signal_waits_until_all_is_tidied_up() -> None:
+    tidied: list[str] = []
+
+    def clean() -> None:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            tidied.append("first")
+            os.kill(os.getpid(), signal.SIGINT)
+            tidied.append("second")
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        clean()
+    assert tidied == ["first", "second"]
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_signal_while_a_folder_is_removed_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = shutil.rmtree
+
+    def interrupted(path: Path, ignore_errors: bool = False) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        remove(path, ignore_errors)
+
+    def make() -> None:
+        with new_folder(tmp_path / "made") as folder:
+            (folder / "file").touch()
+            raise ValueError("no space")
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make()
+    assert names(tmp_path) == []
 
 
 def test_a_destination_with_a_long_name_is_made(tmp_path: Path) -> None:
