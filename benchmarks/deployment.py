@@ -1,6 +1,6 @@
 """Seconds of a round over mutual TLS on this machine: antiphon, and NVFLARE's own FedAvg.
 
-    python benchmarks/deployment.py --out deployment.json [--rounds 6] [--millions 3 25]
+    python benchmarks/deployment.py [--rounds 6] [--millions 3 25]
 
 Three sites get a model and send it back; nobody trains, so the figures are those of the way. Each system has
 its own certificates and processes. The first round, in which connections are made, is left out.
@@ -8,7 +8,6 @@ its own certificates and processes. The first round, in which connections are ma
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import socket
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import commit
+from common import argument_parser, write_result
 
 from antiphon.core import Report, Task, Update
 from antiphon.federation.engine_process import EngineProcess, LocalSocket, ask_engine
@@ -197,8 +196,7 @@ def _until(test: Any, seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
+    parser = argument_parser(__doc__, "deployment")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--millions", type=int, nargs="*", default=[3, 25])
     parser.add_argument("--site", type=Path, help="serve one site; used by this program itself")
@@ -208,7 +206,7 @@ def main() -> None:
         return
     results = []
     systems = {"antiphon": antiphon_rounds, "nvflare fedavg": nvflare_rounds}
-    for millions in options.millions:
+    for millions in [1] if options.quick else options.millions:
         for system, measure in systems.items():
             root = Path(tempfile.mkdtemp(prefix="deployment-"))
             try:
@@ -226,8 +224,7 @@ def main() -> None:
                 row["overhead"] = round(overhead(millions * 10**6), 6)
             results.append(row)
             print(json.dumps(row), flush=True)
-    if options.out:
-        options.out.write_text(json.dumps({"commit": commit(), "rows": results}, indent=2) + "\n")
+    write_result(options, {"rows": results})
 
 
 def overhead(size: int) -> float:
