@@ -7,51 +7,21 @@ a journal, a log, a checkpoint or a message.
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
-from antiphon.records.files import saving, sync
+from antiphon.records import key_file
+from antiphon.records.key_file import NUM_BYTES, make_key
 from antiphon.seeding import derive
 
+__all__ = ["KEY_FILE", "derived_key", "make_key", "read_key", "simulated_key"]
+
 KEY_FILE = "noise.key"
-NUM_BYTES = 32
-
-
-def make_key(path: Path) -> None:
-    """Write a new key that only its owner can read; keep the one that is there."""
-    if path.exists():
-        return
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
-    part = Path(name)
-    try:
-        with saving(path), os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(NUM_BYTES))
-        sync(part)
-        with suppress(FileExistsError):  # another process of the run was first: all use its key
-            os.link(part, path)
-        sync(path.parent)
-    finally:
-        part.unlink()
 
 
 def read_key(path: Path) -> bytes:
     """Return the key in a file; refuse a file that others can read."""
-    try:
-        key = path.read_bytes()
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise ValueError(
-            f"the noise key {path} cannot be read ({error.strerror}): a private run needs the key that it "
-            "began with, in every process"
-        ) from error
-    if len(key) != NUM_BYTES:
-        raise ValueError(f"the noise key {path} has {len(key)} bytes, not {NUM_BYTES}: it is damaged")
-    if mode & 0o077:
-        raise ValueError(f"the noise key {path} can be read by others: run chmod 600 on it")
-    return key
+    advice = "a private run needs the key that it began with, in every process"
+    return key_file.read_key(path, "noise key", advice)
 
 
 def simulated_key(seed: int) -> bytes:

@@ -26,7 +26,7 @@ OTHERS = {
     "federation/federation_server.py": "the job of a server, which it writes again when it starts",
     "federation/kits.py": "into a new folder, or what a server writes again when it starts",
     "federation/run_setup.py": "into a new folder, or a temporary one",
-    "privacy/noise_key.py": "syncs a new file, and links it: the first of several processes wins",
+    "records/key_file.py": "syncs a new file, and links it: the first of several processes wins",
     "secure_aggregation/record_files.py": "adds lines, and syncs them",
     "lm/arpa.py": "into a folder that is being filled",
     "models/model.py": "into the folder of a model that is being made",

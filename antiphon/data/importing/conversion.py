@@ -25,6 +25,7 @@ from antiphon.data.importing.candidates import Candidate, Progress, Skipped, Sta
 from antiphon.data.importing.formats import FORMATS, choose_format
 from antiphon.data.importing.import_options import STEPS, ImportOptions
 from antiphon.data.importing.listing import Listing, list_candidates
+from antiphon.data.importing.pseudonyms import check_key_place, hidden
 from antiphon.data.processes import map_ahead
 from antiphon.data.transcripts import characters_of, rare_characters
 from antiphon.records.files import check_name, private, write_json, write_sums
@@ -85,6 +86,8 @@ def import_corpus(
     source, destination, options = Path(source), Path(destination), options or ImportOptions()
     report = without_stage(progress)
     check_destination(source, destination, options.overwrite)
+    if options.pseudonymise is not None:
+        check_key_place(Path(options.pseudonymise), destination)
     name = choose_format(source, options.format)
     listing = list_candidates(FORMATS[name]().read(source, options), options, report)
     with new_folder(destination) as folder:
@@ -103,7 +106,8 @@ def import_corpus(
             **texts,
         }
         with open(folder / "skipped.jsonl", "x", encoding="utf-8", opener=private) as file:
-            file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in skipped)
+            listed = skipped if options.pseudonymise is None else map(hidden, skipped)
+            file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in listed)
         write_json(folder / "corpus.json", about, [INDEX, "skipped.jsonl", write_sums(folder / PACK)])
     return ImportSummary(
         path=destination,
@@ -166,7 +170,7 @@ def _prepare(candidate: Candidate, options: ImportOptions) -> _Prepared | Skippe
             samples = resample(sound.mono(candidate.channel), sound.rate)
             _check_length(len(samples) / SAMPLE_RATE, candidate.duration, options.min_seconds)
             is_plain = sound.rate == SAMPLE_RATE and sound.num_channels == 1 and candidate.speed == 1
-            is_copied = sound.is_whole and is_plain
+            is_copied = sound.is_whole and is_plain and options.pseudonymise is None  # files may have names
             samples = at_speed(samples, candidate.speed)
             file.seek(0)
             data = file.read() if is_copied else encode_flac(samples)

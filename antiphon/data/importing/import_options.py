@@ -41,6 +41,8 @@ class ImportOptions:
         client_key: The field that names the speaker, in formats that have named fields.
         session_key: The field that names the session, in formats that have named fields.
         audio_root: Another folder, besides the source, that may hold audio files.
+        pseudonymise: A file with a secret key, which is made if it is missing: names of speakers, sessions
+            and utterances are replaced by pseudonyms, and fields that antiphon does not need are left out.
         num_threads: The number of threads that read audio; by default one for each core.
         overwrite: Replace the corpus in the destination.
     """
@@ -62,6 +64,7 @@ class ImportOptions:
     client_key: str = "speaker"
     session_key: str = "session"
     audio_root: str | Path | None = None
+    pseudonymise: str | Path | None = None
     num_threads: int | None = None
     overwrite: bool = False
 

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from antiphon.data.importing.candidates import Candidate, Progress, RefusedError, Skipped
 from antiphon.data.importing.import_options import ImportOptions
+from antiphon.data.importing.pseudonyms import Pseudonyms
 from antiphon.data.importing.selection import Selection
 from antiphon.data.importing.texts import StrangeCharactersError, TextRewriter
 from antiphon.records.reading import parse_json
@@ -54,7 +56,12 @@ def list_candidates(
             except RefusedError as reason:
                 listing.skipped.append(Skipped(item.id, item.where, str(reason)))
     listing.skipped += selection.missing() if selection else []
-    listing.candidates = _finished(listing.candidates, options)
+    candidates = _with_splits(listing.candidates, options)
+    if options.pseudonymise is not None and candidates:
+        pseudonyms = Pseudonyms.open(Path(options.pseudonymise))
+        candidates = list(map(pseudonyms.hide, candidates))
+        listing.text_changes = pseudonyms.hide_ids(listing.text_changes)
+    listing.candidates = _with_speeds(candidates, options)
     return listing
 
 
@@ -85,12 +92,17 @@ def _add(
     listing.candidates.append(replace(candidate, text=text))
 
 
-def _finished(candidates: list[Candidate], options: ImportOptions) -> list[Candidate]:
-    """Return the candidates with new splits and at other speeds, if asked for, in the order of the corpus."""
-    if options.split_speakers and candidates:
-        speakers = {candidate.speaker for candidate in candidates}
-        splits = assign_splits(speakers, options.split_speakers, options.seed)
-        candidates = [replace(candidate, split=splits[candidate.speaker]) for candidate in candidates]
+def _with_splits(candidates: list[Candidate], options: ImportOptions) -> list[Candidate]:
+    """Return the candidates with new splits, if asked for."""
+    if not options.split_speakers or not candidates:
+        return candidates
+    speakers = {candidate.speaker for candidate in candidates}
+    splits = assign_splits(speakers, options.split_speakers, options.seed)
+    return [replace(candidate, split=splits[candidate.speaker]) for candidate in candidates]
+
+
+def _with_speeds(candidates: list[Candidate], options: ImportOptions) -> list[Candidate]:
+    """Return the candidates, also at other speeds if asked for, in the order of the corpus."""
     pool = [candidate for candidate in candidates if candidate.split == "pool"]
     candidates = candidates + [_at_speed(candidate, speed) for candidate in pool for speed in options.speeds]
     return sorted(candidates, key=lambda one: (one.split, one.speaker, one.session, one.id))
