@@ -35,6 +35,10 @@ class Stopped(Exception):
     """Ends a run cleanly. The message says why."""
 
 
+class Diverged(Stopped):
+    """A step of the server made parameters that no client can use."""
+
+
 class Unusable(ValueError):
     """A client has nothing to work on, or its report gives it no weight.
 

@@ -14,20 +14,22 @@ from typing import Any
 
 import torch
 
-from antiphon.core import Algorithm, Pool, ServerState, Stopped, Tensors, WrapperState
+from antiphon.core import Algorithm, Diverged, Pool, ServerState, Stopped, Tensors, WrapperState
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
-from antiphon.pools.recording import Faults, RecordingPool, no_faults, stop_if
+from antiphon.pools.recording import Faults, RecordingPool, TooFewAnswers, no_faults, stop_if
 from antiphon.pools.signals import interruptible
 from antiphon.records.checkpoint import pack
 from antiphon.records.files import Damaged, NotWritten
 from antiphon.records.writer import ClientStateFiles, Listener, Record, expected_states
 from antiphon.seeding import derive
-from antiphon.server.run_context import RunContext, personal_pool, prepare
+from antiphon.server.run_context import RunContext, parts_of, personal_pool, prepare
+from antiphon.tasks.local_training import find_nonfinite, global_norm
 from antiphon.tasks.submodel import SubmodelPool
 
 Validate = Callable[[Pool, Tensors], Mapping[str, float]]
 Draw = Callable[[Sequence[str], int, int, int], list[str]]  # clients, size, seed, round -> cohort
 Expect = Callable[[Sequence[str]], None]  # called as a round begins, with the cohort of the next one
+DIVERGED = 100.0  # parameters are so many times as large as at the start of a run that goes wrong
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,12 @@ class Engine:
     def run(self, params: Tensors, resume: bool = False, skip_corrupt: bool = False) -> Outcome:
         """Train from `params`, or continue from the newest checkpoint.
 
-        Raises `Stopped` when interrupted or when too few clients answer; finished rounds are saved.
+        Raises `Stopped` when interrupted, when too few clients answer, or when a step of the server diverges;
+        finished rounds are saved.
         """
         group, record = self.group, self.record
         fresh = initial_state(self.algorithm, params).with_seed(self.seed)
+        self.start_norm = _norm_of(fresh.params)
         with interruptible(group.is_rank_zero) as interrupted:
             state, resumed = self._begin(fresh, resume, skip_corrupt)
             try:
@@ -187,6 +191,10 @@ class Engine:
         pool = self._recording(cohort, self.rounds.min_clients, interrupted, state.round, self.faults)
         try:
             after, metrics = self.algorithm.round(state, cohort, pool)
+        except Diverged as error:
+            raise Stopped(f"round {state.round + 1}: {error}") from error
+        except TooFewAnswers as error:
+            raise Stopped(f"{error}{self._growth(state)}") from error
         except (Stopped, Damaged, NotWritten):
             raise
         except Exception:
@@ -209,6 +217,25 @@ class Engine:
         for key, value in metrics.items():
             if not isinstance(value, int | float):
                 raise ValueError(f"{name}: metric {key!r} is a {type(value).__name__}, not a number")
+        if parameter := find_nonfinite(after.params):
+            raise Stopped(
+                f"round {after.round}: the server's step ({name}) made NaN or infinity in {parameter!r}, "
+                f"from updates that are finite{self._server_settings()}"
+            )
+
+    def _growth(self, state: Any) -> str:
+        """Return a hint if clients fail because earlier steps of the server made the parameters huge."""
+        growth = _norm_of(state.params) / (self.start_norm or 1.0)
+        if growth < DIVERGED:
+            return ""
+        return (
+            f"; after {state.round} rounds the parameters are {growth:.0e} times as large as at the start: "
+            f"the steps of earlier rounds diverged, not these clients{self._server_settings()}"
+        )
+
+    def _server_settings(self) -> str:
+        servers = [part.server for part in parts_of(self.algorithm) if hasattr(part, "server")]
+        return f" (server: {servers[0]})" if servers else ""
 
     def _cohort(self, round: int) -> list[str]:
         return self.draw(self.clients, self.rounds.cohort, self.seed, round)
@@ -269,3 +296,8 @@ class Engine:
 def peak_memory_mib() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def _norm_of(params: Tensors) -> float:
+    real = [parameter for parameter in params.values() if parameter.is_floating_point()]
+    return float(global_norm(real)) if real else 0.0

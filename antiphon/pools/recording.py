@@ -25,6 +25,10 @@ Faults = Callable[[Task, str], str]  # task, client -> why the client does not a
 Reply = TypeVar("Reply", Update, Collected)
 
 
+class TooFewAnswers(Stopped):
+    """Fewer clients than needed answered in a round."""
+
+
 def no_faults(task: Task, client: str) -> str:
     return ""
 
@@ -149,7 +153,7 @@ class RecordingPool:
         if asked and all(map(lives_with_server, asked)):
             rows = [row for row in self.rows[-len(asked) :] if row.failure]
             if len(rows) == len(asked):
-                raise Stopped(_too_few(0, len(asked), 1, rows))
+                raise TooFewAnswers(_too_few(0, len(asked), 1, rows))
         elif {row.client for row in self.rows} >= set(self.cohort):
             self.check_enough()
 
@@ -162,7 +166,7 @@ class RecordingPool:
         answered = {row.client for row in rows if row.report is not None}
         if asked and len(answered) < self.min_clients:
             failed = [row for row in rows if row.client not in answered]
-            raise Stopped(_too_few(len(answered), len(asked), self.min_clients, failed))
+            raise TooFewAnswers(_too_few(len(answered), len(asked), self.min_clients, failed))
 
     def weights(self) -> dict[str, float]:
         """Return each client's share in its last sum, among tasks of one kind and number."""

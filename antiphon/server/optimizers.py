@@ -29,7 +29,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from antiphon.core import Tensors
+from antiphon.core import Diverged, Tensors
 from antiphon.registry import Registry
 from antiphon.server.clipping import norms_of
 
@@ -110,7 +110,18 @@ class _Optimizer:
         _check_delta(params, delta)
         moments = Moments(delta, opt)
         old = tuple(params[name] for name in delta)
-        new = self._move(old, tuple(delta.values()), moments, self.lr * scale)
+        try:
+            new = self._move(old, tuple(delta.values()), moments, self.lr * scale)
+            is_finite = bool(torch.stack(torch._foreach_norm(new)).isfinite().all())
+        except RuntimeError as error:
+            if "overflow" not in str(error):  # a factor of the step is too large for the type of a tensor
+                raise
+            is_finite = False
+        if not is_finite:
+            raise Diverged(
+                "the server's optimiser made parameters that are NaN, infinite or too large, from updates "
+                f"that are finite: lower its learning rate (server: {self}; the schedule's factor: {scale:g})"
+            )
         state = {kind: dict(zip(delta, row, strict=True)) for kind, row in moments.new.items()}
         return {**params, **dict(zip(delta, new, strict=True))}, {"step": moments.step, **state}
 

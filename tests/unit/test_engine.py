@@ -13,13 +13,15 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from toy_runs import CLIENTS, Toy, Trial
-from world import assert_same
+from world import LOCAL, World, assert_same
 
-from antiphon.algorithms.fedavg import hierarchical
+from antiphon.algorithms.fedavg import FedAvg, hierarchical
 from antiphon.core import Failure, Pool, Report, ServerState, Stopped, Task, Tensors, Update
 from antiphon.engine import Engine, Rounds, sample_cohort
 from antiphon.pools.local import LocalPool
+from antiphon.records.checkpoint import folder_of, load, saved_rounds
 from antiphon.records.journal import read
+from antiphon.server.optimizers import Sgd
 
 # --- Cohorts --------------------------------------------------------------------------------------
 
@@ -215,6 +217,62 @@ def test_what_an_algorithm_must_not_return_is_refused(algorithm: Wrong, message:
     engine = Engine(algorithm, LocalPool(Toy()), CLIENTS, Rounds(total=2, valid_every=0), tmp_path, seed=11)
     with pytest.raises(ValueError, match=message):
         engine.run({"w": torch.ones(2)})
+
+
+# --- Steps of the server that diverge --------------------------------------------------------------
+
+
+def run_to_the_end(algorithm: Any, folder: Path, pool: Pool | None = None, **rounds: int) -> None:
+    settings = Rounds(**{"total": 6, "cohort": 3, "valid_every": 0, "save_every": 4, **rounds})
+    engine = Engine(algorithm, pool or LocalPool(Toy()), CLIENTS, settings, folder, seed=11)
+    engine.run({"w": torch.ones(4), "b": torch.zeros(2)})
+
+
+def test_a_server_whose_step_diverges_is_named_with_its_setting_and_the_round(tmp_path: Path) -> None:
+    algorithm = FedAvg(server=Sgd(lr=1e38), server_schedule=Late())
+    message = r"^round 3: the server's optimiser made .* \(server: Sgd\(lr=1e\+38.*factor: 1\)$"
+    with pytest.raises(Stopped, match=message):
+        run_to_the_end(algorithm, tmp_path)
+    assert saved_rounds(tmp_path / "checkpoints")[-1] == 2
+    state, _ = load(folder_of(tmp_path / "checkpoints", 2), ServerState(0, {}))
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in state.params.values())
+    assert [entry["round"] for entry in read(tmp_path / "journal.jsonl")] == [1, 2]
+
+
+def test_a_stranger_s_step_that_diverges_is_named_too(tmp_path: Path) -> None:
+    def step(state: ServerState) -> ServerState:
+        return replace(state, round=state.round + 1, params={**state.params, "b": state.params["b"] / 0})
+
+    with pytest.raises(Stopped, match=r"^round 1: the server's step \(Wrong\) made NaN or infinity in 'b', "):
+        run_to_the_end(Wrong(step=step), tmp_path)
+
+
+def test_clients_that_fail_on_huge_parameters_are_not_blamed(world: World, tmp_path: Path) -> None:
+    """A rate of 1e12 leaves finite parameters, on which the losses of honest clients are not finite."""
+    clients = world.clients()
+    algorithm = FedAvg(LOCAL, server=Sgd(lr=1e12))
+    rounds = Rounds(total=3, cohort=3, valid_every=0)
+    engine = Engine(algorithm, LocalPool(world.worker(clients)), list(clients), rounds, tmp_path, seed=11)
+    message = (
+        r"^0 of 3 clients answered, 1 needed \(speaker/.*; after 1 rounds the parameters are 5e\+09 times as "
+        r"large as at the start: the steps of earlier rounds diverged, not these clients \(server: Sgd\(lr=1"
+    )
+    with pytest.raises(Stopped, match=message):
+        engine.run(world.params())
+
+
+def test_clients_that_fail_on_usual_parameters_are_told_as_before(tmp_path: Path) -> None:
+    ill = Toy(lambda round, client: Update.nothing(Failure(client, "ill")) if round == 3 else None)
+    with pytest.raises(Stopped, match=r"0 of 3 clients answered, 1 needed \(.*: ill\)$"):
+        run_to_the_end(hierarchical(), tmp_path, LocalPool(ill))
+
+
+@dataclass(frozen=True)
+class Late:
+    """A schedule that is almost 0 for two rounds."""
+
+    def __call__(self, round: int) -> float:
+        return 1.0 if round >= 2 else 1e-40
 
 
 @pytest.mark.parametrize(

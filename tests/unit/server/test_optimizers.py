@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from antiphon.core import Diverged
 from antiphon.server.optimizers import Adagrad, Adam, Lamb, Lars, ServerOptimizer, Sgd, Yogi
 
 SHAPES = {"weight": (5, 3), "bias": (3,), "scalar": ()}
@@ -233,6 +234,19 @@ def test_a_state_for_other_parameters_or_of_another_optimizer_is_refused():
     _, opt = Sgd(momentum=0.9)(draw(0), draw(1), None)
     with pytest.raises(ValueError, match="'second' differs"):
         Adam()(draw(0), draw(1), opt)
+
+
+@pytest.mark.parametrize("lr", [1e38, 1e39, 1e300])
+@pytest.mark.parametrize("optimizer", [Sgd, Adam, Yogi, Adagrad, Lamb, Lars])
+def test_a_step_that_diverges_names_the_optimiser_and_its_settings(optimizer, lr):
+    params, delta = {"w": torch.ones(3)}, {"w": torch.tensor([0.5, -4e3, 2.0])}
+    with pytest.raises(Diverged, match=rf"updates that are finite.*server: {optimizer.__name__}\(lr=1e\+"):
+        optimizer(lr=lr)(params, delta, None, scale=0.5)
+
+
+def test_an_error_of_torch_that_is_no_overflow_is_not_taken_for_a_divergence():
+    with pytest.raises(RuntimeError, match="not on the expected device"):
+        Sgd()({"w": torch.ones(3)}, {"w": torch.ones(3, device="meta")}, None)
 
 
 def test_settings_that_cannot_work_are_refused():
