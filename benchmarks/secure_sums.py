@@ -23,6 +23,15 @@ from antiphon.secure_aggregation.member import Member, Message
 from antiphon.secure_aggregation.rules import SecureAggregation
 from antiphon.secure_aggregation.secure_pool import SecurePool
 from antiphon.server.weighting import Uniform
+from antiphon.tasks.client_work import client_work
+
+KIND = "benchmark.vector"
+
+
+@client_work(KIND, answers="parameters")
+def answer(task: Task, client: Any) -> Update:
+    """The kind of work that `Vectors` does."""
+    raise AssertionError("its updates are there already")
 
 
 @dataclass
@@ -65,7 +74,7 @@ def measure(num_clients: int, num_dropped: int, size: int, repeats: int) -> dict
     kept = clients[num_dropped:]
     runs: dict[str, list[float]] = {"client": [], "server": [], "plain": []}
     for repeat in range(repeats + 1):  # the first one warms up
-        task = Task("train", {"w": torch.zeros(size)}, {"round": repeat, "call": 0})
+        task = Task(KIND, {"w": torch.zeros(size)}, {"round": repeat, "call": 0})
         began = time.perf_counter()
         plain = LocalPool(worker).reduce(task, kept, Uniform())
         runs["plain"].append(time.perf_counter() - began)

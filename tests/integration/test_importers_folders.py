@@ -186,6 +186,6 @@ def test_kaldi_text_that_is_not_utf8_is_skipped(kaldi: Path) -> None:
 def test_kaldi_audio_elsewhere_needs_audio_root(kaldi: Path, tmp_path: Path) -> None:
     os.rename(kaldi / "wav", tmp_path / "wav")
     (kaldi / "wav.scp").write_text(f"ann-1 {tmp_path}/wav/a.wav\nbob-1 {tmp_path}/wav/b.wav\n")
-    with pytest.raises(ValueError, match="audio_root"):
+    with pytest.raises(ValueError, match="--audio-root names one more folder to trust"):
         imported(kaldi)
     assert imported(kaldi, audio_root=tmp_path / "wav")[0].num_utterances == 2

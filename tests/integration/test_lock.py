@@ -60,7 +60,7 @@ MOMENTS = {  # where the first command is when the second starts, and what that 
     "import again": ("antiphon.data.importing.conversion._prepare", r"is being made by process \d+: wait"),
     "features": ("antiphon.data.store._write", SAFE),
     "run": (TRAINING, REFUSED),
-    "nbest": ("antiphon.workflows.decode_speech.write_nbest", SAFE),
+    "nbest": ("antiphon.workflows.evaluate_run.write_nbest", SAFE),
     "lm ngram": ("antiphon.workflows.train_lm.estimate", REFUSED),
     "lm ngram arpa": ("antiphon.workflows.train_lm.estimate", SAFE),
     "lm train": ("antiphon.workflows.train_lm.train_lm", REFUSED),

@@ -272,11 +272,11 @@ def test_rows_of_any_experiment_are_compared_over_seeds(
     import rows as module  # type: ignore[import-not-found]
 
     folders = [write_experiment(tmp_path / str(seed), seed, {"seed": SEED, "soft": QUICK}) for seed in (0, 1)]
-    for folder in folders:  # half as many errors as the seed model, of either speaker
-        path = folder / "soft/evaluation/test/best/scores.json"
+    for folder in folders:  # the seed model has twice as many errors, of either speaker
+        path = folder / "seed/evaluation/test/best/scores.json"
         scores = json.loads(path.read_text())
         for counts in (scores["words"], *(speaker["words"] for speaker in scores["speakers"].values())):
-            counts["substitutions"] /= 2
+            counts["substitutions"] *= 2
         path.write_text(json.dumps(scores))
     out = tmp_path / "out.json"
     options = ["--out", str(out), "--plot", str(tmp_path / "rows.svg")]
@@ -284,8 +284,8 @@ def test_rows_of_any_experiment_are_compared_over_seeds(
     module.main()
     assert ">soft<" in (tmp_path / "rows.svg").read_text()
     found = json.loads(out.read_text())["runs"]
-    assert found["seed"]["wer"]["by_seed"] == pytest.approx([0.25, 0.24])
-    assert found["soft"]["wer"]["mean"] == pytest.approx(0.1225)
+    assert found["seed"]["wer"]["by_seed"] == pytest.approx([0.5, 0.48])
+    assert found["soft"]["wer"]["mean"] == pytest.approx(0.245)
     assert found["soft"]["relative_to_baseline"] == pytest.approx(
         {"estimate": -0.5, "low": -0.5, "high": -0.5}
     )
