@@ -70,6 +70,16 @@ def test_memory_of_runs_and_of_a_store_is_measured(tmp_path: Path) -> None:
     assert found["store"]["num_clients"] == 100
 
 
+def test_checksums_are_measured_beside_the_same_folders_without_them(tmp_path: Path) -> None:
+    pytest.importorskip("espeakng_loader")
+    found = run_quickly("checksums", tmp_path)
+    assert found["hashes_mb_per_second"].keys() == {"sha256", "blake2b"}
+    assert len(found["rows"]) == 7
+    for row in found["rows"]:
+        assert row["mib"] > 0
+        assert all(step["checked"] >= 0 for step in row["steps"].values())
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc/self/status")
 def test_all_ways_of_folding_give_the_same_mean(tmp_path: Path) -> None:
     ways = run_quickly("fold", tmp_path)["ways"]
