@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sherpa as sherpa_benchmark
 import torch
 from exported_models import BLSTM, FRONTEND, TEXTS, Case, random_recognizer, recording
 from world import LETTERS, MODELS
@@ -61,3 +62,14 @@ def test_a_transducer_writes_the_same_texts(export: Export) -> None:
     texts = [transcribe(text) for text in TEXTS]
     assert texts == [case.recognizer.transcribe(recording(text)).strip() for text in TEXTS]
     assert len(set(texts)) > 1
+
+
+def test_the_benchmark_finds_what_one_token_a_frame_changes(export: Export) -> None:
+    pieces = UnigramConfig(size=12).fit(["bad cab", "dab ace", "ace bed", "cab bed"], None)
+    case = export(MODELS["transducer"], pieces)  # type: ignore[arg-type]
+    rows = {
+        name: row for name, *row in sherpa_benchmark.compare(case.folder, TEXTS, list(map(recording, TEXTS)))
+    }
+    assert rows["transcribe.py"][1] == len(TEXTS)
+    assert rows["sherpa-onnx"] == rows["transcribe.py, one token a frame"]
+    assert rows["sherpa-onnx"][1] < len(TEXTS)
