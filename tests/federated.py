@@ -107,11 +107,11 @@ class Federation:
 
 
 @contextmanager
-def federation(folder: Path) -> Iterator[Federation]:
+def federation(folder: Path, carrier: str = "nvflare") -> Iterator[Federation]:
     """A federation whose three sites are waiting for their server."""
     write_corpora(folder)
     made = Federation(folder, free_port())
-    create_kits(f"localhost:{made.port}", SITES, folder / "kits")
+    create_kits(f"localhost:{made.port}", SITES, folder / "kits", carrier=carrier)
     try:
         for site in SITES:
             made.start(site)

@@ -1,4 +1,4 @@
-"""Starting and ending the processes of NVFLARE, and the socket through which they reach this process."""
+"""Starting and ending the processes of the carrier (NVFLARE or Flower), and the socket through which they reach this process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.federation.kits import Kit
+from antiphon.pools.remote_link import Channel
 
-MODULE = "antiphon.federation.nvflare_process"
-SOCKET = "ANTIPHON_SOCKET"
+SOCKET = "ANTIPHON_SOCKET"  # in the environment of the carrier: the socket of the antiphon process
 GRACE = 10.0  # seconds that a process has to end
 
 
@@ -45,8 +45,15 @@ class LocalSocket:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+def connect() -> Channel:
+    """Connect a process of the carrier to the antiphon process that started it."""
+    stream = socket.socket(socket.AF_UNIX)
+    stream.connect(os.environ[SOCKET])
+    return Channel(stream)
+
+
 class EngineProcess:
-    """A server or a site of NVFLARE. It and its jobs end with this process, whatever ends that."""
+    """A server or a site of the carrier. It and its jobs end with this process, whatever ends that."""
 
     def __init__(self, kit: Kit, local: LocalSocket) -> None:
         self.log = kit.work / "engine.log"
@@ -54,7 +61,7 @@ class EngineProcess:
         role = "server" if kit.is_server else "site"
         with os.fdopen(descriptor, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, role, str(kit.workspace()), kit.name],
+                [sys.executable, "-m", _module(kit), role, str(kit.workspace()), kit.name],
                 env=_environment(kit) | {SOCKET: str(local.path)},
                 stdin=subprocess.PIPE,  # closes when this process ends
                 stdout=log,
@@ -80,8 +87,9 @@ class EngineProcess:
 
 
 def ask_engine(kit: Kit, command: str, *arguments: str, seconds: float = 60.0) -> dict[str, Any]:
-    """Return what the server's NVFLARE answers to a command of its administrator; {"error": …} if nothing."""
-    words: Sequence[str] = [sys.executable, "-m", MODULE, command, str(kit.folder / "admin"), *arguments]
+    """Return what the server's carrier answers to a command of its administrator; {"error": …} if nothing."""
+    folder = kit.folder / "admin" if kit.carrier == "nvflare" else kit.folder
+    words: Sequence[str] = [sys.executable, "-m", _module(kit), command, str(folder), *arguments]
     try:
         done = subprocess.run(
             words, env=_environment(kit), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds
@@ -92,7 +100,11 @@ def ask_engine(kit: Kit, command: str, *arguments: str, seconds: float = 60.0) -
     return answer
 
 
+def _module(kit: Kit) -> str:
+    return f"antiphon.federation.{kit.carrier}_process"
+
+
 def _environment(kit: Kit) -> dict[str, str]:
-    home = kit.work / "home"  # NVFLARE writes to the home folder
+    home = kit.work / "home"  # where carriers write
     home.mkdir(mode=0o700, exist_ok=True)
     return {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"}

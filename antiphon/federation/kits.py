@@ -4,6 +4,9 @@
     kits/SITE/        for one site
     kits/authority/   the key that signs certificates and kits: keep it offline
 
+Messages travel with NVFLARE, or with Flower. Kits for Flower have one elliptic key for each site instead of
+NVFLARE's settings, and the server's kit has the public halves.
+
 `kit.json` in a kit lists the SHA-256 of all its files, and is signed by the authority. Certificates come from
 NVFLARE's provisioning. Private keys can be read by their owner only.
 """
@@ -26,7 +29,10 @@ from antiphon.records.reading import read_object
 
 FORMAT = "antiphon-kit/1"
 ADMIN = "admin@antiphon.local"
-ENGINE = "engine"  # the folder of a kit that NVFLARE reads
+CARRIERS = ("nvflare", "flower")
+ENGINE = "engine"  # the folder of a kit that the carrier reads
+STARTUP = f"{ENGINE}/startup"
+SITE_KEYS = "sites"  # the folder with the public keys of sites, in the server's STARTUP
 WORK = "work"  # the folder in a kit that is written to while it is used; not signed
 IMPL = "nvflare.lighter.impl."
 RELAY = "antiphon.federation.nvflare_relay"
@@ -43,6 +49,7 @@ class Kit:
     sites: tuple[str, ...]  # of the federation, in the server's kit
     fingerprint: str  # of the authority
     ends: datetime  # when the certificate expires
+    carrier: str = "nvflare"  # what moves the messages
 
     @property
     def is_server(self) -> bool:
@@ -55,7 +62,9 @@ class Kit:
         return folder
 
     def workspace(self) -> Path:
-        """The folder in which NVFLARE runs: a copy of the signed files, made anew."""
+        """The folder in which the carrier runs: for NVFLARE, a copy of the signed files, made anew."""
+        if self.carrier != "nvflare":
+            return self.folder
         target = self.work / ENGINE
         for part in ("startup", "local"):
             shutil.rmtree(target / part, ignore_errors=True)
@@ -66,12 +75,16 @@ class Kit:
         return target
 
 
-def create_kits(server: str, sites: Sequence[str], out: Path, days: int = 360) -> list[Path]:
+def create_kits(
+    server: str, sites: Sequence[str], out: Path, days: int = 360, carrier: str = "nvflare"
+) -> list[Path]:
     """Write the kits of a new federation; return their folders, the server's first."""
     host, port = _address(server)
     _check_sites(sites, host)
     if not 1 <= days <= 360:
         raise ValueError(f"certificates are valid for 1 to 360 days, not {days}")
+    if carrier not in CARRIERS:
+        raise ValueError(f"messages travel with {' or '.join(CARRIERS)}, not {carrier!r}")
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty, and keys are never overwritten: choose a new folder")
     with new_folder(out) as folder:
@@ -81,9 +94,17 @@ def create_kits(server: str, sites: Sequence[str], out: Path, days: int = 360) -
         shutil.copy(made.parent / "state" / "cert.json", folder / "authority")
         (folder / "authority" / "cert.json").chmod(0o600)
         for name, source in {"server": host, **{site: site for site in sites}}.items():
-            _write_kit(folder / name, made / source, host, port, tuple(sites), authority)
-        shutil.copytree(made / ADMIN, folder / "server" / "admin")
-        _sign(folder / "server", authority)
+            copy = _copy_settings if carrier == "nvflare" else _copy_certificates
+            copy(made / source, folder / name)
+            about = {"carrier": carrier, "name": name, "host": host, "port": port}
+            about |= {"format": FORMAT, "sites": sites if name == "server" else ()}
+            (folder / name / "kit.json").write_text(json.dumps(about))
+        if carrier == "nvflare":
+            shutil.copytree(made / ADMIN, folder / "server" / "admin")
+        else:
+            _write_keys(folder, sites)
+        for name in ("server", *sites):
+            _sign(folder / name, authority)
         shutil.rmtree(folder / "provisioning")
     return [out / name for name in ("server", *sites)]
 
@@ -143,19 +164,42 @@ class _Quiet:
         raise ValueError(text)
 
 
-def _write_kit(kit: Path, source: Path, host: str, port: int, sites: tuple[str, ...], authority: Any) -> None:
+def _copy_certificates(source: Path, kit: Path) -> None:
+    own = ("server.crt", "server.key") if kit.name == "server" else ("client.crt",)
+    (kit / STARTUP).mkdir(parents=True)
+    for name in ("rootCA.pem", *own):
+        shutil.copy(source / "startup" / name, kit / STARTUP)
+
+
+def _write_keys(kits: Path, sites: Sequence[str]) -> None:
+    """Write the keys with which sites sign what they say to Flower; the server gets the public halves."""
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+    )
+
+    public = kits / "server" / STARTUP / SITE_KEYS
+    public.mkdir()
+    for site in sites:
+        key = generate_private_key(SECP384R1())
+        secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        (kits / site / STARTUP / "node.key").write_bytes(secret)
+        (public / f"{site}.pub").write_bytes(
+            key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        )
+
+
+def _copy_settings(source: Path, kit: Path) -> None:
+    """Write the settings and certificates that NVFLARE reads."""
     for part in ("startup", "local"):
         shutil.copytree(source / part, kit / ENGINE / part)
     for script in (kit / ENGINE).rglob("*.sh"):
         script.unlink()  # antiphon starts the processes
-    is_server = kit.name == "server"
-    for name, settings in _settings(kit / ENGINE / "local", is_server).items():
+    for name, settings in _settings(kit / ENGINE / "local", kit.name == "server").items():
         (kit / ENGINE / "local" / name).write_text(json.dumps(settings, indent=2) + "\n")
-    for path in [kit, *kit.rglob("*")]:
-        path.chmod(0o700 if path.is_dir() else 0o600)
-    about = {"name": kit.name, "host": host, "port": port, "sites": sites if is_server else ()}
-    (kit / "kit.json").write_text(json.dumps({"format": FORMAT, **about}))
-    _sign(kit, authority)
 
 
 def _settings(local: Path, is_server: bool) -> dict[str, Any]:
@@ -206,7 +250,7 @@ def _sign(kit: Path, authority: Any) -> None:
     about["files"] = _signed_files(kit)
     (kit / "kit.json").write_text(json.dumps(about, indent=2) + "\n")
     (kit / "kit.sig").write_text(sign_content((kit / "kit.json").read_bytes(), authority))
-    for path in kit.rglob("*"):
+    for path in [kit, *kit.rglob("*")]:
         path.chmod(0o700 if path.is_dir() else 0o600)
 
 
@@ -241,8 +285,9 @@ def open_kit(folder: Path) -> Kit:
     ends, now = certificate.not_valid_after_utc, datetime.now(UTC)
     if not certificate.not_valid_before_utc <= now < ends:
         raise ValueError(f"the certificate in {folder} was valid until {ends:%Y-%m-%d}: ask for a new kit")
-    fingerprint = root.fingerprint(hashes.SHA256()).hex()
-    return Kit(folder, about["name"], about["host"], about["port"], tuple(about["sites"]), fingerprint, ends)
+    fingerprint, carrier = root.fingerprint(hashes.SHA256()).hex(), about.get("carrier", "nvflare")
+    where = (about["host"], about["port"], tuple(about["sites"]))
+    return Kit(folder, about["name"], *where, fingerprint, ends, carrier)
 
 
 def _tampered(folder: Path, why: str) -> str:

@@ -27,7 +27,7 @@ MODULES = {
 
 def main(role: str, folder: str, name: str = "") -> None:
     if role in MODULES:
-        _end_with_starter()
+        end_with_starter()
         module, settings = MODULES[role]
         who = [f"uid={name}"] if role == "site" else []
         values = ["secure_train=true", *who, "org=antiphon", "config_folder=config"]
@@ -53,7 +53,7 @@ def _ask(role: str, folder: str, job: str) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _end_with_starter() -> None:
+def end_with_starter() -> None:
     """End this process and its children when standard input closes: its starter has ended, even by a kill."""
 
     def watch() -> None:

@@ -15,9 +15,7 @@ What NVFLARE 2.9.0 does by default, and what is done about it:
 
 from __future__ import annotations
 
-import os
 import queue
-import socket
 import threading
 import time
 from typing import Any
@@ -37,9 +35,9 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.decomposers import numpy_decomposers
 
+from antiphon.federation.engine_process import connect
 from antiphon.pools.remote_link import Channel, pushes, send_answer, send_error
 
-SOCKET = "ANTIPHON_SOCKET"  # in the environment: the socket of the antiphon process on this machine
 APP = "app_site"  # the part of the job that sites get
 numpy_decomposers.register()
 DONE = (TaskCompletionStatus.OK, TaskCompletionStatus.CANCELLED)
@@ -48,12 +46,6 @@ DONE = (TaskCompletionStatus.OK, TaskCompletionStatus.CANCELLED)
 def as_array(data: bytes) -> np.ndarray:
     """Return bytes as NVFLARE carries them fastest: it sends arrays in chunks, and bytes in one piece."""
     return np.frombuffer(data, dtype=np.uint8)
-
-
-def _connect() -> Channel:
-    stream = socket.socket(socket.AF_UNIX)
-    stream.connect(os.environ[SOCKET])
-    return Channel(stream)
 
 
 class ServerRelay(Controller):
@@ -69,7 +61,7 @@ class ServerRelay(Controller):
     def process_result_of_unknown_task(self, *late: Any, **more: Any) -> None: ...
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        channel = _connect()
+        channel = connect()
         for work in (self._answer, self._sync_clients):
             threading.Thread(target=work, args=(channel, abort_signal, fl_ctx), daemon=True).start()
         for push in pushes(channel):  # ends with the antiphon process, and with the job
@@ -126,7 +118,7 @@ class SiteRelay(Executor):
 
         def ask() -> None:
             try:
-                channel = _connect()
+                channel = connect()
                 head, body = shareable["head"], shareable["body"].tobytes()
                 channel.send({"head_bytes": len(head)}, head, body)
                 frame = channel.receive()

@@ -25,7 +25,9 @@ from antiphon.workflows.arguments import Names, Notify, Progress, names_of, no_m
 PATIENCE = 60.0  # seconds in which sites join, before a run begins without the missing ones
 
 
-def create_federation(server: str, sites: Names, out: str | Path, *, days: int = 360) -> list[Path]:
+def create_federation(
+    server: str, sites: Names, out: str | Path, *, days: int = 360, carrier: str = "nvflare"
+) -> list[Path]:
     """Make the kits of a federation: one for the server and one for each site.
 
     Keep the folder `authority` offline: its key makes certificates.
@@ -35,6 +37,7 @@ def create_federation(server: str, sites: Names, out: str | Path, *, days: int =
         sites: The names of the sites, separated by commas on the command line.
         out: The new folder for the kits.
         days: The days after which the certificates expire.
+        carrier: What moves the messages: nvflare or flower.
 
     Returns:
         The folders of the kits, the server's first.
@@ -42,7 +45,7 @@ def create_federation(server: str, sites: Names, out: str | Path, *, days: int =
     Example:
         kits = antiphon.create_federation("speech.example.org:8002", ["berlin", "oslo"], "kits")
     """
-    return create_kits(server, names_of(sites), Path(out), days)
+    return create_kits(server, names_of(sites), Path(out), days, carrier)
 
 
 def join_federation(
