@@ -1,4 +1,4 @@
-"""Starting and ending the processes of the carrier (NVFLARE or Flower), and the socket through which they reach this process."""
+"""Starting and ending the processes of NVFLARE or Flower, and the socket through which they reach us."""
 
 from __future__ import annotations
 

@@ -5,14 +5,15 @@
 
 The last prints one line of JSON: the sites that are connected.
 
-A SuperLink of Flower 1.41 offers more at its port than sites need, and nobody is asked who he is: whoever
-reaches the port may register a key, or start a run, whose code would run on the server and at the sites. So here
-the port answers the Fleet API alone, and only keys in the server's kit are known.
+A SuperLink of Flower 1.41 offers more at its port than sites need, and asks nobody who calls. Whoever reaches
+the port may register a key, or start a run, whose code then runs on the server and at the sites. So here the
+port answers the Fleet API alone, and only the keys in the server's kit are known.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import sys
@@ -28,7 +29,9 @@ from antiphon.federation.nvflare_process import end_with_starter
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 FLEET = "/v1/fleet/"  # the part of a SuperLink that sites need
-CONNECTED = "connected.json"  # in the working folder of the server's kit: who is connected, written every second
+CONNECTED = (
+    "connected.json"  # in the working folder of the server's kit: who is connected, written every second
+)
 LOOK = 0.02  # seconds between two looks at what has arrived
 RETRY = 2.0  # seconds before a site connects again
 
@@ -39,6 +42,7 @@ def main(role: str, folder: str, name: str = "") -> None:
         print(json.dumps(_connected(kit / WORK / CONNECTED)))
         return
     end_with_starter()
+    logging.getLogger("flwr").setLevel(logging.WARNING)
     about = json.loads((kit / "kit.json").read_text())
     if role == "server":
         _serve(kit, about["port"], about["sites"])
@@ -76,8 +80,9 @@ def _serve(kit: Path, port: int, sites: list[str]) -> None:
         if time.monotonic() - written > 1.0:
             if not relay.beat():
                 raise RuntimeError("Flower has ended the run")  # another one is started
-            text = json.dumps(sorted(relay.connected()))
-            replace_file(kit / WORK / CONNECTED, lambda path: path.write_text(text))
+            replace_file(
+                kit / WORK / CONNECTED, lambda path: path.write_text(json.dumps(sorted(relay.connected())))
+            )
             written = time.monotonic()
         time.sleep(LOOK)
 
@@ -108,11 +113,15 @@ def _relay(kit: Path, server: str) -> None:
 
     from antiphon.federation.flower_site import SiteRelay
 
+    last = ""
     while True:
         try:
             SiteRelay(server, kit / STARTUP / "rootCA.pem", kit / STARTUP / "node.key").run()
-        except httpx.HTTPError as error:
-            print(f"{time.strftime('%F %T')} {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        except (httpx.HTTPError, OSError) as error:
+            text = f"{type(error).__name__}: {error}"
+            if text != last:  # a server may be away for days
+                print(time.strftime("%F %T"), text, file=sys.stderr, flush=True)
+            last = text
         time.sleep(RETRY * random.uniform(0.5, 1.5))
 
 

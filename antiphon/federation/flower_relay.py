@@ -6,7 +6,7 @@ does by default, and what is done about it:
 - A message to a site that never activated is refused: it waits here until the site is there.
 - A site that activates again has lost what it had, and a lost site is an error reply: both are sent again.
 - A reply is there before its parts are: it is answered when all have arrived.
-- The name of a message is the hash of its content, and any site may answer a name: contents hold a random ticket.
+- A message is named by the hash of its content, and a site may answer any name: each holds a random ticket.
 - A site that works cannot be stopped: cancelling forgets the message, and a late answer is dropped.
 """
 

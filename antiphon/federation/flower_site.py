@@ -58,7 +58,10 @@ def name_of(message: FlowerMessage) -> str:
 
 
 class SiteRelay:
-    """Passes messages to the antiphon process of the site, and its answers back; httpx.HTTPError if cut off."""
+    """Passes messages to the antiphon process of the site, and its answers back.
+
+    httpx.HTTPError if the server is gone; ConnectionError if the antiphon process is.
+    """
 
     def __init__(self, server: str, authority: Path, key: Path) -> None:
         private = load_ssh_private_key(key.read_bytes(), None)
@@ -107,7 +110,9 @@ class SiteRelay:
         message = inflate_object_from_contents(name, parts)
         message.metadata.__dict__["_message_id"] = name
         answer = self._ask(data_of(message.content))
-        reply = FlowerMessage(content_of(message.content["head"]["ticket"], Message(b"", answer)), reply_to=message)
+        reply = FlowerMessage(
+            content_of(message.content["head"]["ticket"], Message(b"", answer)), reply_to=message
+        )
         name_of(reply)
         pushed = self._client.PushMessages(
             fleet_pb2.PushMessagesRequest(
@@ -127,18 +132,17 @@ class SiteRelay:
 
     def _ask(self, data: Message) -> bytes:
         """Ask the antiphon process of the site; the server hears heartbeats meanwhile."""
-        answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-
-        def ask() -> None:
-            channel = connect()
-            channel.send({"head_bytes": len(data.head)}, data.head, data.body)
-            if (frame := channel.receive()) is not None:
-                answers.put(frame[1])
-            channel.close()
-
-        threading.Thread(target=ask, daemon=True).start()
+        frames: queue.SimpleQueue[tuple[Any, bytes] | None] = queue.SimpleQueue()
+        channel = connect()
+        channel.send({"head_bytes": len(data.head)}, data.head, data.body)
+        threading.Thread(target=lambda: frames.put(channel.receive()), daemon=True).start()
         while True:
             try:
-                return answers.get(timeout=BEAT)
+                frame = frames.get(timeout=BEAT)
             except queue.Empty:
                 self._beat()
+                continue
+            channel.close()
+            if frame is None:
+                raise ConnectionError("the antiphon process of this site did not answer")
+            return frame[1]

@@ -35,7 +35,7 @@ class Channel:
         with self._sending:
             try:
                 self._stream.sendall(LENGTHS.pack(len(text), sum(map(len, payload))) + text)
-                for part in payload:
+                for part in filter(None, payload):  # nothing after the last byte: the other end may be gone
                     self._stream.sendall(part)
             except OSError as error:
                 raise ConnectionError(str(error)) from error

@@ -11,11 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from federated import SITES, Federation, federation, journal_of, settings_for, wait_until
-from safetensors.torch import load_file
+from federated import SITES, Federation, assert_same_run, federation, journal_of, simulated, wait_until
 
-import antiphon
 from antiphon.federation.federation_server import FederationServer
 from antiphon.federation.kits import create_kits, open_kit
 from antiphon.pools.remote_messages import pack
@@ -25,26 +22,6 @@ from antiphon.pools.remote_messages import pack
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     with federation(tmp_path_factory.mktemp("federation")) as made:
         yield made
-
-
-def simulated(sites: Federation, recipe: str, out: Path, *settings: str) -> Path:
-    """The same recipe in this process, on a corpus with all speakers."""
-    changes = [*settings_for(recipe), *settings]
-    antiphon.run(recipe, data=sites.folder / "all", out=out, settings=changes, device="cpu")
-    return out
-
-
-def assert_same_run(left: Path, right: Path, run: str) -> None:
-    ours, theirs = (load_file(out / run / "model" / "model.safetensors") for out in (left, right))
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
-    ours_rounds, theirs_rounds = (journal_of(out, run) for out in (left, right))
-    for one, other in zip(ours_rounds, theirs_rounds, strict=True):
-        for entry in (one, other):  # seconds of speech are the same; those of labels and clocks are not
-            for stats in entry.get("clients", {}).values():
-                stats.pop("seconds")
-        assert one == other
 
 
 def test_a_run_has_the_bits_of_a_simulation_and_the_sites_keep_the_states(

@@ -70,9 +70,13 @@ EXTRAS = {
     "pyarrow",
     "nvflare",
     "psutil",
+    "flwr",
+    "httpx",
+    "starlette",
+    "uvicorn",
 }
-# What NVFLARE itself imports into its processes.
-INSIDE_EXTRAS = {"antiphon.federation.nvflare_relay"}
+# What runs in the processes of NVFLARE and Flower alone.
+INSIDE_EXTRAS = {f"antiphon.federation.{name}" for name in ("nvflare_relay", "flower_relay", "flower_site")}
 # Modules that are of no use without an extra: others import them only inside functions.
 NEED_EXTRAS = {
     "antiphon.secure_aggregation.masks",

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from antiphon.federation.kits import create_kits, open_kit
 
@@ -117,3 +118,26 @@ def test_wrong_names_are_refused(server: str, sites: list[str], message: str, tm
 def test_keys_are_never_overwritten(made: Path) -> None:
     with pytest.raises(ValueError, match="keys are never overwritten"):
         create_kits("localhost:8002", ["berlin"], made)
+
+
+def test_a_kit_for_flower_has_the_key_of_its_site_and_the_server_has_all_public_keys(tmp_path: Path) -> None:
+    folder = tmp_path / "kits"
+    create_kits("localhost:8002", ["berlin", "oslo"], folder, days=30, carrier="flower")
+    assert open_kit(folder / "oslo").carrier == open_kit(folder / "server").carrier == "flower"
+    keys = {path.relative_to(folder).as_posix() for path in folder.rglob("*.key")}
+    sites = {f"{site}/engine/startup/node.key" for site in ("berlin", "oslo")}
+    assert keys == {"server/engine/startup/server.key", *sites}
+    for path in [folder, *folder.rglob("*")]:
+        assert not path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO), path
+    for site in ("berlin", "oslo"):
+        private = load_ssh_private_key((folder / site / "engine/startup/node.key").read_bytes(), None)
+        public = load_ssh_public_key((folder / "server/engine/startup/sites" / f"{site}.pub").read_bytes())
+        assert private.public_key() == public
+    (folder / "server/engine/startup/sites/oslo.pub").write_text("changed")
+    with pytest.raises(ValueError, match=r"sites/oslo.pub was changed"):
+        open_kit(folder / "server")
+
+
+def test_an_unknown_carrier_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"messages travel with nvflare or flower, not 'pigeon'"):
+        create_kits("localhost:8002", ["oslo"], tmp_path / "kits", carrier="pigeon")
