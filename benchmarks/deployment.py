@@ -1,9 +1,10 @@
-"""Seconds of a round over mutual TLS on this machine: antiphon, and NVFLARE's own FedAvg.
+"""Seconds of a round over TLS on this machine: antiphon over NVFLARE and Flower, and NVFLARE's own FedAvg.
 
     python benchmarks/deployment.py [--rounds 6] [--millions 3 25]
 
 Three sites get a model and send it back; nobody trains, so the figures are those of the way. Each system has
-its own certificates and processes. The first round, in which connections are made, is left out.
+its own certificates and processes. Flower is measured where `antiphon[flower]` is installed. The first round,
+in which connections are made, is left out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -93,8 +96,8 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def antiphon_rounds(root: Path, size: int, rounds: int) -> list[float]:
-    create_kits(f"localhost:{free_port()}", SITES, root / "kits")
+def antiphon_rounds(root: Path, size: int, rounds: int, carrier: str = "nvflare") -> list[float]:
+    create_kits(f"localhost:{free_port()}", SITES, root / "kits", carrier=carrier)
     children = [
         subprocess.Popen([sys.executable, __file__, "--site", str(root / "kits" / site)]) for site in SITES
     ]
@@ -198,7 +201,7 @@ def _until(test: Any, seconds: float) -> None:
 def main() -> None:
     parser = argument_parser(__doc__, "deployment")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--millions", type=int, nargs="*", default=[3, 25])
+    parser.add_argument("--millions", type=float, nargs="*", default=[3, 25])
     parser.add_argument("--site", type=Path, help="serve one site; used by this program itself")
     options = parser.parse_args()
     if options.site:
@@ -206,11 +209,13 @@ def main() -> None:
         return
     results = []
     systems = {"antiphon": antiphon_rounds, "nvflare fedavg": nvflare_rounds}
+    if find_spec("flwr"):
+        systems["antiphon over flower"] = partial(antiphon_rounds, carrier="flower")
     for millions in [1] if options.quick else options.millions:
         for system, measure in systems.items():
             root = Path(tempfile.mkdtemp(prefix="deployment-"))
             try:
-                seconds = measure(root, millions * 10**6, options.rounds)
+                seconds = measure(root, int(millions * 10**6), options.rounds)
             finally:
                 shutil.rmtree(root, ignore_errors=True)
             row = {
@@ -221,7 +226,7 @@ def main() -> None:
                 "median": round(statistics.median(seconds), 3),
             }
             if system == "antiphon":
-                row["overhead"] = round(overhead(millions * 10**6), 6)
+                row["overhead"] = round(overhead(int(millions * 10**6)), 6)
             results.append(row)
             print(json.dumps(row), flush=True)
     write_result(options, {"rows": results})

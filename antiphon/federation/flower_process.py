@@ -13,7 +13,6 @@ port answers the Fleet API alone, and only the keys in the server's kit are know
 from __future__ import annotations
 
 import json
-import logging
 import os
 import random
 import sys
@@ -26,7 +25,8 @@ from antiphon.federation.engine_process import connect
 from antiphon.federation.kits import SITE_KEYS, STARTUP, WORK
 from antiphon.federation.nvflare_process import end_with_starter
 
-os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+# Read when flwr is imported, which is later.
+os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_LOG_LEVEL": "WARNING"}
 
 FLEET = "/v1/fleet/"  # the part of a SuperLink that sites need
 CONNECTED = (
@@ -42,7 +42,6 @@ def main(role: str, folder: str, name: str = "") -> None:
         print(json.dumps(_connected(kit / WORK / CONNECTED)))
         return
     end_with_starter()
-    logging.getLogger("flwr").setLevel(logging.WARNING)
     about = json.loads((kit / "kit.json").read_text())
     if role == "server":
         _serve(kit, about["port"], about["sites"])

@@ -4,6 +4,7 @@ Of Flower this uses the state of a SuperLink, in memory. It is not public: pin t
 does by default, and what is done about it:
 
 - A message to a site that never activated is refused: it waits here until the site is there.
+- A site that was killed cannot activate for a minute, while it counts as connected: here it can.
 - A site that activates again has lost what it had, and a lost site is an error reply: both are sent again.
 - A reply is there before its parts are: it is answered when all have arrived.
 - A message is named by the hash of its content, and a site may answer any name: each holds a random ticket.
@@ -14,8 +15,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flwr.app.message.message import make_message, remove_content_from_message
@@ -45,6 +47,11 @@ class _Letter:
     activation: str = ""  # when the site had last activated as the message was sent
 
 
+def _activate(state: Any, activate: Callable[[int, float], bool], node: int, interval: float) -> bool:
+    state.deactivate_node(node)
+    return activate(node, interval)
+
+
 class ServerRelay:
     """Turns what the server's antiphon process pushes into messages of one run, and replies into answers."""
 
@@ -61,6 +68,7 @@ class ServerRelay:
         self._task = state.get_run_info(run_ids=[self._run])[0].primary_task_id
         state.claim_task(self._task)
         state.activate_task(self._task)
+        state.activate_node = partial(_activate, state, state.activate_node)
         self._letters: dict[str, _Letter] = {}
         self._arriving: dict[str, str] = {}  # ticket -> reply whose parts are not all here yet
         self._lock = threading.Lock()
@@ -117,12 +125,12 @@ class ServerRelay:
         letter.name = name_of(message)
         letter.activation = activation
         session = self._state.start_session(self._run)
-        _, missing = self._state.store_message_and_object_tree(
-            remove_content_from_message(message), get_object_tree(message), session
-        )
+        missing = self._state.preregister_object_tree(get_object_tree(message), session)
         parts = get_all_nested_objects(message)
         for part in missing:
             self._state.store_object(self._run, session, part, parts[part].deflate())
+        # Only now, when it is complete, may its site see it.
+        self._state.store_message_ins(remove_content_from_message(message))
 
     def _receive(self, ticket: str, letter: _Letter) -> bytes | None:
         if ticket not in self._arriving:
