@@ -24,13 +24,14 @@ from typing import Any
 from antiphon.federation.engine_process import connect
 from antiphon.federation.kits import SITE_KEYS, STARTUP, WORK
 from antiphon.federation.nvflare_process import end_with_starter
+from antiphon.records.files import write_text
 
 # Read when flwr is imported, which is later.
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_LOG_LEVEL": "WARNING"}
 
 FLEET = "/v1/fleet/"  # the part of a SuperLink that sites need
 CONNECTED = (
-    "connected.json"  # in the working folder of the server's kit: who is connected, written every second
+    "connected.json"  # in the working folder of the server's kit: who is connected; touched every second
 )
 LOOK = 0.02  # seconds between two looks at what has arrived
 RETRY = 2.0  # seconds before a site connects again
@@ -55,6 +56,13 @@ def _connected(path: Path) -> dict[str, Any]:
     return {"error": "the server of this federation does not run"}
 
 
+def _note(path: Path, text: str) -> None:
+    if path.exists() and path.read_text() == text:
+        path.touch()
+    else:
+        write_text(path, text)
+
+
 def _serve(kit: Path, port: int, sites: list[str]) -> None:
     """Answer sites over TLS, and pass messages between them and the antiphon process of the server."""
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
@@ -62,7 +70,6 @@ def _serve(kit: Path, port: int, sites: list[str]) -> None:
     from flwr.superlink.main import create_app
 
     from antiphon.federation.flower_relay import ServerRelay
-    from antiphon.records.files import replace_file
 
     app, startup = create_app(), kit / STARTUP
     app.state.enable_supernode_auth = True  # no site registers itself
@@ -73,16 +80,14 @@ def _serve(kit: Path, port: int, sites: list[str]) -> None:
     channel = connect()
     reader = threading.Thread(target=relay.read, args=(channel,), daemon=True)
     reader.start()
-    written = 0.0
+    looked = 0.0
     while reader.is_alive():
         relay.step(channel)
-        if time.monotonic() - written > 1.0:
+        if time.monotonic() - looked > 1.0:
             if not relay.beat():
                 raise RuntimeError("Flower has ended the run")  # another one is started
-            replace_file(
-                kit / WORK / CONNECTED, lambda path: path.write_text(json.dumps(sorted(relay.connected())))
-            )
-            written = time.monotonic()
+            _note(kit / WORK / CONNECTED, json.dumps(sorted(relay.connected())))
+            looked = time.monotonic()
         time.sleep(LOOK)
 
 
