@@ -2,7 +2,7 @@
 
     python docs/check.py --list           # every command, and what it needs
     python docs/check.py --quick          # those that need no corpus: seconds
-    python docs/check.py                  # all that can run here: about 20 minutes on 2 cores
+    python docs/check.py                  # all that can run here: about 20 minutes on 2 idle cores
     python docs/check.py --page pruning   # one page
 
 Each page has a folder in `--work`. What pages need and do not make (the demo, recordings, a corpus) is made
@@ -272,7 +272,6 @@ class Workshop:
 def run(text: str, folder: Path, interrupt_after: Path | None = None) -> tuple[str, int]:
     """Run a shell command: its output and exit code. Press Ctrl-C after round 11 of a journal."""
     environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": os.pathsep.join([str(ROOT), "docs/examples"])}
-    environment.setdefault("OMP_NUM_THREADS", "1")
     text = re.sub(r"(?<!\S)antiphon(?= )", f"{shlex.quote(sys.executable)} -m antiphon", text)
     text = re.sub(r"(?<!\S)python(?= )", shlex.quote(sys.executable), text)
     text = re.sub(r"PYTHONPATH=(\S+)", r"PYTHONPATH=\1:$PYTHONPATH", text)

@@ -56,6 +56,12 @@ def targets(text: str, path: str) -> Iterator[str]:
                     yield posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
 
 
+def title_of(path: str) -> str:
+    """Return the title of a page of the checkout; the site shows it where a page names the file."""
+    found = re.search(r"^# (.+)$", (ROOT / path).read_text(), re.MULTILINE)
+    return found[1] if found else path
+
+
 def relinked(text: str, path: str) -> str:
     """Rewrite the links of a page, from files of the checkout to pages of the site."""
     here = posixpath.dirname(site_page(path)) or "."
@@ -65,6 +71,8 @@ def relinked(text: str, path: str) -> str:
         if "://" in target or target.startswith("mailto:"):
             return match[0]
         file = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        if posixpath.basename(label.strip("[]")) == posixpath.basename(file) and file.endswith(".md"):
+            label = f"[{title_of(file)}]"
         return f"{label}({posixpath.relpath(site_page(file), here)}{anchor})"
 
     return change_prose(lambda part: LINK.sub(relink, part), text)

@@ -65,14 +65,19 @@ def headline(runs: Sequence[RunFolder], split: str, rows: Sequence[tables.Result
     if rank.num_runs == 1:
         text = f"{rank.best.label} has a word error rate of {rate} on {split}"
         text = text if len(runs) > 1 else f"The word error rate on {split} is {rate}"
-        return f"{text}.{_against_start(rank.best)}"
+        return f"{text}.{_against_start(rank.best)}{_clients(rank.best)}"
     text = f"{rank.best.label} has the lowest word error rate on {split}, {rate}"
     if rank.ties:
         text = f"{rank.best.label} has a word error rate of {rate} on {split}, not distinguishable from "
         text += _names(rank.ties)
     if rank.unknown:
         text += f"; there is no paired interval to compare it with {_names(rank.unknown)}"
-    return f"{text}.{_against_start(rank.best)}"
+    return f"{text}.{_against_start(rank.best)}{_clients(rank.best)}"
+
+
+def _clients(row: tables.Result) -> str:
+    number = row.run.num_clients if row.run else 0
+    return f" It learnt from {number:,} clients, which sent no speech." if number > 1 else ""
 
 
 def _rate(row: tables.Result) -> str:

@@ -66,13 +66,18 @@ def validation_curves(axes: Axes, runs: Sequence[RunFolder], name: str, title: s
             value = f"{100 * y[best]:.1f} %" if is_rate else f"{y[best]:.3g}"
             text = f"lowest {value}, round {x[best]:.0f}"
             axes.set_title(text, loc="right", fontsize=9, color=style.colour)
-    _cap(axes, [y for _, y in curves])
+    _cap(axes, runs, [y for _, y in curves])
 
 
-def _cap(axes: Axes, curves: Sequence[Array]) -> None:
-    """Let the axis end above the highest start, so that a run that diverges does not flatten the others."""
-    start = max((float(y[0]) for y in curves if len(y)), default=0.0)
-    if max((float(y.max()) for y in curves if len(y)), default=0.0) > 2 * start > 0:
+def _cap(axes: Axes, runs: Sequence[RunFolder], curves: Sequence[Array]) -> None:
+    """Let the axis end above the highest start, so that a run that diverges does not flatten the others.
+
+    Random weights are no start, unless all runs began with them.
+    """
+    drawn = [(run, y) for run, y in zip(runs, curves, strict=True) if len(y)]
+    starts = [float(y[0]) for run, y in drawn if run.started_from] or [float(y[0]) for _, y in drawn]
+    start = max(starts, default=0.0)
+    if max((float(y.max()) for _, y in drawn), default=0.0) > 2 * start > 0:
         axes.set_ylim(top=1.3 * start)
 
 
@@ -164,7 +169,7 @@ def error_by_bytes(axes: Axes, runs: Sequence[RunFolder]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6))
     bytes_axis(axes.xaxis, axes.get_xlim()[1])
     axes.set_xlabel("bytes, to clients and back")
-    _cap(axes, [values for _, values in curves])
+    _cap(axes, runs, [values for _, values in curves])
 
 
 @plot("Traffic per round")

@@ -100,6 +100,12 @@ def test_a_search_works_in_pages_that_are_opened_from_a_folder(site: Path) -> No
     assert (site / "iframe-worker.js").exists()
 
 
+def test_a_link_that_names_a_file_shows_the_title_of_its_page(site: Path) -> None:
+    page = (site / "run-and-resume.html").read_text()
+    assert '<a href="bring-your-corpus.html">Bring your corpus</a>' in page
+    assert ">bring-your-corpus.md<" not in page
+
+
 def test_links_to_code_lead_to_a_copy_of_it(site: Path) -> None:
     assert "code/antiphon/engine.py.html" in (site / "tour.html").read_text()
     assert "def sample_cohort" in re.sub(r"<[^>]+>", "", (site / "code/antiphon/engine.py.html").read_text())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from antiphon.report import figures, tables
+from antiphon.report import figures, plots, tables
 from antiphon.report.headline import cards, headline
 from antiphon.report.html import render
 from antiphon.report.run_folder import load_runs
@@ -55,6 +57,7 @@ def test_a_winner_is_named_where_the_paired_interval_excludes_zero(experiment):
     text = headline_of(experiment(seed=(SEED, None), fedavg=(WORSE, "seed"), dga=(BETTER, "seed")))
     assert text.startswith("dga has the lowest word error rate on test, 31.7 %. This is 40.6 % fewer errors ")
     assert "than seed, the model it started from (95 % interval" in text
+    assert text.endswith(" It learnt from 10 clients, which sent no speech.")
 
 
 def test_runs_that_do_not_differ_are_not_ranked(experiment):
@@ -183,3 +186,13 @@ def test_the_only_run_with_a_score_is_not_called_the_lowest(experiment, make_run
     folders.append(make_run(tmp_path / "dga", rounds=1, planned=5, splits=()))
     assert headline_of(folders) == "seed has a word error rate of 53.3 % on test."
     assert '<tr class="best">' not in render(load_runs(folders))
+
+
+def test_random_weights_do_not_flatten_the_curves_of_runs_that_start_from_a_model(experiment):
+    runs = load_runs(experiment(seed=(SEED, None), dga=(BETTER, "seed")))
+    axes = Figure().subplots()
+    plots._cap(axes, runs, [np.array([1.0, 0.3, 0.22]), np.array([0.22, 0.15])])
+    assert axes.get_ylim()[1] == pytest.approx(1.3 * 0.22)
+    alone = Figure().subplots()
+    plots._cap(alone, runs[:1], [np.array([1.0, 0.3, 0.22])])
+    assert alone.get_ylim() == (0.0, 1.0)  # unchanged
