@@ -66,6 +66,8 @@ class Task:
     kind: str  # the name of a client's work
     tensors: Tensors = field(default_factory=dict)
     config: Mapping[str, Scalar] = field(default_factory=dict)
+    # Tensors like those of an answer, for work that does not declare them itself. They are not sent.
+    answers_like: Tensors | None = None
 
     @property
     def num_bytes(self) -> int:

@@ -119,20 +119,22 @@ class Engine:
         rounds.check(len(clients))
         self.pool, self.rounds, self.seed = pool, rounds, seed
         self.clients = sorted(clients)
+        self.group: ProcessGroup = group or SingleProcess()
         known = replace(
             context or RunContext(),
             clients=tuple(self.clients),
             seed=seed,
             num_rounds=rounds.total,
             cohort=rounds.cohort,
+            save_every=rounds.save_every,
+            num_processes=self.group.size,
             folder=folder,
-            on_first_process=(group or SingleProcess()).on_rank_zero,
+            on_first_process=self.group.on_rank_zero,
         )
         self.algorithm = prepare(algorithm, known)
         self.states, self.faults = states, faults
         self.validate = validate if rounds.valid_every else None
         self.listener: Listener = listener or Listener()
-        self.group: ProcessGroup = group or SingleProcess()
         self.expect = expect
         own: Draw = getattr(self.algorithm, "draw", sample_cohort)
         self.draw = draw or own

@@ -75,7 +75,7 @@ class Fmp:
     def round(self, state: FmpState, cohort: Sequence[str], pool: Pool) -> tuple[FmpState, Metrics]:
         before = state.params[MARGINAL]
         tensors = {MARGINAL: before} if self.differences else {}  # clients that send q itself need nothing
-        task = Task(MARGINAL, tensors, {"differences": self.differences})
+        task = Task(MARGINAL, tensors, {"differences": self.differences}, answers_like={MARGINAL: before})
         update = pool.reduce(task, cohort, by_pseudo_count)
         counts, num_clients = self._pooled(update, before), len(update.reports)
         if self.release is not None:  # also of an empty round: that it was empty is private

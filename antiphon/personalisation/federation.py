@@ -37,6 +37,8 @@ from antiphon.personalisation.marginal_adaptation import (
 )
 from antiphon.personalisation.word_cache import Cache, Cap, MarginalWorker
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
+from antiphon.privacy.noise_key import derived_key, simulated_key
+from antiphon.privacy.participation import PoissonSampling, cohort_of
 from antiphon.records import checkpoint
 from antiphon.records.files import make_folder, write_json
 from antiphon.records.listener import Listen, Listeners, RunInfo
@@ -52,19 +54,29 @@ class Schedule:
 
     rounds: T. every_utterance: a client uses its own words at once, not only after the round.
     cohort: the number of clients that report in a round; 0 for all.
+    share: each client reports in a round with this probability, whoever else there is; 0 for all. Noise on
+    the counts protects clients with a share, and does not with a cohort.
     """
 
     rounds: int = 10
     every_utterance: bool = False
     cohort: int = 0
     seed: int = 0
+    share: float = 0.0
 
     def __post_init__(self) -> None:
         if self.rounds < 0 or self.cohort < 0:
             raise ValueError(f"rounds and cohort must not be negative: {self}")
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share must be between 0 and 1, not {self.share}")
+        if self.cohort and self.share:
+            raise ValueError("clients are drawn by their number (cohort) or each by itself (share): set one")
 
     def draw(self, clients: Sequence[str], size: int, seed: int, round: int) -> list[str]:
         """Return the clients that report in a round: all of them in their order, or a sample."""
+        if self.share:
+            key = derived_key(simulated_key(seed), "cohorts")
+            return cohort_of(PoissonSampling(self.share), clients, round, seed, key)
         return sample_cohort(clients, size, seed, round) if self.cohort else list(clients)
 
 
@@ -258,4 +270,7 @@ class Federation:
         texts = [[entry.id, *(hypothesis.text for hypothesis in entry.hypotheses)] for entry in lists]
         background = [self.background.digest, self.background.probabilities.tolist()]
         digest = hashlib.sha256(json.dumps([texts, self._num_lists(), background]).encode()).hexdigest()
-        return {"sigma": sigma, "agreement": self.agreement, **asdict(schedule), "data_sha256": digest}
+        settings = asdict(schedule)
+        if not schedule.share:
+            del settings["share"]  # unknown to rounds that were written before there was one
+        return {"sigma": sigma, "agreement": self.agreement, **settings, "data_sha256": digest}

@@ -120,6 +120,8 @@ def _work_for(kind: str) -> Any:
 
 def expected_tensors(task: Task, views: Sequence[View]) -> Tensors | None:
     """Return tensors with the names, shapes and types that an answer must have; None: not declared."""
+    if task.answers_like is not None:
+        return task.answers_like
     consumed = {part for view in views for part in view.consumes}
     everything = {n: t for n, t in task.tensors.items() if n.rpartition("/")[0] not in consumed}
     declared = {"everything": everything, "parameters": parameters_in(task.tensors), "nothing": {}}

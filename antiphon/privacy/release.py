@@ -7,9 +7,12 @@ dimensions", ICML 2008, fig. 1: the nearest distribution in l2. Setting negative
 keep half of the noise on words that were never said; with a large vocabulary that is most of the mass.
 
 Only noised counts are stored, so everything in a checkpoint may be published. With `Secure`, a round must be
-saved before its result is sent to anyone (the engine does this if `save_every` is 1): a round that is
-repeated draws other noise, and both results together reveal more than the ledger counts. The calling process
-draws the noise, so with several processes each would draw its own: use `Secure` with one process.
+saved before its result is sent to anyone: a round that is repeated draws other noise, and both results
+together reveal more than the ledger counts. The calling process draws the noise, so of several processes each
+would draw its own. So runs with `Secure` that have several processes, or save only some rounds, are refused.
+
+The sensitivity is that of one client, if its presence changes the counts of no other. Cohorts of a fixed size
+that are drawn anew in each round break this: one more client changes who else is drawn. They are refused.
 """
 
 from __future__ import annotations
@@ -53,6 +56,25 @@ class PrivateRelease:
 
     def __post_init__(self) -> None:
         self.ledger.check_affordable(self.mechanism.loss)
+
+    def prepare(self, context: Any) -> PrivateRelease:
+        """Refuse a run for which the ledger would state less than is revealed."""
+        number = len(context.clients)
+        if 0 < context.cohort < number:
+            raise ValueError(
+                f"a cohort of {context.cohort} of {number} clients is another one if there is one client "
+                "more, so that client changes the counts of many, which the noise does not hide: let all "
+                "clients report, or draw each by itself (privacy.participation)"
+            )
+        if isinstance(self.randomness, Secure) and context.save_every != 1:
+            raise ValueError(
+                f"rounds.save_every is {context.save_every}: a round that is repeated after a stop would "
+                "publish the same counts with other noise, which reveals more than the ledger states: set it "
+                "to 1"
+            )
+        if isinstance(self.randomness, Secure) and context.num_processes > 1:
+            raise ValueError("secure noise is drawn by one process: several would each draw their own")
+        return self
 
     def __call__(self, counts: Tensor, round: int, memory: Mapping[str, Any] | None) -> Released:
         ledger = self.ledger.resumed(memory["spent"] if memory else ()).spend(self.mechanism.loss)

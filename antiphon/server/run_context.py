@@ -27,6 +27,8 @@ class RunContext:
     num_rounds: int = 0
     largest_client: int = 0  # the number of utterances of the largest client; 0: not known
     cohort: int = 0  # the number of clients that a round is planned for
+    save_every: int = 1  # rounds between checkpoints
+    num_processes: int = 1
     folder: Path | None = None  # of the run; None while settings are only checked
     # Runs an action in the first process of the run; all processes get its result.
     on_first_process: Callable[[Callable[[], Any]], Any] = lambda action: action()

@@ -126,6 +126,7 @@ def personalize(
     depth: int = 20,
     every_utterance: bool = False,
     cohort: int = 0,
+    share: float = 0.0,
     noise: NoiseSettings | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -153,7 +154,8 @@ def personalize(
         agreement: Words count by the share of hypotheses that have them, to this power.
         depth: The number of hypotheses of a list that are used.
         every_utterance: Use a client's own words at once, not only after the round.
-        cohort: The number of clients that report in a round; 0 for all.
+        cohort: The number of clients that report in a round; 0 for all. Not with noise.
+        share: The probability that a client reports in a round, each drawn by itself; 0 for all.
         noise: Score again with noise on what the server publishes.
         out: A folder for results.json, clients.svg, (with noise) private.json, and the journals and
             checkpoints of all rounds (rounds/).
@@ -179,7 +181,12 @@ def personalize(
     if depth < 1:
         raise ValueError(f"--depth (in Python: depth) must be at least 1, not {depth}")
     numbers = sorted(rounds)
-    schedule = Schedule(numbers[-1], every_utterance, cohort)
+    schedule = Schedule(numbers[-1], every_utterance, cohort, share=share)
+    if noise is not None and cohort:
+        raise ValueError(
+            "a cohort of a fixed size changes with the number of clients, and noise does not hide that: with "
+            "noise, set share instead of cohort"
+        )
     models = {name: load_sentence_model(path) for name, path in lm.items()}
     adapt = adapt or next(iter(models), "")
     if not adapt:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from antiphon.algorithms.fmp import MARGINAL, Fmp, FmpState, background_params
-from antiphon.core import Stopped
+from antiphon.core import Stopped, Task, Update
 from antiphon.engine import Engine, Rounds
 from antiphon.personalisation.word_cache import Cache, MarginalWorker
 from antiphon.pools.local import LocalPool
@@ -97,6 +99,21 @@ def test_counts_of_clients_without_a_cap_are_refused() -> None:
     uncapped = MarginalWorker(worker(CapL1(LIMIT)).caches, SIZE)
     with pytest.raises(ValueError, match="clients must cap or round their counts"):
         LAPLACE.round(LAPLACE.init(background_params(BACKGROUND)), CLIENTS, LocalPool(uncapped))
+
+
+def test_a_client_with_another_vocabulary_is_left_out_and_decides_nothing_about_the_others() -> None:
+    class Foreign(MarginalWorker):
+        def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+            for client, update in zip(clients, super().run(task, clients), strict=True):
+                short = {name: tensor[:-1] for name, tensor in update.mean.items()}
+                yield replace(update, mean=short) if client == CLIENTS[0] else update
+
+    caps, start = worker(CapL1(LIMIT)), LAPLACE.init(background_params(BACKGROUND))
+    pool = LocalPool(Foreign(caps.caches, SIZE, caps.cap))
+    seen, metrics = LAPLACE.round(start, CLIENTS, pool)
+    without, _ = LAPLACE.round(start, CLIENTS[1:], LocalPool(caps))
+    assert metrics["num_clients"] == len(CLIENTS) - 1
+    assert torch.equal(seen.released["noised"], without.released["noised"])
 
 
 def test_a_round_without_a_word_is_noised_and_paid_for_as_well() -> None:

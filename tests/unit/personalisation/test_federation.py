@@ -118,6 +118,13 @@ def test_a_cohort_reports_for_everyone() -> None:
     assert any(np.allclose(everyone, row) for row in rows)
 
 
+def test_rounds_without_a_share_are_known_by_the_settings_they_always_had() -> None:
+    federation = Federation.of(ENTRIES, BACKGROUND, "meeting")
+    keys = {"sigma", "agreement", "rounds", "every_utterance", "cohort", "seed", "data_sha256"}
+    assert federation._identity(1.0, Schedule(2)).keys() == keys
+    assert federation._identity(1.0, Schedule(2, share=0.5)).keys() == {*keys, "share"}
+
+
 def test_lists_without_the_field_that_names_clients_are_refused() -> None:
     with pytest.raises(ValueError, match="has no meeting"):
         client_of(replace(ENTRIES[0], session=None), "meeting")
