@@ -20,6 +20,7 @@ from antiphon.data.partition import BySpeaker, Partition
 from antiphon.data.store import FeatureStore
 from antiphon.data.tokens import CharactersConfig, SavedTokensConfig, TokensConfig
 from antiphon.engine import Rounds
+from antiphon.models.adapters import AdaptedConfig, can_start_from
 from antiphon.models.conformer import ConformerConfig
 from antiphon.models.ctc import CtcConfig
 from antiphon.models.huggingface.speech_models import HuggingFaceConfig
@@ -206,7 +207,7 @@ class Experiment:
             raise ValueError(f"run {name!r} starts from {run.start_run!r}, {before}")
         if run.teacher_run and run.teacher_run not in known:
             raise ValueError(f"run {name!r} is taught by {run.teacher_run!r}, {before}")
-        if run.start_run in known and self.model_of(name) != self.model_of(run.start_run):
+        if run.start_run in known and not can_start_from(self.model_of(name), self.model_of(run.start_run)):
             raise ValueError(f"run {name!r} starts from {run.start_run!r}, which has another model")
         *others, last = self._data()
         if "+".join(run.times) not in (*others, last) or min(run.times.values()) < 1:
@@ -241,7 +242,8 @@ class Experiment:
 
     def model_of(self, name: str) -> ModelConfig:
         """Return the model of a run."""
-        return self.runs[name].model or self.model
+        model = self.runs[name].model or self.model
+        return model.added_to(self.model) if isinstance(model, AdaptedConfig) else model
 
     def blueprint(self, name: str) -> Blueprint:
         """Return the front end and the model of a run."""

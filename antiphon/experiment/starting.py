@@ -10,6 +10,7 @@ from antiphon import config
 from antiphon.core import Tensors
 from antiphon.data.tokens import Tokens, load_tokens
 from antiphon.experiment.settings import Run
+from antiphon.models.adapters import AdaptedConfig, can_start_from, is_adapter
 from antiphon.models.model import read_parameters
 from antiphon.models.noise import SpecAugment
 from antiphon.models.reduced import ReducedConfig
@@ -42,24 +43,31 @@ class SeedModel:
 def check_start(start_folder: str, wanted: Blueprint, tokens: Tokens) -> Blueprint:
     """Return the blueprint of a model in another folder; refuse one that does not fit the experiment."""
     folder, blueprint = open_blueprint(start_folder)
-    model = blueprint.model
-    if replace(blueprint, model=model.full if isinstance(model, ReducedConfig) else model) != wanted:
+    model = blueprint.model.full if isinstance(blueprint.model, ReducedConfig) else blueprint.model
+    if blueprint.frontend != wanted.frontend or not can_start_from(wanted.model, model):
         raise ValueError(f"{folder} has another model or front end than the experiment: set both alike")
     if load_tokens(folder) != tokens:
         raise ValueError(f"{folder} has other tokens than this corpus gives: was it trained on another?")
-    return blueprint
+    return blueprint if model == wanted.model else wanted
 
 
 def load_start(run: Run, out: Path, fresh: Tensors) -> dict[str, Any]:
-    """Return the parameters that a run starts from, and their submodel: a pruned run leaves a smaller one."""
+    """Return the parameters that a run starts from, and their submodel: a pruned run leaves a smaller one.
+
+    Adapters are new if the model that it starts from has none.
+    """
     if not run.start_folder and not run.start_run:
         return {"params": fresh, "submodel": ""}
     if run.start_run and not (out / run.start_run / "model" / "model.safetensors").exists():
         raise ValueError(f"a run starts from {run.start_run!r}, which has not finished in {out}")
     folder, blueprint = open_blueprint(run.start_folder or out / run.start_run)
     trained = shrink(fresh, Submodel.read(blueprint.submodel))
+    adapters = {}
+    if not isinstance(blueprint.model, AdaptedConfig):
+        adapters = {name: tensor for name, tensor in trained.items() if is_adapter(name)}
+        trained = {name: tensor for name, tensor in trained.items() if name not in adapters}
     device = str(next(iter(fresh.values())).device)
     tensors = read_parameters(folder / "model.safetensors", trained, device)
     # In the order of the file: the last bit of a sum over parameters depends on their order.
     params = in_own_memory({name: tensor for name, tensor in tensors.items() if name in trained})
-    return {"params": params, "submodel": blueprint.submodel}
+    return {"params": {**params, **adapters}, "submodel": blueprint.submodel}
