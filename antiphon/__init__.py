@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from antiphon.records.writer import Listener
     from antiphon.report import report, write_report
     from antiphon.workflows.adapt_model import adapt
+    from antiphon.workflows.audit_run import audit
     from antiphon.workflows.compare_runs import alignments, compare
     from antiphon.workflows.evaluate_run import evaluate, nbest, transcribe
     from antiphon.workflows.new_project import new_project
@@ -58,6 +59,7 @@ _EXPORTS = {  # module -> its public names
     "records.writer": ["Listener"],
     "report": ["write_report"],
     "workflows.adapt_model": ["adapt"],
+    "workflows.audit_run": ["audit"],
     "workflows.compare_runs": ["alignments", "compare"],
     "workflows.evaluate_run": ["evaluate", "nbest", "transcribe"],
     "workflows.new_project": ["new_project"],

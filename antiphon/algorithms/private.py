@@ -23,7 +23,6 @@ have no noise.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,29 +32,24 @@ from antiphon.algorithms.fedavg import FedAvg
 from antiphon.core import (
     ALGORITHMS,
     Algorithm,
-    Collected,
     Metrics,
     Pool,
     Stopped,
-    Task,
     Tensors,
-    Update,
-    Weigh,
     WrapperState,
-    lives_with_server,
 )
 from antiphon.privacy.accounting import Budget
 from antiphon.privacy.noise_key import KEY_FILE, derived_key, make_key, read_key, simulated_key
-from antiphon.privacy.participation import Participation, RoundRobin, cohort_of
+from antiphon.privacy.participation import Participation, PoissonSampling, RoundRobin, cohort_of
 from antiphon.privacy.update_accounting import Plan, epsilon_of, plan_noise
 from antiphon.privacy.update_ledger import ROUNDING, SharedBudget
 from antiphon.registry import choice_name
 from antiphon.server.run_context import RunContext, parts_of
 from antiphon.server.weighting import ByExamples, Uniform
-from antiphon.tasks.local_training import parameters_in
+from antiphon.tasks.canary_clients import CanaryClients
+from antiphon.tasks.private_pool import PrivatePool, largest_weight
 from antiphon.tasks.round_release import RoundRelease
-from antiphon.tasks.update_clipping import Clipped, ClippedByClient, UpdateClipping, WholeUpdate, fits_grid
-from antiphon.tasks.views import through
+from antiphon.tasks.update_clipping import UpdateClipping, WholeUpdate
 
 
 @dataclass(frozen=True)
@@ -84,6 +78,7 @@ class Private:
     key_file: str = ""  # 32 secret bytes, mode 0600; "": noise.key in the run's folder, made when it begins
     shared_budget: SharedBudget | None = None  # a budget for all runs on the same clients; null: none
     trusts_clients: bool = False  # only clients clip: for secure_aggregation, where the server cannot
+    canaries: int = 0  # clients without speech that `antiphon audit` looks for; half of them are in the run
     folder: str = ""  # of the run; set when the run begins
     effect: ClassVar[str] = "private"
     refuses: ClassVar = {
@@ -96,8 +91,10 @@ class Private:
         if not self.epsilon > 0 or not 0 < self.delta < 1:
             got = f"{self.epsilon} and {self.delta}"
             raise ValueError(f"private needs an epsilon above 0 and a delta between 0 and 1, not {got}")
-        if min(self.bands, self.noise_multiplier, self.cohort, self.rounds) < 0:
-            raise ValueError("private: bands, noise_multiplier, cohort and rounds must not be negative")
+        if min(self.bands, self.noise_multiplier, self.cohort, self.rounds, self.canaries) < 0:
+            raise ValueError(
+                "private: bands, noise_multiplier, cohort, rounds and canaries must not be negative"
+            )
         if self.simulated and self.key_file:
             raise ValueError("private: a simulation takes its noise from the seed; leave out key_file")
         for part in parts_of(self.inner):
@@ -186,7 +183,15 @@ class Private:
     def round(self, state: PrivateState, cohort: Sequence[str], pool: Pool) -> tuple[PrivateState, Metrics]:
         epsilon = self._spend(state)
         noise = (self.plan, self.clipping.bound, self.cohort, state.round, self.key(state.seed))
-        private = PrivatePool(self, state, pool, RoundRelease(*noise, self.folder, self.simulated))
+        private = PrivatePool(
+            pool,
+            RoundRelease(*noise, self.folder, self.simulated),
+            self.clipping,
+            lambda clients: self.draw(clients, len(clients), state.seed, state.round),
+            self.trusts_clients,
+            state.noise,
+            self._canary_clients(state, epsilon),
+        )
         inner, metrics = self.inner.round(state.inner, cohort, private)
         if not private.noise or inner.round != state.round + 1:
             name = choice_name(type(self.inner))
@@ -211,6 +216,12 @@ class Private:
         if self.shared_budget is not None:
             self.shared_budget.spend(self._run_id(state.seed), rounds, cost, self.delta)
         return epsilon
+
+    def _canary_clients(self, state: PrivateState, epsilon: float) -> CanaryClients | None:
+        if not self.canaries:
+            return None
+        rate = self.cohorts.rate if isinstance(self.cohorts, PoissonSampling) else 0.0
+        return CanaryClients(self.canaries, state.seed, epsilon, self.delta, rate)
 
     def _run_id(self, seed: int) -> str:
         """Return the name of the run in a shared budget; it tells nothing about the key."""
@@ -241,80 +252,3 @@ def _unbounded(part: Any) -> str:
             "can have any influence: set weighting=uniform"
         )
     return ""
-
-
-def largest_weight(weigh: Any) -> float:
-    """Return the largest weight that a client can get, whatever it reports; 0 if there is none."""
-    if isinstance(weigh, ByExamples):
-        return float(weigh.max_utterances)
-    return 1.0 if isinstance(weigh, Uniform) else 0.0
-
-
-@dataclass
-class PrivatePool:
-    """The pool of one round: clients clip, and the inner algorithm sees the sum with noise."""
-
-    private: Private
-    state: PrivateState
-    pool: Pool
-    release: RoundRelease
-    noise: str = ""  # what the noise depends on; set when clients were asked
-
-    def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
-        if cohort and all(map(lives_with_server, cohort)):
-            return self.pool.collect(task, cohort)
-        raise ValueError("private: single updates of clients have no noise, so they cannot be collected")
-
-    def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
-        if cohort and all(map(lives_with_server, cohort)):
-            return self.pool.reduce(task, cohort, weigh)
-        like, largest = parameters_in(task.tensors), largest_weight(weigh)
-        self._check_task(like, cohort, largest)
-        view = (ClippedByClient if self.private.trusts_clients else Clipped)(self.private.clipping)
-        update = self.pool.reduce(through(task, view), cohort, weigh) if cohort else Update.nothing()
-        self._check_answers(update, like, cohort, weigh)
-        return Update(self.release.mean(update, like, largest), 0.0, (), update.failures)
-
-    def _check_task(self, like: Tensors, cohort: Sequence[str], largest: float) -> None:
-        """Refuse, before any work, a task whose answers the noise was not planned for."""
-        if self.noise:
-            raise ValueError(
-                "private: clients were asked twice in a round, and each answer would need noise of its own"
-            )
-        if not largest:
-            raise ValueError(
-                "private: the weights of this algorithm depend on what clients report, and one client can "
-                "have any influence: use uniform weights"
-            )
-        drawn = self.private.draw(cohort, len(cohort), self.state.seed, self.state.round)
-        if list(cohort) != list(dict.fromkeys(drawn)):
-            raise ValueError(
-                f"private: the cohort of round {self.state.round + 1} has a client that is not planned for "
-                "it, or one twice: draw cohorts with private.draw"
-            )
-        size = sum(tensor.numel() for tensor in like.values())
-        if self.private.trusts_clients and not fits_grid(size, len(cohort)):
-            raise ValueError(
-                f"private: secure aggregation of {len(cohort)} updates with {size} entries rounds too much: "
-                "use smaller cohorts, or train fewer parameters"
-            )
-        self.noise = self.release.noise_id(like)
-        if self.state.released and self.noise != self.state.noise:
-            raise ValueError(
-                "private: this run began with another key, other rounds, or other settings of its noise; "
-                "later noise would not fit that of earlier rounds. Resume it with what it began with"
-            )
-
-    def _check_answers(self, update: Update, like: Tensors, cohort: Sequence[str], weigh: Weigh) -> None:
-        """Refuse a sum with a part that did not come from one planned client, and may not be clipped."""
-        answered = [report.client for report in update.reports]
-        weight = sum(math.exp(weigh(report)) for report in update.reports)
-        summed = 0.0 if update.is_empty else math.exp(update.log_weight)
-        is_known = set(answered) <= set(cohort) and len(set(answered)) == len(answered)
-        if not is_known or abs(summed - weight) > 1e-6 * max(1.0, weight):
-            raise ValueError("private: an update came without the report of one client of the cohort")
-        shapes = {name: tensor.shape for name, tensor in update.mean.items()}
-        if update.mean and shapes != {name: tensor.shape for name, tensor in like.items()}:
-            raise ValueError(
-                "private: clients answered with other tensors than the parameters they were sent"
-            )

@@ -20,6 +20,7 @@ from antiphon.cli.decoding_commands import lm_commands, nbest_command, rescore_c
 from antiphon.cli.federation_commands import federation_commands
 from antiphon.cli.model_commands import adapt_command, export_command, prune_command
 from antiphon.cli.personalisation_commands import personalize_command
+from antiphon.cli.privacy_commands import audit_command
 from antiphon.cli.run_commands import (
     demo_command,
     new_command,
@@ -94,7 +95,7 @@ COMMANDS: dict[str, list[Any]] = {
     "Start here": [demo_command, new_command, recipes_command, run_command],
     "Results": [report_command, compare_command, evaluate_command, transcribe_command, alignments_command],
     "Language models and decoding": [nbest_command, rescore_command, personalize_command],
-    "More": [adapt_command, prune_command, export_command, encoders_command],
+    "More": [adapt_command, prune_command, export_command, encoders_command, audit_command],
 }
 for panel, commands in COMMANDS.items():
     for command in commands:

@@ -19,14 +19,15 @@ from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.private import Private
 from antiphon.core import Report, Stopped, Task, Update
 from antiphon.pools.local import LocalPool
+from antiphon.privacy.canary_scores import log_ratios
 from antiphon.privacy.one_run_audit import audited_epsilon
 from antiphon.privacy.participation import PoissonSampling
 from antiphon.privacy.update_accounting import epsilon_of
 from antiphon.seeding import derive
 from antiphon.server.weighting import Uniform
+from antiphon.tasks.canary_clients import TOO_LONG
 
 CANARIES = "canaries"  # the one tensor of the audited model: an entry for each canary
-TOO_LONG = 3.0  # the length of a canary's update before clipping, in bounds
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def audit_updates(
         key_file="",
         shared_budget=None,
         trusts_clients=False,
+        canaries=0,
         folder="",
     )
     releases = _releases(audited, names, taking_part, seed)
@@ -107,24 +109,10 @@ def _releases(private: Private, names: Sequence[str], taking_part: Sequence[str]
 
 def _scores(private: Private, names: Sequence[str], releases: np.ndarray, seed: int) -> np.ndarray:
     """Return the log-likelihood ratio of "in the run" against "not in it" for each canary."""
-    plan, rounds = private.plan, len(releases)
-    variance = plan.deviation**2
-    if isinstance(private.cohorts, PoissonSampling):  # the attacker does not know the cohorts
-        rate = private.cohorts.rate
-        absent = np.log1p(-rate) if rate < 1 else -np.inf
-        present = np.log(rate) + (releases - 0.5) / variance
-        return np.logaddexp(absent, present).sum(axis=0)
+    plan, cohorts = private.plan, private.cohorts
+    if isinstance(cohorts, PoissonSampling):
+        return log_ratios(releases, np.ones_like(releases), plan.coefficients, plan.deviation, cohorts.rate)
     turns = np.array(
-        [[private.cohorts.takes_part(name, round, seed, b"") for name in names] for round in range(rounds)],
-        dtype=float,
+        [[cohorts.takes_part(name, round, seed, b"") for name in names] for round in range(len(releases))]
     )
-    signal, seen = (_correlated(plan.coefficients, rows) for rows in (turns, releases))
-    return (signal * (seen - signal / 2)).sum(axis=0) / variance
-
-
-def _correlated(coefficients: tuple[float, ...], rows: np.ndarray) -> np.ndarray:
-    """Return C times rows: the noise of the result is independent."""
-    total = np.zeros_like(rows)
-    for lag, coefficient in enumerate(coefficients[: len(rows)]):
-        total[lag:] += coefficient * rows[: len(rows) - lag]
-    return total
+    return log_ratios(releases, turns, plan.coefficients, plan.deviation)
