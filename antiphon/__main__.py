@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from contextlib import suppress
 from types import FrameType
 
 REASONS = {signal.SIGINT: "Interrupted", signal.SIGTERM: "Terminated", signal.SIGHUP: "Hung up"}
@@ -21,8 +23,10 @@ def main() -> None:
     except KeyboardInterrupt:  # a second signal, while it told of the first
         os._exit(128 + signal.SIGINT)
     finally:
+        with suppress(OSError):  # nobody reads it any more
+            sys.stdout.flush()
         for number in heeded:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, lambda number, frame: os._exit(128 + number))  # all is done or told
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> None:

@@ -14,6 +14,8 @@ from itertools import islice
 from multiprocessing import forkserver, get_context, parent_process, resource_tracker
 from typing import Any, TypeVar
 
+from antiphon.records.maker import uninterrupted
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -27,12 +29,19 @@ def map_ahead(
     """
     source = iter(items)
     waiting: deque[tuple[Item, Future[Result]]] = deque()
+
+    def submit(item: Item) -> tuple[Item, Future[Result]]:
+        # It may start a process. The executor would forget a process if a signal came meanwhile, and take
+        # away what that process needs to start.
+        with uninterrupted():
+            return item, executor.submit(work, item)
+
     try:
-        waiting.extend((item, executor.submit(work, item)) for item in islice(source, num_ahead))
+        waiting.extend(map(submit, islice(source, num_ahead)))
         while waiting:
             item, future = waiting.popleft()
             yield item, future.result()
-            waiting.extend((item, executor.submit(work, item)) for item in islice(source, 1))
+            waiting.extend(map(submit, islice(source, 1)))
     finally:
         executor.shutdown(cancel_futures=True)
 

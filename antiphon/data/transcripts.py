@@ -15,10 +15,11 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from antiphon.records.reading import MAX_LINE, LongLineError, limited_lines, parse_json
+from antiphon.records.reading import MAX_LINE, LongLineError, Opener, limited_lines, parse_json
 from antiphon.scoring.normalisation import Normalisation
 
 LATIN = "abcdefghijklmnopqrstuvwxyz"
@@ -112,13 +113,16 @@ def rare_characters(counts: Counter[str]) -> dict[str, int]:
     return dict(sorted(rare.items(), key=lambda item: (item[1], item[0])))
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
+def numbered_lines(path: Path, opener: Opener | None = None) -> Iterator[tuple[str, str]]:
     """Yield the lines of a text file, plain or .gz, each with its location ("text:3"), without blank lines.
 
     Bytes that are not UTF-8 become surrogates: see `is_utf8`. DamagedFileError if it cannot be read on.
     """
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+    encoding: Any = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": "\n"}
+    with (
+        open(path, "rb", opener=opener) as raw,
+        gzip.open(raw, "rt", **encoding) if path.suffix == ".gz" else TextIOWrapper(raw, **encoding) as file,
+    ):
         try:
             for number, line in enumerate(limited_lines(file, path.name, MAX_LINE), 1):
                 if line.strip():

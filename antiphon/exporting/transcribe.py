@@ -169,7 +169,10 @@ def read_samples(path: Path) -> Array:
             import soundfile
         except ImportError:
             raise ValueError("not a WAV file of 16 bits: pip install soundfile") from None
-        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        try:
+            samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        except (soundfile.SoundFileError, TypeError) as error:  # TypeError: a name that ends in .raw
+            raise ValueError(f"unreadable audio: {str(error).rpartition(': ')[2]}") from None
     mono = samples.mean(axis=1, dtype=np.float32) if samples.shape[1] > 1 else samples[:, 0]
     if rate == SAMPLE_RATE:
         return mono
@@ -231,5 +234,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -18,6 +18,7 @@ import io
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -93,6 +94,18 @@ def with_usual_mode(path: Path) -> Iterator[None]:
 def private(path: str, flags: int) -> int:
     """Open a file that only its owner can read, as the `opener` of `open`."""
     return os.open(path, flags, 0o600)
+
+
+def regular(path: str, flags: int) -> int:
+    """Open a regular file, as the `opener` of `open`: a pipe in its place would have us wait for ever."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file", path)
 
 
 def replace_file(path: Path, write: Callable[[Path], object], is_private: bool = False) -> None:

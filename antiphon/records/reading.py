@@ -9,14 +9,14 @@ one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, AnyStr, TypeVar
 
 import yaml
 
-from antiphon.records.files import ADVICE, Damaged, check_files, without_checksum
+from antiphon.records.files import ADVICE, Damaged, check_files, regular, without_checksum
 from antiphon.records.schema import checked, parse_number, shown, whole
 
 MAX_FILE = 1 << 28  # bytes of a file that is read at once, and of a line that we wrote
@@ -28,6 +28,7 @@ MAX_DIGITS = 20  # of an integer
 MAX_MESSAGE = 200  # characters of a message of a library
 
 T = TypeVar("T")
+Opener = Callable[[str, int], int]  # of `open`
 
 
 # --- JSON and YAML --------------------------------------------------------------------------------
@@ -116,9 +117,9 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int]], depth: int) -> 
 # --- Files ----------------------------------------------------------------------------------------
 
 
-def read_text(path: Path, limit: int = MAX_FILE) -> str:
+def read_text(path: Path, limit: int = MAX_FILE, opener: Opener | None = None) -> str:
     """Return the text of a file; ValueError if it is longer than `limit` bytes or not UTF-8."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=opener) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise ValueError(f"{path} has more than {limit:,} bytes: it is too large to be read")
@@ -159,7 +160,7 @@ def read_object(
     files have none. If there is no such file, the error says that its folder holds no `what`.
     """
     try:
-        body = parse_json(read_text(path))
+        body = parse_json(read_text(path, opener=regular))
     except OSError as error:
         reason = f"cannot read {path.name}: {error.strerror}"
         raise ValueError(f"{path.parent} holds no {what or path.name} ({reason})") from None
@@ -203,7 +204,7 @@ def fields_of(cls: type[T], body: Any, where: str, advice: str = "") -> T:
 def read_lines_as(cls: type[T], path: Path) -> Iterator[T]:
     """Yield the objects of a file of JSON lines, which have the fields of a dataclass."""
     advice = getattr(cls, "advice", ADVICE)
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         for number, line in enumerate(limited_lines(file, str(path)), 1):
             yield fields_of(cls, parse_line(line, f"{path}:{number}", advice), f"{path}:{number}", advice)
 

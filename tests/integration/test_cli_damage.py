@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -129,3 +130,29 @@ def test_a_model_that_is_cut_off_is_named(antiphon: Antiphon, copy: Path, world:
         done = antiphon(*command)
         assert done.code == 2, command
         assert f"{path} is damaged" in done.output
+
+
+TABLES = ("manifest.jsonl", "metadata.csv", "metadata.jsonl", "train.tsv", "train.parquet")
+PIPES = (*TABLES, "cuts.jsonl", "cuts.jsonl.gz", "data.json", "wav.scp")
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_an_import_never_waits_for_a_pipe(antiphon: Antiphon, tmp_path: Path, name: str) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    os.mkfifo(source / name)
+    for path in (source, source / name):
+        done = antiphon("corpus", "import", path, tmp_path / "corpus")
+        assert done.code == 2
+        assert name in done.output
+    assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize("name", ["model.json", "tokens.json", "model.safetensors"])
+def test_a_pipe_in_place_of_a_file_of_a_model_is_named(antiphon: Antiphon, copy: Path, name: str) -> None:
+    path = copy / "seed" / "model" / name
+    path.unlink()
+    os.mkfifo(path)
+    done = antiphon("evaluate", copy / "seed")
+    assert done.code == 2
+    assert name in done.output

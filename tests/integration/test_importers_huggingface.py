@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from sources import imported, ramp, reasons, samples
 
 from antiphon.data.audio import encode_flac
+from antiphon.data.importing.arrow_trial import survives
 from antiphon.data.importing.formats import choose_format
 
 soundfile = pytest.importorskip("soundfile")
@@ -203,3 +205,54 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(ValueError, match=r"pip install 'antiphon\[parquet\]'"):
         imported(tmp_path / "hub")
+
+
+def test_parquet_metadata_that_ends_pyarrow_is_a_damaged_file(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(table_of(pyarrow), tmp_path / "train.parquet")
+    whole = (tmp_path / "train.parquet").read_bytes()
+    fatal = tmp_path / "hub" / "test.parquet"
+    fatal.parent.mkdir()
+    (tmp_path / "train.parquet").rename(fatal.parent / "train.parquet")
+    chance = random.Random(0)
+    start = len(whole) - int.from_bytes(whole[-8:-4], "little") - 8
+    while True:  # about one flip in ten at the beginning of the metadata
+        damaged = bytearray(whole)
+        damaged[start + chance.randrange(80)] ^= 1 << chance.choice((0, 3, 6))
+        fatal.write_bytes(damaged)
+        if not survives(fatal):
+            break
+    summary, _, utterances = imported(fatal.parent)
+    assert len(utterances) == 5
+    (skipped,) = summary.skipped
+    assert (skipped.where, skipped.kind) == ("test.parquet", "damaged file")
+
+
+def test_arrow_offsets_that_lead_out_of_the_file_are_a_damaged_file(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    (folder / "state.json").write_text("{}")
+    table = table_of(pyarrow)
+    with pyarrow.ipc.new_stream(str(folder / "data.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    whole = (folder / "data.arrow").read_bytes()
+    ends = np.cumsum([0] + [len(flac(100 * number)) for number in range(5)], dtype=np.int32)
+    assert whole.count(ends.tobytes()) == 1
+    for wrong in (-5, 2**30, 3):  # the third: offsets that go backwards
+        damaged = ends.copy()
+        damaged[2] = wrong
+        (folder / "data.arrow").write_bytes(whole.replace(ends.tobytes(), damaged.tobytes()))
+        with pytest.raises(ValueError, match=r"damaged file: the rest of it cannot be read .*data\.arrow"):
+            imported(folder)
+
+
+def test_text_in_arrow_that_is_not_utf8_is_a_damaged_file(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "train.parquet"
+    parquet.write_table(table_of(pyarrow), path, compression="none", use_dictionary=False)
+    path.write_bytes(path.read_bytes().replace(b"Text c!", b"Text \xff!"))
+    with pytest.raises(ValueError, match=r"row group 0 cannot be read .*train\.parquet:0"):
+        imported(path)

@@ -20,7 +20,9 @@ from typing import IO, Any, BinaryIO, Protocol
 import numpy as np
 
 from antiphon.data.audio import BadAudioError
+from antiphon.data.importing.arrow_trial import survives
 from antiphon.data.importing.candidates import Blob, EncodedAudio, Skipped
+from antiphon.records.files import regular
 
 BYTES, PATH = "bytes", "path"
 
@@ -52,10 +54,22 @@ def open_table(path: Path) -> ArrowTable:
         import pyarrow
     except ImportError:
         raise ValueError(f"{path.name} needs pyarrow: pip install 'antiphon[parquet]'") from None
+    with open(path, "rb", opener=regular):
+        pass
+    if not survives(path):
+        raise OSError("pyarrow cannot read it, and ends the process")
     try:
-        return ParquetTable(path) if path.suffix == ".parquet" else ArrowFile(path)
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise OSError(str(error).partition("\n")[0]) from None
+        table = ParquetTable(path) if path.suffix == ".parquet" else ArrowFile(path)
+    except (pyarrow.ArrowException, ValueError) as error:
+        raise OSError(first_line_of(error)) from None
+    if len(set(table.names)) < len(table.names):
+        raise OSError("two columns have the same name")
+    return table
+
+
+def first_line_of(error: Exception) -> str:
+    """Return a message of pyarrow without the traces that follow it."""
+    return str(error).partition("\n")[0]
 
 
 @dataclass(frozen=True)
@@ -69,13 +83,15 @@ class AudioColumn:
 
     @classmethod
     def of(cls, schema: Any, name: str) -> AudioColumn:
-        from pyarrow import types
+        from pyarrow import null, types
 
         kind = schema.field(name).type
         is_struct = types.is_struct(kind)
-        fields = {kind.field(number).name for number in range(kind.num_fields)} if is_struct else set()
-        has_bytes = BYTES in fields or types.is_binary(kind) or types.is_large_binary(kind)
-        return cls(name, is_struct, has_bytes, PATH in fields or not (is_struct or has_bytes))
+        parts = [kind.field(number) for number in range(kind.num_fields)] if is_struct else []
+        fields = {part.name: part.type for part in parts} or {BYTES: kind, PATH: kind}
+        has_bytes = any(test(fields.get(BYTES, null())) for test in (types.is_binary, types.is_large_binary))
+        has_path = any(test(fields.get(PATH, null())) for test in (types.is_string, types.is_large_string))
+        return cls(name, is_struct, has_bytes, has_path)
 
     def column_of(self, part: str) -> str:
         return f"{self.name}.{part}" if self.is_struct else self.name
@@ -109,13 +125,21 @@ class ParquetTable:
         self.names = list(self.file.schema_arrow.names)
 
     def rows(self, audio: str) -> Iterator[tuple[str, Row] | Skipped]:
+        import pyarrow
+
         column = AudioColumn.of(self.file.schema_arrow, audio)
         wanted = _simple_columns(self.file.schema_arrow, audio)
         wanted += [column.column_of(PATH)] if column.has_path else []
         groups = RowGroups(self.path, column)
         for group in range(self.file.num_row_groups):
-            has_bytes = column.has_bytes and not self._is_empty(group, column.column_of(BYTES))
-            for number, fields in enumerate(self.file.read_row_group(group, columns=wanted).to_pylist()):
+            try:
+                has_bytes = column.has_bytes and not self._is_empty(group, column.column_of(BYTES))
+                rows = self.file.read_row_group(group, columns=wanted).to_pylist()
+            except (pyarrow.ArrowException, OSError, ValueError) as error:
+                place, why = f"{self.path.name}:{group}", first_line_of(error)
+                yield Skipped("", place, f"damaged file: row group {group} cannot be read ({why})")
+                continue
+            for number, fields in enumerate(rows):
                 path = column.path_in(fields.pop(audio, None))
                 place = f"{self.path.stem}-{group}-{number}"
                 blob = PackedAudio(groups, group, number) if has_bytes else None
@@ -169,8 +193,9 @@ class RowGroups:
         self.spool = self.spool or tempfile.TemporaryFile()  # noqa: SIM115
         try:
             column = parquet.ParquetFile(self.path).read_row_group(group, columns=[name]).column(0)
-        except (pyarrow.ArrowInvalid, OSError) as error:
-            raise BadAudioError(f"unreadable audio: row group {group} is damaged ({error})") from None
+        except (pyarrow.ArrowException, OSError) as error:
+            why = first_line_of(error)
+            raise BadAudioError(f"unreadable audio: row group {group} is damaged ({why})") from None
         places = []
         for chunk in column.chunks:
             for item in self.column.part(chunk, BYTES):
@@ -203,6 +228,7 @@ class ArrowFile:
         number = 0
         try:
             for batch in self._batches():
+                batch.validate(full=True)
                 values = batch.column(audio)
                 paths = column.part(values, PATH).to_pylist() if column.has_path else [None] * len(values)
                 blobs = self._blobs(column.part(values, BYTES)) if column.has_bytes else [None] * len(values)
@@ -210,8 +236,9 @@ class ArrowFile:
                 for fields, path, blob in rows:
                     yield f"{self.path.name}:{number}", Row(f"{self.path.stem}-{number}", fields, path, blob)
                     number += 1
-        except (pyarrow.ArrowInvalid, OSError) as error:
-            yield Skipped("", self.path.name, f"damaged file: the rest of it cannot be read ({error})")
+        except (pyarrow.ArrowException, OSError) as error:
+            why = first_line_of(error)
+            yield Skipped("", self.path.name, f"damaged file: the rest of it cannot be read ({why})")
 
     def _batches(self) -> Iterator[Any]:
         if hasattr(self.reader, "get_batch"):
@@ -223,7 +250,7 @@ class ArrowFile:
         from pyarrow import types
 
         _, offsets, data = array.buffers()
-        if data is None:  # all values are null
+        if data is None or offsets is None:  # all values are null
             return [None] * len(array)
         start = data.address - self.buffer.address
         if not 0 <= start <= self.buffer.size - data.size:

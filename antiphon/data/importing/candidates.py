@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from antiphon.data.importing.import_options import ImportOptions
 from antiphon.data.transcripts import DamagedFileError, numbered_lines
+from antiphon.records.files import regular
 from antiphon.records.reading import parse_json
 from antiphon.records.schema import finite, shown
 
@@ -164,7 +165,7 @@ def path_id(path: str) -> str:
 def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]] | Skipped]:
     """Yield the objects of a JSON-lines file, each with its location; other lines are skipped."""
     try:
-        for where, line in numbered_lines(path):
+        for where, line in numbered_lines(path, regular):
             try:
                 row = parse_json(line, is_finite=False)
             except ValueError:

@@ -16,6 +16,7 @@ from antiphon.data.importing import candidates
 from antiphon.data.importing.candidates import Candidate, ImportOptions, Skipped
 from antiphon.data.importing.columns import Columns, audio_finder, choose_tables
 from antiphon.data.importing.formats import FORMATS
+from antiphon.records.files import regular
 from antiphon.records.reading import MAX_LINE, LongLineError, limited_lines
 
 SUFFIXES = (".csv", ".tsv")
@@ -116,7 +117,7 @@ def _unquoted(field: str) -> str:
 
 
 def _open(table: Path) -> TextIO:
-    return open(table, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    return open(table, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=regular)
 
 
 def _reader(table: Path, file: TextIO) -> Any:

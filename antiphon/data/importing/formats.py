@@ -44,6 +44,8 @@ def choose_format(source: Path, name: str | None) -> str:
     """Return the name of a source's format: the requested one, or the only one that recognises it."""
     if not source.exists():
         raise ValueError(f"nothing to import: {source} does not exist")
+    if not (source.is_file() or source.is_dir()):
+        raise ValueError(f"{source} is a pipe or a device: write its contents to a file first")
     if name is not None and name in FORMATS:
         importer: Importer = FORMATS[name]()
         if not importer.recognises(source):
@@ -57,7 +59,14 @@ def choose_format(source: Path, name: str | None) -> str:
     names = specific or names
     if not names:
         looked_for = "".join(f"\n  {known:<12} {importer.looks_for}" for known, importer in importers.items())
-        raise ValueError(f"the format of {source} is not known. Looked for:{looked_for}")
+        raise ValueError(f"the format of {source} is not known{_oddities(source)}. Looked for:{looked_for}")
     if len(names) > 1:
         raise ValueError(f"{source} could be any of {', '.join(names)}: say which format to read it as")
     return names[0]
+
+
+def _oddities(source: Path) -> str:
+    """Return a remark on what a folder holds in place of files."""
+    paths = source.iterdir() if source.is_dir() else ()
+    odd = sorted(path.name for path in paths if not path.is_file() and not path.is_dir())
+    return f" (not read, because they are no regular files: {', '.join(odd)})" if odd else ""

@@ -17,6 +17,7 @@ from antiphon.data.importing.candidates import Candidate, ImportOptions, Refused
 from antiphon.data.importing.columns import Columns, audio_finder, choose_tables
 from antiphon.data.importing.csv_tables import first_line, header, rows_of
 from antiphon.data.importing.formats import FORMATS
+from antiphon.records.files import regular
 from antiphon.records.reading import parse_json, read_text
 
 COLUMNS = {"ID", "duration", "wav"}
@@ -57,7 +58,7 @@ def _is_data_file(path: Path) -> bool:
     if path.suffix != ".json":
         return False
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", opener=regular) as file:
             head = file.read(HEAD_BYTES)
     except OSError:
         return False
@@ -67,7 +68,7 @@ def _is_data_file(path: Path) -> bool:
 def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]] | Skipped]:
     """Yield the utterances of a JSON file, each with its id in the field ID."""
     try:
-        utterances = parse_json(read_text(path), is_finite=False)
+        utterances = parse_json(read_text(path, opener=regular), is_finite=False)
     except ValueError as error:
         raise ValueError(f"{path.name} is not JSON: it cannot be parsed ({error})") from None
     for name, fields in utterances.items():

@@ -208,6 +208,25 @@ def test_a_signal_during_the_imports_is_one_line(name: str, code: int, word: str
     assert done.stderr.split("\n") == ["", f"{word}: nothing was done.", ""]
 
 
+# Sends itself a signal when the command is done, while the interpreter ends.
+INTERRUPTED_EXIT = """
+import atexit, os, signal
+atexit.register(lambda: os.kill(os.getpid(), signal.NAME))
+from antiphon.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_after_a_command_loses_nothing_that_it_printed(name: str, code: int) -> None:
+    script = INTERRUPTED_EXIT.replace("NAME", name)
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.startswith("antiphon ")
+
+
 def test_a_signal_while_options_are_read_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

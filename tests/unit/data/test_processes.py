@@ -97,3 +97,38 @@ def test_processes_end_when_their_parent_is_killed(is_early: bool, tmp_path: Pat
             assert len(marked(mark)) >= 4  # and at least one at work
         process.kill()
     assert wait_for_none(mark, 20) == {}
+
+
+STARTING = """
+import os, signal, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from antiphon.data.processes import map_in_processes
+
+original = ProcessPoolExecutor._start_executor_manager_thread
+
+def faulty(executor):
+    if not getattr(executor, "is_struck", False):
+        executor.is_struck = True
+        os.kill(os.getpid(), signal.SIGINT)
+    original(executor)
+
+def make_work():
+    return str
+
+if __name__ == "__main__":
+    ProcessPoolExecutor._start_executor_manager_thread = faulty
+    try:
+        list(map_in_processes(range(10), 2, 1, "counting", make_work))
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+@needs_proc
+def test_a_signal_while_a_process_starts_prints_no_traceback_of_that_process(tmp_path: Path) -> None:
+    (tmp_path / "starting.py").write_text(STARTING)
+    mark = new_mark()
+    command = [sys.executable, str(tmp_path / "starting.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **mark}, check=False)
+    assert wait_for_none(mark, 20) == {}
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")

@@ -199,3 +199,29 @@ def write_encoder(path: Path) -> Path:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(model, path)
     return path
+
+
+BAD_RECORDINGS = {
+    "text.wav": b"no audio at all",
+    "empty.wav": b"",
+    "cut.flac": b"fLaC\0\0\0\x22" + bytes(20),
+    "header.wav": b"RIFF\x24\0\0\0WAVEfmt \x10\0\0\0" + bytes(24),
+    "raw.raw": bytes(100),
+}
+
+
+def test_bad_recordings_are_one_line_each_and_others_are_recognised(
+    exported: Exported, tmp_path: Path
+) -> None:
+    pytest.importorskip("soundfile")
+    case = exported("ctc")
+    good = write_wav(tmp_path / "good.wav", tones(TEXTS[1], 1.0, np.random.default_rng(0)))
+    for name, data in BAD_RECORDINGS.items():
+        (tmp_path / name).write_bytes(data)
+    names = [*BAD_RECORDINGS, "missing.wav"]
+    command = [sys.executable, str(case.folder / "transcribe.py"), *names, str(good)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert done.stdout == f"{good}\t{case.recognizer.transcribe(good)}\n"
+    lines = done.stderr.splitlines()
+    assert [line.partition(":")[0] for line in lines] == names
