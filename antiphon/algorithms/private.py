@@ -49,7 +49,7 @@ from antiphon.server.weighting import ByExamples, Uniform
 from antiphon.tasks.canary_clients import CanaryClients
 from antiphon.tasks.private_pool import PrivatePool, largest_weight
 from antiphon.tasks.round_release import RoundRelease
-from antiphon.tasks.update_clipping import UpdateClipping, WholeUpdate
+from antiphon.tasks.update_clipping import AdaptiveUpdate, UpdateClipping, WholeUpdate
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class PrivateState(WrapperState):
 
     released: int = 0
     noise: str = ""  # a digest of key, plan and tensors; "" before the first release
+    bound: float = 0.0  # of the next round, if clipping is adaptive; 0: that of the settings
 
 
 @ALGORITHMS.register
@@ -124,6 +125,11 @@ class Private:
                 "private: with secure_aggregation, the server sees no single update and cannot clip it "
                 "again, so set trusts_clients=true; without, set trusts_clients=false"
             )
+        if secure and isinstance(self.clipping, AdaptiveUpdate):
+            raise ValueError(
+                "private: adaptive_update counts the updates within its bound, and with secure_aggregation "
+                "the server sees none of them: use another clipping"
+            )
         if secure and secure.bound > self.clipping.bound:
             raise ValueError(
                 "private: a clipped update has no entry above clipping.bound, and a finer grid rounds less: "
@@ -149,6 +155,8 @@ class Private:
             )
         if ready.rounds:
             ready.plan.cost(1)  # refuses bands that do not fit, or a package that is missing
+            if ready.cohort:
+                ready._deviation_of_count()  # refuses a count that takes the whole budget
         if context.folder and not ready.simulated and not ready.key_file:
             path = Path(ready.folder) / KEY_FILE
             context.on_first_process(lambda: _make_key(path))
@@ -182,11 +190,15 @@ class Private:
 
     def round(self, state: PrivateState, cohort: Sequence[str], pool: Pool) -> tuple[PrivateState, Metrics]:
         epsilon = self._spend(state)
-        noise = (self.plan, self.clipping.bound, self.cohort, state.round, self.key(state.seed))
+        clipping = replace(self.clipping, bound=state.bound) if state.bound else self.clipping
+        noise = (self.plan, clipping.bound, self.cohort, state.round, self.key(state.seed))
+        release = RoundRelease(
+            *noise, self.folder, self.simulated, self.clipping.bound, self._deviation_of_count()
+        )
         private = PrivatePool(
             pool,
-            RoundRelease(*noise, self.folder, self.simulated),
-            self.clipping,
+            release,
+            clipping,
             lambda clients: self.draw(clients, len(clients), state.seed, state.round),
             self.trusts_clients,
             state.noise,
@@ -196,8 +208,15 @@ class Private:
         if not private.noise or inner.round != state.round + 1:
             name = choice_name(type(self.inner))
             raise ValueError(f"private around {name}: it must ask clients once and count every round")
-        after = replace(state, inner=inner, released=state.released + 1, noise=private.noise)
-        return after, {**metrics, "epsilon": epsilon, "noise_deviation": private.release.deviation}
+        after = PrivateState(inner, state.released + 1, private.noise, private.next_bound)
+        bound = {"clipping_bound": clipping.bound} if private.next_bound else {}
+        return after, {**metrics, "epsilon": epsilon, "noise_deviation": release.deviation, **bound}
+
+    def _deviation_of_count(self) -> float:
+        """Return the deviation of the noise on the count of an adaptive bound; 0 if there is none."""
+        if not isinstance(self.clipping, AdaptiveUpdate):
+            return 0.0
+        return self.clipping.deviation_of_count(self.plan.deviation, self.cohort)
 
     def _spend(self, state: PrivateState) -> float:
         """Return ε after this round; raise `Stopped` before it exceeds the budget."""

@@ -26,6 +26,7 @@ from antiphon.privacy.update_accounting import epsilon_of
 from antiphon.seeding import derive
 from antiphon.server.weighting import Uniform
 from antiphon.tasks.canary_clients import TOO_LONG
+from antiphon.tasks.update_clipping import AdaptiveUpdate
 
 CANARIES = "canaries"  # the one tensor of the audited model: an entry for each canary
 
@@ -66,6 +67,8 @@ def audit_updates(
     private: Private, num_canaries: int = 20_000, seed: int = 0, confidence: float = 0.95
 ) -> Audit:
     """Run the rounds of a private algorithm with canaries only, and attack them."""
+    if isinstance(private.clipping, AdaptiveUpdate):
+        raise ValueError("adaptive_update follows the clients of a run: audit a run, with private.canaries")
     names = [f"canary/{number:06d}" for number in range(num_canaries)]
     coins = np.random.default_rng(derive(seed, "canaries"))
     included = coins.random(num_canaries) < 0.5

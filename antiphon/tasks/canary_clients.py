@@ -78,7 +78,7 @@ class CanaryClients:
             self.epsilon,
             self.delta,
             self.rate,
-            release.plan.deviation,
+            release.relative_deviation,
             tuple(release.plan.coefficients),
             tuple(self.included.tolist()),
             tuple(name in turns for name in self.names),

@@ -12,7 +12,14 @@ from antiphon.server.weighting import ByExamples, Uniform
 from antiphon.tasks.canary_clients import CanaryClients
 from antiphon.tasks.local_training import parameters_in
 from antiphon.tasks.round_release import RoundRelease
-from antiphon.tasks.update_clipping import Clipped, ClippedByClient, UpdateClipping, fits_grid
+from antiphon.tasks.update_clipping import (
+    WITHIN,
+    AdaptiveUpdate,
+    Clipped,
+    ClippedByClient,
+    UpdateClipping,
+    fits_grid,
+)
 from antiphon.tasks.views import through
 
 
@@ -35,6 +42,7 @@ class PrivatePool:
     began_with: str  # `noise` of the rounds before; "" in the first round
     canaries: CanaryClients | None = None
     noise: str = ""  # what the noise depends on; set when clients were asked
+    next_bound: float = 0.0  # of adaptive clipping; set when clients were asked
 
     def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
         if cohort and all(map(lives_with_server, cohort)):
@@ -49,7 +57,10 @@ class PrivatePool:
         view = (ClippedByClient if self.trusts_clients else Clipped)(self.clipping)
         update = self.pool.reduce(through(task, view), cohort, weigh) if cohort else Update.nothing()
         self._check_answers(update, like, cohort, weigh)
-        mean = self.release.mean(self._with_canaries(update, like, largest), like, largest)
+        count = sum(report.stats.get(WITHIN, 0.5) - 0.5 for report in update.reports)
+        mean = self.release.mean(self._with_canaries(update, like, largest), like, largest, count)
+        if isinstance(self.clipping, AdaptiveUpdate):
+            self.next_bound = self.clipping.moved(self.release.share_within(like, count)).bound
         if self.canaries is not None:
             self.canaries.look_for(mean, self.release, self.draw(self.canaries.names), self.clipping)
         return Update(mean, 0.0, (), update.failures)

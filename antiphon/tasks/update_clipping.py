@@ -29,6 +29,7 @@ from antiphon.tasks.views import CLIENT_VIEWS, View
 
 # How far below its bound a clipped update stays: rounding in sums must not make it longer than the bound.
 ROOM = 2.0**-20
+WITHIN = "within_bound"  # in a report: whether the update was within an adaptive bound, as the server finds
 SUM_ROOM = 2.0**-10  # for updates that are rounded to the grid of secure aggregation
 FEWEST_STEPS = 2**31  # of that grid, for a sum of values within its bound; see `fits_grid`
 
@@ -88,7 +89,56 @@ class EachLayerByDimension(_Clipping):
         return [float(size) for size in sizes]
 
 
-UpdateClipping = WholeUpdate | EachLayer | EachLayerByDimension
+@dataclass(frozen=True)
+class AdaptiveUpdate(WholeUpdate):
+    """Scales all layers together, to a bound that follows a quantile of the norms of the updates.
+
+    G. Andrew et al., "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021,
+    arXiv:1905.03410. A client within the bound C counts b = 1, another one b = 0. The sum of b − ½ gets noise
+    of its own, and C ← C exp(−rate (b̃ − quantile)) for b̃, the noised share of clients within the bound.
+
+    C follows from earlier releases alone, so a round divided by its C is a release of updates of at most 1.
+    The accounting, also that of correlated noise, is the one of a fixed bound.
+    """
+
+    # `bound` is the one of the first round.
+    quantile: float = 0.5  # the share of the updates that are to be within the bound
+    rate: float = 0.2  # how fast the bound follows: η_C of the paper
+    count_deviation: float = (
+        0.0  # σ_b of the paper: noise on the count; 0: cohort / 20, or more if that needs
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.quantile < 1 or not self.rate > 0 or self.count_deviation < 0:
+            raise ValueError(
+                "adaptive_update needs a quantile between 0 and 1, a rate above 0, and a count_deviation of "
+                "at least 0"
+            )
+
+    def deviation_of_count(self, deviation: float, cohort: float) -> float:
+        """Return σ_b, for the deviation of the plan and the planned cohort; refuse one that is too small."""
+        chosen = self.count_deviation or max(cohort / 20, deviation)
+        if 2 * chosen <= deviation:
+            raise ValueError(
+                f"adaptive_update: a count_deviation of {chosen:g} spends the whole privacy budget on the "
+                f"count: it must be above {deviation / 2:.4g}, half the deviation of the plan"
+            )
+        return chosen
+
+    def is_within(self, update: Tensors) -> bool:
+        """Return whether an update that arrives was within the bound before its client clipped it."""
+        tensors = list(update.values())
+        norms = [float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in tensors]
+        room = max(ROOM, *(torch.finfo(tensor.dtype).eps for tensor in tensors))
+        return math.hypot(*norms) < self.bound * (1 - 4 * room)
+
+    def moved(self, share: float) -> AdaptiveUpdate:
+        """Return the clipping of the next round, from the noised share of clients within the bound."""
+        return replace(self, bound=self.bound * math.exp(-self.rate * (share - self.quantile)))
+
+
+UpdateClipping = AdaptiveUpdate | WholeUpdate | EachLayer | EachLayerByDimension
 
 
 def _scale(norm: float, limit: float) -> float:
@@ -129,4 +179,9 @@ class Clipped(ClippedByClient):
     room: ClassVar[float] = ROOM
 
     def arrive(self, update: Update) -> Update:
-        return replace(update, mean=self.clipping(update.mean, self.room))
+        clipped = replace(update, mean=self.clipping(update.mean, self.room))
+        if not isinstance(self.clipping, AdaptiveUpdate):
+            return clipped
+        within = {WITHIN: float(self.clipping.is_within(update.mean))}
+        reports = tuple(replace(report, stats={**report.stats, **within}) for report in update.reports)
+        return replace(clipped, reports=reports)
