@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -120,10 +121,13 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Return the commit of this checkout, with a + if files were changed; None outside a checkout."""
+    """Return the commit of this checkout, with a + if files were changed.
+
+    Outside a checkout it is what the environment variable ANTIPHON_COMMIT says, or None.
+    """
     here = Path(__file__).parents[2]
     if not (here / ".git").exists():
-        return None
+        return os.environ.get("ANTIPHON_COMMIT") or None
     try:
         head = _git(here, "rev-parse", "--short=12", "HEAD")
         return f"{head}+" if _git(here, "status", "--porcelain", "--untracked-files=no") else head

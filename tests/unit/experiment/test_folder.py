@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from antiphon.experiment import folder
 from antiphon.experiment.folder import check_folder
 from antiphon.recipes import recipe
 
@@ -9,3 +10,11 @@ from antiphon.recipes import recipe
 def test_a_page_that_waits_for_the_first_run_does_not_block_it(tmp_path):
     (tmp_path / "report.html").write_text("waiting")
     check_folder(tmp_path, recipe("fedavg"), resume=False)
+
+
+def test_outside_a_checkout_the_commit_is_what_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "__file__", str(tmp_path / "antiphon" / "experiment" / "folder.py"))
+    monkeypatch.delenv("ANTIPHON_COMMIT", raising=False)
+    assert folder.commit() is None
+    monkeypatch.setenv("ANTIPHON_COMMIT", "0123456789ab")
+    assert folder.commit() == "0123456789ab"
