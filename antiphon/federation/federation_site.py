@@ -31,6 +31,7 @@ from antiphon.federation.engine_process import EngineProcess, LocalSocket
 from antiphon.federation.kits import Kit
 from antiphon.federation.run_setup import SETTINGS, open_worker, unpack_setup
 from antiphon.federation.site_policy import Ledger, Refused, SitePolicy
+from antiphon.pools.flat_tensors import Buffer
 from antiphon.pools.remote_answers import answer_task, failure
 from antiphon.pools.remote_link import Channel
 from antiphon.pools.remote_messages import Message, MissingBody, WireError, head_of, pack, unpack
@@ -79,7 +80,7 @@ class Site:
     notify: Notify = lambda text: None
     progress: Progress | None = None
     clock: Callable[[], datetime] = datetime.now
-    _bodies: dict[str, bytes] = field(default_factory=dict, init=False)
+    _bodies: dict[str, Buffer] = field(default_factory=dict, init=False)
     _worker: tuple[str, str, SpeechWorker] | None = field(default=None, init=False)  # run, setup
     _last: tuple[bytes, Message] | None = field(default=None, init=False)
     _members: tuple[str, dict[str, Any]] = field(default=("", {}), init=False)  # of a run: client -> member
@@ -288,7 +289,7 @@ def _answer_one(channel: Channel, site: Site) -> None:
     if frame is not None:
         envelope, payload = frame
         size = int(envelope["head_bytes"])
-        answer = site.answer(Message(payload[:size], payload[size:]))
+        answer = site.answer(Message(bytes(payload[:size]), payload[size:]))
         with suppress(ConnectionError):
-            channel.send({}, bytes(answer))
+            channel.send({}, answer.head, answer.body)
     channel.close()

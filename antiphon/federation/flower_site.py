@@ -32,6 +32,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from antiphon.federation.engine_process import connect
+from antiphon.pools.flat_tensors import Buffer
 from antiphon.pools.remote_messages import Message
 
 BEAT = HEARTBEAT_DEFAULT_INTERVAL / 3  # seconds
@@ -41,7 +42,7 @@ POLLS = (0.05, 1.0)  # seconds between two questions for work: the fewest after 
 def content_of(ticket: str, data: Message) -> RecordDict:
     records: dict[str, Any] = {"head": ConfigRecord({"ticket": ticket, "bytes": data.head})}
     if data.body:  # as an array, because Flower sends arrays in pieces
-        array = Array(dtype="uint8", shape=(len(data.body),), stype="bytes", data=data.body)
+        array = Array(dtype="uint8", shape=(len(data.body),), stype="bytes", data=bytes(data.body))
         records["body"] = ArrayRecord({"bytes": array})
     return RecordDict(records)
 
@@ -130,9 +131,9 @@ class SiteRelay:
                 )
             )
 
-    def _ask(self, data: Message) -> bytes:
+    def _ask(self, data: Message) -> Buffer:
         """Ask the antiphon process of the site; the server hears heartbeats meanwhile."""
-        frames: queue.SimpleQueue[tuple[Any, bytes] | None] = queue.SimpleQueue()
+        frames: queue.SimpleQueue[tuple[Any, Buffer] | None] = queue.SimpleQueue()
         channel = connect()
         channel.send({"head_bytes": len(data.head)}, data.head, data.body)
         threading.Thread(target=lambda: frames.put(channel.receive()), daemon=True).start()

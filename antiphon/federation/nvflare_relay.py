@@ -36,6 +36,7 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.decomposers import numpy_decomposers
 
 from antiphon.federation.engine_process import connect
+from antiphon.pools.flat_tensors import Buffer
 from antiphon.pools.remote_link import Channel, pushes, send_answer, send_error
 
 APP = "app_site"  # the part of the job that sites get
@@ -43,7 +44,7 @@ numpy_decomposers.register()
 DONE = (TaskCompletionStatus.OK, TaskCompletionStatus.CANCELLED)
 
 
-def as_array(data: bytes) -> np.ndarray:
+def as_array(data: Buffer) -> np.ndarray:
     """Return bytes as NVFLARE carries them fastest: it sends arrays in chunks, and bytes in one piece."""
     return np.frombuffer(data, dtype=np.uint8)
 
@@ -54,7 +55,7 @@ class ServerRelay(Controller):
     def __init__(self) -> None:
         super().__init__(task_check_period=0.05)
         self._tasks: dict[str, FlareTask] = {}
-        self._results: queue.SimpleQueue[tuple[str, bytes | str]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[str, memoryview | str]] = queue.SimpleQueue()
 
     def start_controller(self, fl_ctx: FLContext) -> None: ...
     def stop_controller(self, fl_ctx: FLContext) -> None: ...
@@ -78,7 +79,7 @@ class ServerRelay(Controller):
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
             result, client_task.result = client_task.result, None
             code = result.get_return_code(ReturnCode.OK)
-            self._results.put((ticket, result["answer"].tobytes() if code == ReturnCode.OK else str(code)))
+            self._results.put((ticket, memoryview(result["answer"]) if code == ReturnCode.OK else str(code)))
 
         def done(task: FlareTask, fl_ctx: FLContext) -> None:
             if task.completion_status not in DONE:
@@ -114,12 +115,12 @@ class SiteRelay(Executor):
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
-        answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[Buffer | None] = queue.SimpleQueue()
 
         def ask() -> None:
             try:
                 channel = connect()
-                head, body = shareable["head"], shareable["body"].tobytes()
+                head, body = shareable["head"], memoryview(shareable["body"])
                 channel.send({"head_bytes": len(head)}, head, body)
                 frame = channel.receive()
                 channel.close()

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from antiphon.pools.flat_tensors import Buffer, new_buffer
 from antiphon.pools.remote_exchange import Arrival
 from antiphon.pools.remote_messages import MAX_BODY, MAX_HEAD, Message, WireError
 
@@ -29,18 +30,20 @@ class Channel:
     def __init__(self, stream: socket.socket) -> None:
         self._stream, self._sending = stream, threading.Lock()
 
-    def send(self, envelope: Mapping[str, Any], *payload: bytes) -> None:
+    def send(self, envelope: Mapping[str, Any], *payload: Buffer) -> None:
         """Send a frame; ConnectionError if the other end is gone."""
         text = json.dumps(envelope).encode()
         with self._sending:
             try:
                 self._stream.sendall(LENGTHS.pack(len(text), sum(map(len, payload))) + text)
-                for part in filter(None, payload):  # nothing after the last byte: the other end may be gone
+                for part in [
+                    part for part in payload if part
+                ]:  # nothing after the last byte: the other end may be gone
                     self._stream.sendall(part)
             except OSError as error:
                 raise ConnectionError(str(error)) from error
 
-    def receive(self) -> tuple[dict[str, Any], bytes] | None:
+    def receive(self) -> tuple[dict[str, Any], Buffer] | None:
         """Wait for a frame; None at the end."""
         try:
             lengths = self._read(LENGTHS.size)
@@ -49,7 +52,7 @@ class Channel:
             envelope, payload = LENGTHS.unpack(lengths)
             if envelope > MAX_HEAD or payload > MAX_HEAD + MAX_BODY:
                 return None  # the other end does not speak this language
-            return json.loads(self._read(envelope)), self._read(payload)
+            return json.loads(bytes(self._read(envelope))), self._read(payload)
         except (OSError, ValueError):
             return None
 
@@ -59,17 +62,16 @@ class Channel:
             self._stream.shutdown(socket.SHUT_RDWR)
         self._stream.close()
 
-    def _read(self, size: int) -> bytes:
-        data = bytearray(size)
-        view, done = memoryview(data), 0
+    def _read(self, size: int) -> Buffer:
+        data, done = new_buffer(size), 0
         while done < size:
-            count = self._stream.recv_into(view[done:])
+            count = self._stream.recv_into(data[done:])
             if count == 0:
                 if done:
                     raise ConnectionError("cut off within a frame")
                 return b""
             done += count
-        return bytes(data)
+        return data
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Push:
 
 def pushes(channel: Channel) -> Iterator[Push]:
     """Yield what the link at the other end of a channel pushes and cancels."""
-    body = b""
+    body: Buffer = b""
     while (frame := channel.receive()) is not None:
         envelope, payload = frame
         ticket, site = str(envelope.get("ticket")), str(envelope.get("site"))
@@ -91,12 +93,12 @@ def pushes(channel: Channel) -> Iterator[Push]:
             yield Push(ticket, site, None)
             continue
         size = int(envelope["head_bytes"])
-        head, rest = payload[:size], payload[size:]
+        head, rest = bytes(payload[:size]), payload[size:]
         body = rest or body  # many messages share one body: it is sent once, and held once
         yield Push(ticket, site, Message(head, body if envelope.get("has_body") else b""))
 
 
-def send_answer(channel: Channel, ticket: str, answer: bytes) -> None:
+def send_answer(channel: Channel, ticket: str, answer: Buffer) -> None:
     channel.send({"do": "answer", "ticket": ticket}, answer)
 
 
@@ -112,7 +114,7 @@ class SocketLink:
         self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._open: dict[str, tuple[str, Message]] = {}
         self._channel: Channel | None = None
-        self._last_body = b""
+        self._last_body: Buffer = b""
         self._lock = threading.Lock()
 
     def attach(self, channel: Channel) -> threading.Thread:
@@ -159,7 +161,7 @@ class SocketLink:
         if self._deliver({**envelope, "has_body": bool(message.body)}, message.head, *body) and is_new:
             self._last_body = message.body
 
-    def _deliver(self, envelope: Mapping[str, Any], *payload: bytes) -> bool:
+    def _deliver(self, envelope: Mapping[str, Any], *payload: Buffer) -> bool:
         if self._channel is None:
             return False
         try:
@@ -178,8 +180,10 @@ class SocketLink:
                 self._arrivals.put(Arrival(ticket, error=str(envelope.get("error"))))
 
 
-def _message(data: bytes) -> Message:
+def _message(data: Buffer) -> Message:
     try:
         return Message.split(data)
     except WireError:
-        return Message(data)  # whoever reads its head gets the same error, and knows which client it is
+        return Message(
+            bytes(data)
+        )  # whoever reads its head gets the same error, and knows which client it is

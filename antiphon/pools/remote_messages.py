@@ -16,11 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-
 from antiphon.core import Tensors
-from antiphon.records.checkpoint import in_own_memory
+from antiphon.pools.flat_tensors import Buffer, flatten, unflatten
 
 VERSION = 1
 PREFIX = struct.Struct("!8sHI32s")
@@ -50,10 +47,10 @@ class Message:
     """A message as bytes: its head with everything before it, and its body, which may be left out."""
 
     head: bytes
-    body: bytes = b""
+    body: Buffer = b""
 
     @classmethod
-    def split(cls, data: bytes) -> Message:
+    def split(cls, data: Buffer) -> Message:
         """Return the message in `data`; WireError if that cannot be one."""
         if len(data) < PREFIX.size:
             raise WireError(f"a message has at least {PREFIX.size} bytes, not {len(data)}")
@@ -70,7 +67,7 @@ class Message:
             raise WireError(f"the message is too large: a head of {size} bytes, {len(data)} bytes in all")
         if len(data) < end:
             raise WireError(f"the message is cut off: its head has {len(data) - PREFIX.size} of {size} bytes")
-        return cls(data[:end], data[end:])
+        return cls(bytes(data[:end]), data[end:])
 
     def __bytes__(self) -> bytes:
         return self.head + self.body
@@ -87,19 +84,12 @@ def pack(head: Mapping[str, Any], tensors: Tensors | None = None) -> Message:
     return with_body(head, pack_body(tensors or {}), list(tensors or {}))
 
 
-def pack_body(tensors: Tensors) -> bytes:
+def pack_body(tensors: Tensors) -> Buffer:
     """Return tensors as safetensors; b"" if there are none."""
-    plain: Tensors = {}
-    stored: set[int] = set()
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
-        place = tensor.untyped_storage().data_ptr()
-        plain[name] = tensor.clone() if place in stored else tensor  # safetensors refuses shared memory
-        stored.add(place)
-    return save(plain) if plain else b""
+    return flatten(tensors) if tensors else b""
 
 
-def with_body(head: Mapping[str, Any], body: bytes, names: list[str], digest: str = "") -> Message:
+def with_body(head: Mapping[str, Any], body: Buffer, names: list[str], digest: str = "") -> Message:
     """Return a message with a body that is packed already; `digest` is its SHA-256, if it is known."""
     about = {"sha256": digest or digest_of(body), "bytes": len(body), "names": names}
     text = json.dumps({**head, "body": about}, allow_nan=False, separators=(",", ":")).encode()
@@ -111,7 +101,7 @@ def with_body(head: Mapping[str, Any], body: bytes, names: list[str], digest: st
     return Message(PREFIX.pack(NAME, VERSION, len(text), hashlib.sha256(text).digest()) + text, body)
 
 
-def digest_of(body: bytes) -> str:
+def digest_of(body: Buffer) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
@@ -134,7 +124,7 @@ def head_of(message: Message) -> dict[str, Any]:
     return dict(head)
 
 
-def unpack(message: Message, known: Mapping[str, bytes] | None = None) -> tuple[dict[str, Any], Tensors]:
+def unpack(message: Message, known: Mapping[str, Buffer] | None = None) -> tuple[dict[str, Any], Tensors]:
     """Return head and tensors of a message; `known` holds bodies by digest, for one that was left out."""
     head = head_of(message)
     about, body = head["body"], message.body
@@ -147,14 +137,13 @@ def unpack(message: Message, known: Mapping[str, bytes] | None = None) -> tuple[
     if digest_of(body) != about["sha256"]:
         raise WireError("the body of a message is damaged: its checksum does not match")
     try:
-        tensors = load(body) if body else {}
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        tensors = unflatten(body) if body else {}
+    except ValueError as error:
         raise WireError(f"the body of a message is not in the safetensors format ({error})") from None
     names = about["names"]
     if any(not isinstance(name, str) for name in names) or sorted(names) != sorted(tensors):
         raise WireError("the head of a message names other tensors than its body holds")
-    # safetensors sorts them by type and name.
-    return head, in_own_memory({name: tensors[name] for name in names})
+    return head, {name: tensors[name] for name in names}  # the body has them in another order
 
 
 def _refuse_constant(name: str) -> NoReturn:

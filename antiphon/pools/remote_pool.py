@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from antiphon.core import Failure, Report, Task, Tensors, Update, Weigh, Worker, add_up
+from antiphon.pools.flat_tensors import Buffer
 from antiphon.pools.local import LocalUpdates, arrived
 from antiphon.pools.remote_exchange import Exchange, Link, Outcome, Patience, Request
 from antiphon.pools.remote_messages import (
@@ -139,7 +140,7 @@ class RemotePool:
         Yields what comes back as it arrives: such a pair too, or the reason why there is none.
         """
         requests = {}
-        bodies: dict[int, tuple[bytes, str]] = {}  # clients may get the same tensors: they are packed once
+        bodies: dict[int, tuple[Buffer, str]] = {}  # clients may get the same tensors: they are packed once
         for client, (request, tensors) in messages.items():
             if id(tensors) not in bodies:
                 body = pack_body(tensors)
