@@ -29,19 +29,12 @@ def map_ahead(
     """
     source = iter(items)
     waiting: deque[tuple[Item, Future[Result]]] = deque()
-
-    def submit(item: Item) -> tuple[Item, Future[Result]]:
-        # It may start a process. The executor would forget a process if a signal came meanwhile, and take
-        # away what that process needs to start.
-        with uninterrupted():
-            return item, executor.submit(work, item)
-
     try:
-        waiting.extend(map(submit, islice(source, num_ahead)))
+        waiting.extend((item, executor.submit(work, item)) for item in islice(source, num_ahead))
         while waiting:
             item, future = waiting.popleft()
             yield item, future.result()
-            waiting.extend(map(submit, islice(source, 1)))
+            waiting.extend((item, executor.submit(work, item)) for item in islice(source, 1))
     finally:
         executor.shutdown(cancel_futures=True)
 
@@ -79,6 +72,17 @@ def map_in_processes(
         ) from error
 
 
+class _Processes(ProcessPoolExecutor):
+    """Processes that start without a signal in between: the executor would forget such a process.
+
+    The process would then not find what it needs to start, and print a traceback.
+    """
+
+    def submit(self, *arguments: Any, **options: Any) -> Future[Any]:
+        with uninterrupted():
+            return super().submit(*arguments, **options)
+
+
 def process_pool(
     num_processes: int, module: str, start: Callable[..., None], *arguments: Any
 ) -> ProcessPoolExecutor:
@@ -88,7 +92,7 @@ def process_pool(
     context = get_context("forkserver")
     context.set_forkserver_preload([module])
     _start_fork_server()
-    return ProcessPoolExecutor(num_processes, context, _end_with_parent, (start, *arguments))
+    return _Processes(num_processes, context, _end_with_parent, (start, *arguments))
 
 
 def _start_fork_server() -> None:

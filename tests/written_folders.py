@@ -1,0 +1,196 @@
+"""Folders of every kind that antiphon writes, and all that it reads of them: for tests with damaged files."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from world import FRONTEND, MODELS, write_source
+
+from antiphon import config
+from antiphon.clients.states import ClientStates
+from antiphon.data.corpus import Corpus
+from antiphon.data.importing.conversion import import_corpus
+from antiphon.data.store import FeatureStore, compute_features
+from antiphon.data.tokens import WordsConfig
+from antiphon.experiment.folder import check_folder, corpus_of
+from antiphon.experiment.runner import run_experiment
+from antiphon.experiment.settings import Experiment
+from antiphon.experiment.starting import SeedModel
+from antiphon.exporting.transcribe import Transcriber
+from antiphon.lm.arpa import load_ngram, save_ngram
+from antiphon.lm.kneser_ney import estimate
+from antiphon.lm.neural_lm import LmTraining, NeuralLm, TransformerLmConfig, train_lm
+from antiphon.recipes import RECIPES
+from antiphon.recognizer import Recognizer
+from antiphon.records import checkpoint
+from antiphon.records.writer import Record
+from antiphon.report.attention_summary import load_attention
+from antiphon.report.run_folder import RunFolder, runs_of
+from antiphon.workflows.compare_runs import read_transcripts
+
+FOR_PEOPLE = {"README.md", "report.html", "RESULTS.md"}  # antiphon reads none of these again
+TEXTS = ["ab ace", "bad cab", "bed dab ace", "ab bed"]
+SETTINGS = [
+    "runs.seed.rounds.total=1",
+    "runs.seed.algorithm.central.local.steps=2",
+    "runs.scaffold.rounds.total=2",
+    "runs.scaffold.rounds.cohort=2",
+]
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of one kind, and all that antiphon reads of it."""
+
+    path: Path
+    read: Callable[[Path], Iterator[Any]]
+
+    def digest(self) -> str:
+        digest = hashlib.sha256()
+        for part in self.read(self.path):
+            digest.update(_bytes(part))
+        return digest.hexdigest()
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, torch.Tensor):
+        value = value.numpy()
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    return value if isinstance(value, bytes) else repr(value).encode()
+
+
+# --- What antiphon reads --------------------------------------------------------------------------
+
+
+def read_corpus(folder: Path) -> Iterator[Any]:
+    corpus = Corpus.open(folder)
+    yield from (corpus.alphabet, corpus.source, len(corpus), corpus.seconds, corpus.fingerprint)
+    for utterance in corpus.utterances():
+        yield utterance
+        yield corpus.read_audio(utterance)
+
+
+def read_store(folder: Path) -> Iterator[Any]:
+    store = FeatureStore.open(folder)
+    yield from (store.fingerprint, store.dim, store.frames_per_second, store.seconds)
+    for index in range(len(store)):
+        yield from (store.id(index), store.text(index), store.features(index))
+        yield from (store.speaker(index), store.session(index), store.split(index))
+
+
+def read_model(folder: Path) -> Iterator[Any]:
+    recognizer = Recognizer.load(folder)
+    yield from (recognizer.blueprint, recognizer.tokens, SeedModel.open(folder))
+    yield from (parameter.detach() for _, parameter in recognizer.model.named_parameters())
+
+
+def read_ngram(folder: Path) -> Iterator[Any]:
+    model = load_ngram(folder)
+    yield model.words
+    for level in model.levels:
+        yield from (level.keys, level.log_probs, level.backoffs)
+
+
+def read_lm(folder: Path) -> Iterator[Any]:
+    model = NeuralLm.load(folder)
+    yield from (model.config, model.tokens)
+    yield model.score_sentences(TEXTS)
+
+
+def read_export(folder: Path) -> Iterator[Any]:
+    samples = np.random.default_rng(0).uniform(-0.5, 0.5, 8000).astype(np.float32)
+    for int8 in (False, True):
+        transcriber = Transcriber(folder, int8)
+        yield from (transcriber.settings, transcriber.symbols, transcriber.transcribe(samples))
+
+
+def read_experiment(out: Path) -> Iterator[Any]:
+    """All that reports, comparisons, evaluations and a resume read."""
+    check_folder(out, experiment(), resume=True)
+    yield from (runs_of(out), corpus_of(out / "seed"))
+    for name in experiment().runs:
+        yield from read_run(out / name)
+
+
+def read_run(folder: Path) -> Iterator[Any]:
+    run = RunFolder.load(folder)
+    if run.notes:  # an incomplete last line, by the name of its file
+        raise ValueError("; ".join(run.notes))
+    yield run
+    for scores in sorted((folder / "evaluation").rglob("scores.json")):
+        split, which = scores.parent.parts[-2:]
+        yield from (read_transcripts(folder, split, which), load_attention(run, split, which))
+    yield from read_model(folder / "model")
+    start = experiment().runs[folder.name].algorithm.init({"w": torch.zeros(1)})
+    for path in sorted((folder / "checkpoints").iterdir()):
+        state, notes = checkpoint.load(path, start)
+        yield from (state.round, state.opt, notes, *state.params.values())
+    states = ClientStates(folder / "clients")
+    for client in sorted(path.name for path in states.folder.glob("*/")):
+        for round in (1, 2):  # a resumed run may read any version
+            yield from states.read(client.replace("%2F", "/"), (round, 0)).values()
+    copy = folder.with_name("copy")
+    try:
+        shutil.copytree(folder, copy)
+        record = Record(copy, keep_last=2)
+        yield record.restore(start, skip_corrupt=False).round
+    except ValueError as error:
+        raise ValueError(str(error).replace(str(copy), str(folder))) from error
+    finally:
+        shutil.rmtree(copy)
+
+
+# --- Folders --------------------------------------------------------------------------------------
+
+
+def experiment() -> Experiment:
+    las = replace(RECIPES["scaffold"](), frontend=FRONTEND, model=MODELS["las"])
+    return config.override(las, SETTINGS)
+
+
+def make_folders(base: Path) -> dict[str, Folder]:
+    """One folder of each kind that antiphon writes."""
+    from antiphon.exporting.export_folder import export
+
+    import_corpus(write_source(base / "source"), base / "corpus")
+    store = compute_features(Corpus.open(base / "corpus"), FRONTEND)
+    run_experiment(experiment(), base / "corpus", base / "out")
+    ctc = config.override(replace(experiment(), model=MODELS["ctc"]), ["runs.seed.rounds.total=1"])
+    run_experiment(ctc, base / "corpus", base / "ctc", only="seed")
+    export(base / "ctc" / "seed", base / "export", int8=True, split="")
+    save_ngram(estimate(TEXTS, 3), base / "ngram")
+    sizes = TransformerLmConfig(dim=8, num_layers=1, num_heads=2, feed_forward_dim=8)
+    train_lm(TEXTS, WordsConfig().fit(TEXTS, None), sizes, LmTraining(steps=2)).save(base / "lm")
+    torch.use_deterministic_algorithms(False)
+    return {
+        "corpus": Folder(base / "corpus", read_corpus),
+        "features": Folder(store.folder, read_store),
+        "experiment": Folder(base / "out", read_experiment),
+        "n-gram": Folder(base / "ngram", read_ngram),
+        "language model": Folder(base / "lm", read_lm),
+        "export": Folder(base / "export", read_export),
+    }
+
+
+def files_of(folder: Folder) -> list[Path]:
+    """All files but those that people alone read, and the features of a corpus, which have their own test."""
+    others = {"tensorboard", "features"}
+    return [
+        path
+        for path in sorted(folder.path.rglob("*"))
+        if path.is_file() and path.name not in FOR_PEOPLE
+        if not others & set(path.relative_to(folder.path).parts)
+    ]
+
+
+def is_named(path: Path, message: str) -> bool:
+    """A checkpoint is named by its folder, which is what a user skips."""
+    return (path.parent if path.parent.parent.name == "checkpoints" else path).name in message
