@@ -139,9 +139,22 @@ def compare(shown: str, printed: str) -> str:
 
 # --- What a command needs -------------------------------------------------------------------------
 
-# Commands that cannot run here, by a part of the command or of its output.
+# Commands that are not run, by a part of the command or of its output.
 BY_HAND = {
-    "frontend.path=encoder_model.onnx": "needs LibriSpeech and an encoder",
+    "frontend.path=encoder_model.onnx": "needs LibriSpeech, an encoder, and hours of a GPU",
+    "librispeech-core.tsv": "needs the archives of LibriSpeech, and hours of a GPU",
+    "docs/examples/wav2vec2.yaml": "needs a Hugging Face model in a folder",
+    "docs/examples/whisper.yaml": "needs a Hugging Face model in a folder",
+    "books.t": "needs a text that is not in the repository",
+    "novels.tsv.gz": "needs a text that is not in the repository",
+    "lists.jsonl": "needs N-best lists that are not in the repository",
+    "ami_text": "needs a text that is not in the repository",
+    "pip install": "changes the environment (tests/integration/test_packaging.py installs the wheel)",
+    "docker run": "needs Docker",
+    "torchrun": "needs several GPUs or machines",
+    "SBATCH": "needs a Slurm cluster",
+    "speech.example.org": "needs several machines (tests/integration/test_federation.py runs them here)",
+    "--federation": "needs several machines (tests/integration/test_federation.py runs them here)",
     "another process of this run is gone": "somebody must kill a process",
     "out is in use by process": "needs a second command at the same time",
     "taking over the lock of out": "somebody must kill a process",
@@ -153,12 +166,10 @@ REFUSED = ("error: runs.", "error: configuration", "error: corruption")  # befor
 
 def reason_not_to_run(command: Command) -> str:
     """Say why a command cannot be checked; empty if it can."""
-    if command.shown is None:
-        return "shows no output (tests check its options and settings)"
     for part, reason in BY_HAND.items():
-        if part in command.text or part in command.shown:
+        if part in command.text or part in (command.shown or ""):
             return reason
-    return ""
+    return "shows no output (tests check its options and settings)" if command.shown is None else ""
 
 
 def is_quick(command: Command) -> bool:
@@ -315,6 +326,7 @@ def main(arguments: list[str] | None = None) -> int:
             speed = reason_not_to_run(command) or ("quick" if is_quick(command) else "minutes")
             print(f"{command.place}: {first}{' …' if more else ''}\n    {speed}")
         return 0
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else children in the background ignore it
     workshop = Workshop((options.work or Path(tempfile.mkdtemp(prefix="antiphon-docs-"))).resolve())
     counts = dict.fromkeys((SAME, FIGURES, DIFFERENT, FAILED, NOT_RUN), 0)
     for command in listed:
@@ -322,8 +334,9 @@ def main(arguments: list[str] | None = None) -> int:
         if not output:
             result, output = workshop.check(command)
         counts[result] += 1
-        if result != NOT_RUN or options.page:
-            print(f"{result:<14} {command.place}: {command.text.splitlines()[0]}", flush=True)
+        print(f"{result:<14} {command.place}: {command.text.splitlines()[0]}", flush=True)
+        if result == NOT_RUN:
+            print(f"    {output}", flush=True)
         if result in (DIFFERENT, FAILED) or (options.exact and result == FIGURES):
             print(f"--- the page shows\n{command.shown}--- this machine printed\n{output}---", flush=True)
     print(", ".join(f"{count} {result}" for result, count in counts.items()))

@@ -153,7 +153,7 @@ def forest(rows: Sequence[tuple[str, float, Interval | None, Look]]) -> Figure:
     axes.grid(visible=False, axis="y")
     percent_axis(axes.xaxis)
     axes.margins(x=0.08)
-    axes.set_xlabel("95 % interval over speakers")
+    axes.set_xlabel("word error rate")
     return figure
 
 
