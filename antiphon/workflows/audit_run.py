@@ -47,6 +47,18 @@ class RunAudit:
             return "REFUTED: the run leaks more than it claims"
         return "not refuted: no test finds more than the claim (this is no proof)"
 
+    def rows(self) -> list[tuple[str, float]]:
+        """What each ε of the audit means, and its value."""
+        each = f"{50 * (1 + self.confidence):g} %"
+        rows = [("claimed", self.claimed), (f"at least, from one run ({each})", self.at_least)]
+        if self.cosine is not None:
+            rows += [
+                ("estimated, by cosines", self.cosine.estimate),
+                (f"at least, by cosines ({each})", self.cosine.low),
+                (f"at most, by cosines ({each})", self.cosine.high),
+            ]
+        return rows
+
 
 def audit(run: str | Path, *, confidence: float = 0.95) -> RunAudit:
     """Compare the ε that a private run claims with what an attacker finds of its canaries.

@@ -70,7 +70,7 @@ def definition(name: str) -> ast.FunctionDef:
 def test_no_command_is_missing_or_new() -> None:
     plain = (
         "demo new recipes run evaluate transcribe report compare alignments nbest rescore personalize prune"
-        " adapt encoders export"
+        " adapt encoders export audit"
     )
     groups = {"corpus": "import show", "lm": "ngram train", "federation": "create join status"}
     grouped = {f"{group} {name}" for group, names in groups.items() for name in names.split()}
@@ -129,6 +129,7 @@ def test_every_option_is_described_in_sentences(name: str) -> None:
 
 # Functions that end within seconds report no progress.
 QUICK = {
+    "audit",
     "federation create",
     "federation status",
     "encoders",
