@@ -2,7 +2,7 @@
 
 H. B. McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018, arXiv:1710.06963
 (clip updates, sum them, add noise, divide by the planned number of clients); with noise that is correlated
-from round to round (`privacy.matrix_factorisation`).
+from round to round (`privacy.matrix_factorisation`, `privacy.buffered_toeplitz`).
 
 | symbol          | here                                                                                 |
 | --------------- | ------------------------------------------------------------------------------------ |
@@ -41,7 +41,7 @@ from antiphon.core import (
 from antiphon.privacy.accounting import Budget
 from antiphon.privacy.noise_key import KEY_FILE, derived_key, make_key, read_key, simulated_key
 from antiphon.privacy.participation import Participation, PoissonSampling, RoundRobin, cohort_of
-from antiphon.privacy.update_accounting import Plan, epsilon_of, plan_noise
+from antiphon.privacy.update_accounting import Banded, Correlation, Plan, epsilon_of, plan_noise
 from antiphon.privacy.update_ledger import ROUNDING, SharedBudget
 from antiphon.registry import choice_name
 from antiphon.server.run_context import RunContext, parts_of
@@ -72,6 +72,7 @@ class Private:
     clipping: UpdateClipping = WholeUpdate()
     cohorts: Participation = RoundRobin()
     bands: int = 0  # rounds over which noise is correlated; 1: independent noise; 0: as many as possible
+    noise: Correlation = Banded()  # how noise is correlated: banded, or blt, which needs no bands
     noise_multiplier: float = 0.0  # 0: the least noise with which all rounds are within the budget
     cohort: float = 0.0  # the clients that a round is planned for: sums are divided by it; 0: rounds.cohort
     rounds: int = 0  # the rounds that the noise is planned for; 0: rounds.total
@@ -172,7 +173,9 @@ class Private:
         """The noise of the run."""
         if not self.rounds or not self.cohort:
             raise ValueError("private does not know its rounds and cohort: call run_context.prepare first")
-        return plan_noise(self.cohorts, self.bands, self.rounds, self.budget, self.noise_multiplier)
+        return plan_noise(
+            self.cohorts, self.bands, self.rounds, self.budget, self.noise_multiplier, self.noise
+        )
 
     def key(self, seed: int) -> bytes:
         if self.simulated:

@@ -1,8 +1,9 @@
 """Gaussian noise from a secret key, correlated from round to round: rows of C⁻¹ z.
 
 Row t is (z_t − Σ_{0<i<bands} c_i row_{t−i}) / c_0, for the coefficients c of `matrix_factorisation`, so it
-needs the bands − 1 rows before it. They are kept in a file without a name, which is only a cache: a new
-process computes them again from the key. So memory holds one row, whatever the number of bands.
+needs the bands − 1 rows before it. Noise of `buffered_toeplitz` needs its buffers instead. Both are kept in a
+file without a name, which is only a cache: a new process computes them again from the key. So memory holds
+one row, whatever the number of bands or buffers.
 
 z comes from SHAKE-256 of (key, row, block) by the method of Box and Muller. A generator such as torch's would
 keep few bits of the key, and public seeds would allow everyone to subtract the noise.
@@ -21,7 +22,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from antiphon.privacy.buffered_toeplitz import BufferedToeplitz
+
 BLOCK = 2**16  # entries of a row that are drawn at once
+Matrix = tuple[float, ...] | BufferedToeplitz  # C: the coefficients of its bands, or its buffers
 
 
 def standard_normal(key: bytes, row: int, block: int, size: int) -> np.ndarray:
@@ -33,28 +37,45 @@ def standard_normal(key: bytes, row: int, block: int, size: int) -> np.ndarray:
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
 
 
+class _Vectors:
+    """Vectors of one size in a file that its owner alone can read, and that ends with the process."""
+
+    def __init__(self, size: int, folder: str | None) -> None:
+        self.size, self.file = size, tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+
+    def write(self, place: int, start: int, values: np.ndarray) -> None:
+        self.file.seek(8 * (place * self.size + start))
+        self.file.write(values.data)
+        self.file.flush()
+
+    def read(self, place: int, start: int, size: int) -> np.ndarray:
+        values = os.pread(self.file.fileno(), 8 * size, 8 * (place * self.size + start))
+        if len(values) < 8 * size:
+            raise OSError("the file of noise was cut off while the run used it")
+        return np.frombuffer(values, dtype=np.float64)
+
+
 class NoiseRows:
     """The rows of C⁻¹ z, for z of variance 1. Rows are asked for in order; an earlier one starts again."""
 
     def __init__(self, key: bytes, coefficients: tuple[float, ...], size: int, folder: str | None) -> None:
         self.key, self.coefficients, self.size = key, coefficients, size
         self.next = 0  # the first row that was not drawn yet
-        # Readable by its owner only, and removed by the system when the process ends.
-        self.file = tempfile.TemporaryFile(dir=folder) if len(coefficients) > 1 else None  # noqa: SIM115
+        self.kept = _Vectors(size, folder) if len(coefficients) > 1 else None
 
     def row(self, number: int) -> np.ndarray:
         """Return a row. [size], float64"""
-        if self.file is None:
+        if self.kept is None:
             return self._draw(number)
         if not self.next - len(self.coefficients) <= number < self.next:
             if number < self.next:
                 self.next = 0
             while self.next <= number:
                 row = self._draw(self.next)
-                self._write(row)
+                self.kept.write(self._place(self.next), 0, row)
                 self.next += 1
             return row
-        return self._read(number, 0, self.size)
+        return self.kept.read(self._place(number), 0, self.size)
 
     def _draw(self, number: int) -> np.ndarray:
         row = np.empty(self.size)
@@ -62,28 +83,52 @@ class NoiseRows:
             part = row[start : start + BLOCK]
             part[:] = standard_normal(self.key, number, block, len(part))
             for lag, coefficient in enumerate(self.coefficients[1 : number + 1], start=1):
-                part -= coefficient * self._read(number - lag, start, len(part))
+                assert self.kept is not None
+                part -= coefficient * self.kept.read(self._place(number - lag), start, len(part))
             part /= self.coefficients[0]
         return row
 
     def _place(self, number: int) -> int:
-        return 8 * self.size * (number % len(self.coefficients))
+        return number % len(self.coefficients)
 
-    def _write(self, row: np.ndarray) -> None:
-        assert self.file is not None
-        self.file.seek(self._place(self.next))
-        self.file.write(row.data)
-        self.file.flush()
 
-    def _read(self, number: int, start: int, size: int) -> np.ndarray:
-        assert self.file is not None
-        values = os.pread(self.file.fileno(), 8 * size, self._place(number) + 8 * start)
-        if len(values) < 8 * size:
-            raise OSError("the file of noise was cut off while the run used it")
-        return np.frombuffer(values, dtype=np.float64)
+class BufferedRows:
+    """The same for a matrix with buffers: row = z − Σ_j ω_j S_j, and then S_j ← row + θ_j S_j."""
+
+    def __init__(self, key: bytes, matrix: BufferedToeplitz, size: int, folder: str | None) -> None:
+        self.key, self.matrix, self.size = key, matrix, size
+        self.next = 0  # the first row that was not drawn yet
+        self.kept = _Vectors(size, folder)  # the last row, then the buffers before it
+
+    def row(self, number: int) -> np.ndarray:
+        """Return a row. [size], float64"""
+        if number == self.next - 1:
+            return self.kept.read(0, 0, self.size)
+        if number < self.next:
+            self.next = 0
+        while self.next <= number:
+            row = self._draw()
+        return row
+
+    def _draw(self) -> np.ndarray:
+        number, self.next = self.next, 0  # if it is interrupted, the buffers fit no row: start again
+        row = np.empty(self.size)
+        for block, start in enumerate(range(0, self.size, BLOCK)):
+            part = row[start : start + BLOCK]
+            before = self.kept.read(0, start, len(part)) if number else np.zeros(len(part))
+            part[:] = standard_normal(self.key, number, block, len(part))
+            for place, (scale, decay) in enumerate(zip(self.matrix.scales, self.matrix.decays, strict=True)):
+                buffer = before + decay * self.kept.read(1 + place, start, len(part)) if number else before
+                self.kept.write(1 + place, start, buffer)
+                part -= scale * buffer
+            self.kept.write(0, start, part)
+        self.next = number + 1
+        return row
 
 
 @lru_cache(maxsize=1)
-def noise_rows(key: bytes, coefficients: tuple[float, ...], size: int, folder: str | None) -> NoiseRows:
+def noise_rows(key: bytes, matrix: Matrix, size: int, folder: str | None) -> NoiseRows | BufferedRows:
     """Return the rows of a run; those of the last run that asked are kept."""
-    return NoiseRows(key, coefficients, size, folder)
+    if isinstance(matrix, BufferedToeplitz):
+        return BufferedRows(key, matrix, size, folder)
+    return NoiseRows(key, matrix, size, folder)

@@ -1,7 +1,8 @@
 """The privacy cost of model updates: how much noise a run needs, and what its first rounds have cost.
 
 exact    B. Balle, Y.-X. Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018: all
-         rounds with correlated noise are one Gaussian mechanism (`matrix_factorisation`).
+         rounds with correlated noise are one Gaussian mechanism (`matrix_factorisation`,
+         `buffered_toeplitz`).
 PLD      privacy loss distributions, for Poisson-sampled cohorts with independent noise.
 
 Both are computed by `dp-accounting` (extra `privacy`). Neighbouring data differ by one client with all its
@@ -19,6 +20,12 @@ from functools import lru_cache
 from typing import Any
 
 from antiphon.privacy.accounting import Budget
+from antiphon.privacy.buffered_toeplitz import (
+    BufferedToeplitz,
+    optimise_buffers,
+    overlapping_sensitivity,
+)
+from antiphon.privacy.correlated_noise import Matrix
 from antiphon.privacy.matrix_factorisation import optimise, sensitivity
 from antiphon.privacy.participation import Participation, RoundRobin
 
@@ -91,11 +98,50 @@ def _dp_accounting() -> Any:
 
 
 @dataclass(frozen=True)
-class BandedPlan:
-    """Noise for clients whose turns are at least `separation` rounds apart. One band: independent noise.
+class Banded:
+    """Noise with bands (BandMF): `private.bands` says how many."""
+
+
+@dataclass(frozen=True)
+class Blt:
+    """Noise with buffers (BLT): correlated over all rounds, at the cost of a few buffers."""
+
+    buffers: int = 4
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.buffers <= 8:
+            raise ValueError(f"blt needs 1 to 8 buffers, not {self.buffers}")
+
+
+Correlation = Banded | Blt
+
+
+class _CorrelatedPlan:
+    """Noise for clients whose turns are at least `separation` rounds apart: one Gaussian mechanism.
 
     `multiplier` is the standard deviation of z over the sensitivity of the whole run.
     """
+
+    rounds: int
+    multiplier: float
+
+    def sensitivity(self, rounds: int) -> float:
+        """Return the sensitivity of the first rounds of the run."""
+        raise NotImplementedError
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of z."""
+        return self.multiplier * self.sensitivity(self.rounds)
+
+    def cost(self, rounds: int) -> GaussianCost:
+        """Return the cost of the first rounds of the run."""
+        return GaussianCost(self.sensitivity(rounds) / self.deviation)
+
+
+@dataclass(frozen=True)
+class BandedPlan(_CorrelatedPlan):
+    """Noise with bands. One band: independent noise."""
 
     turns: RoundRobin
     rounds: int
@@ -108,22 +154,50 @@ class BandedPlan:
         return optimise(self.rounds, self.bands, turns.separation, turns.participations(self.rounds))
 
     @property
-    def deviation(self) -> float:
-        """The standard deviation of z."""
-        return self.multiplier * self._sensitivity(self.rounds)
+    def matrix(self) -> Matrix:
+        return self.coefficients
 
-    def cost(self, rounds: int) -> GaussianCost:
-        """Return the cost of the first rounds of the run."""
-        return GaussianCost(self._sensitivity(rounds) / self.deviation)
-
-    def _sensitivity(self, rounds: int) -> float:
+    def sensitivity(self, rounds: int) -> float:
         most = self.turns.participations(rounds)
         return sensitivity(self.coefficients, rounds, self.turns.separation, most)
 
     def within(self, budget: Budget) -> BandedPlan:
         """Return the plan with the least noise that keeps the whole run within a budget."""
-        exact = float(_dp_accounting().get_sigma_gaussian(budget.epsilon, budget.delta))
-        return replace(self, multiplier=exact * (1 + 1e-12))  # rounding must not exceed the budget
+        return replace(self, multiplier=_gaussian_multiplier(budget))
+
+
+@dataclass(frozen=True)
+class BufferedPlan(_CorrelatedPlan):
+    """Noise with buffers."""
+
+    turns: RoundRobin
+    rounds: int
+    buffers: int
+    multiplier: float = 1.0
+
+    @property
+    def matrix(self) -> BufferedToeplitz:
+        turns = self.turns
+        return optimise_buffers(
+            self.rounds, self.buffers, turns.separation, turns.participations(self.rounds)
+        )
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        return self.matrix.coefficients(self.rounds)
+
+    def sensitivity(self, rounds: int) -> float:
+        most = self.turns.participations(rounds)
+        return overlapping_sensitivity(self.coefficients, rounds, self.turns.separation, most)
+
+    def within(self, budget: Budget) -> BufferedPlan:
+        """Return the plan with the least noise that keeps the whole run within a budget."""
+        return replace(self, multiplier=_gaussian_multiplier(budget))
+
+
+def _gaussian_multiplier(budget: Budget) -> float:
+    exact = float(_dp_accounting().get_sigma_gaussian(budget.epsilon, budget.delta))
+    return exact * (1 + 1e-12)  # rounding must not exceed the budget
 
 
 @dataclass(frozen=True)
@@ -134,6 +208,10 @@ class SampledPlan:
     rounds: int
     multiplier: float = 1.0
     coefficients: tuple[float, ...] = (1.0,)
+
+    @property
+    def matrix(self) -> Matrix:
+        return self.coefficients
 
     @property
     def deviation(self) -> float:
@@ -155,19 +233,31 @@ class SampledPlan:
         return replace(self, multiplier=float(multiplier))
 
 
-Plan = BandedPlan | SampledPlan
+Plan = BandedPlan | BufferedPlan | SampledPlan
 
 
 @lru_cache(maxsize=64)
 def plan_noise(
-    participation: Participation, bands: int, rounds: int, budget: Budget, multiplier: float = 0.0
+    participation: Participation,
+    bands: int,
+    rounds: int,
+    budget: Budget,
+    multiplier: float = 0.0,
+    correlation: Correlation = Banded(),
 ) -> Plan:
     """Return the noise of a run.
 
     bands: 0 for as many as the separation allows. multiplier: 0 for the least noise within the budget.
     """
     plan: Plan
-    if isinstance(participation, RoundRobin):
+    if isinstance(correlation, Blt):
+        if bands or not isinstance(participation, RoundRobin):
+            raise ValueError(
+                "blt needs clients whose turns are apart, and has no bands: use round_robin, and leave out "
+                "bands"
+            )
+        plan = BufferedPlan(participation, rounds, correlation.buffers)
+    elif isinstance(participation, RoundRobin):
         plan = BandedPlan(participation, rounds, bands or min(participation.separation, rounds))
     elif bands <= 1:
         plan = SampledPlan(participation.rate, rounds)

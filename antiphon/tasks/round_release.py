@@ -82,5 +82,5 @@ class RoundRelease:
     def _row(self, like: Tensors) -> np.ndarray:
         """Return the noise of the round: an entry for each parameter, and one for the count."""
         size = sum(tensor.numel() for tensor in like.values()) + bool(self.count_deviation)
-        rows = noise_rows(derived_key(self.key, "noise"), self.plan.coefficients, size, self.folder or None)
+        rows = noise_rows(derived_key(self.key, "noise"), self.plan.matrix, size, self.folder or None)
         return rows.row(self.round).copy()

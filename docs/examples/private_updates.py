@@ -6,12 +6,13 @@ from antiphon.algorithms.private import Private
 from antiphon.experiment.canary_audit import audit_updates
 from antiphon.privacy.matrix_factorisation import prefix_error
 from antiphon.privacy.participation import PoissonSampling, RoundRobin
-from antiphon.privacy.update_accounting import epsilon_of
+from antiphon.privacy.update_accounting import Blt, epsilon_of
 from antiphon.tasks.update_clipping import EachLayer
 
 PLANS = {  # 100 clients, 10 of them in a round, 100 rounds
     "independent noise": Private(cohorts=RoundRobin(separation=10), bands=1),
     "correlated noise": Private(cohorts=RoundRobin(separation=10)),
+    "noise with buffers": Private(cohorts=RoundRobin(separation=10), noise=Blt()),
     "secret samples": Private(cohorts=PoissonSampling(rate=0.1)),
 }
 

@@ -33,7 +33,7 @@ from antiphon.pools.local import LocalPool
 from antiphon.privacy.correlated_noise import NoiseRows
 from antiphon.privacy.noise_key import derived_key, simulated_key
 from antiphon.privacy.participation import PoissonSampling, RoundRobin
-from antiphon.privacy.update_accounting import epsilon_of, plan_noise
+from antiphon.privacy.update_accounting import Blt, epsilon_of, plan_noise
 from antiphon.privacy.update_ledger import SharedBudget
 from antiphon.records.checkpoint import folder_of
 from antiphon.records.journal import read
@@ -211,6 +211,7 @@ def run(
 
 BANDED = Private(hierarchical(server=Adam()), cohorts=RoundRobin(4, 2), simulated=True)
 SAMPLED = replace(BANDED, cohorts=PoissonSampling(0.2))
+BUFFERED = replace(BANDED, noise=Blt())
 
 
 @pytest.mark.parametrize("algorithm", [BANDED, SAMPLED], ids=["banded", "sampled"])
@@ -233,7 +234,7 @@ def test_the_engine_asks_the_clients_that_the_plan_draws(algorithm: Private, tmp
 
 
 @pytest.mark.parametrize("simulated", [True, False])
-@pytest.mark.parametrize("algorithm", [BANDED, SAMPLED], ids=["banded", "sampled"])
+@pytest.mark.parametrize("algorithm", [BANDED, SAMPLED, BUFFERED], ids=["banded", "sampled", "buffered"])
 def test_a_run_that_is_stopped_after_any_round_resumes_to_the_same_bits(
     algorithm: Private, simulated: bool, tmp_path: Path
 ) -> None:
@@ -467,6 +468,13 @@ def test_settings_are_written_and_read_back() -> None:
     )
     tree = config.to_dict(Run(algorithm, rounds=Rounds(min_clients=0)))
     assert config.from_dict(Run, tree).algorithm == algorithm
+
+
+def test_noise_with_buffers_is_chosen_by_its_name() -> None:
+    tree = config.to_dict(BANDED)
+    assert config.from_dict(Private, {**tree, "noise": "blt"}).noise == Blt()
+    assert config.from_dict(Private, {**tree, "noise": {"blt": {"buffers": 2}}}).noise == Blt(2)
+    assert config.override(BANDED, ["noise=blt", "noise.buffers=3"]).noise == Blt(3)
 
 
 def test_preparing_twice_is_preparing_once(tmp_path: Path) -> None:
