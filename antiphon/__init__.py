@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from antiphon.workflows.compare_runs import alignments, compare
     from antiphon.workflows.evaluate_run import evaluate, nbest, transcribe
     from antiphon.workflows.new_project import new_project
-    from antiphon.workflows.personalize_lists import NoiseSettings, personalize
+    from antiphon.workflows.personalisation_results import NoiseSettings
+    from antiphon.workflows.personalize_lists import personalize
     from antiphon.workflows.prune_model import plan_pruning, prune
     from antiphon.workflows.rescore_lists import rescore
     from antiphon.workflows.run_federation import create_federation, federation_status, join_federation
@@ -63,7 +64,8 @@ _EXPORTS = {  # module -> its public names
     "workflows.compare_runs": ["alignments", "compare"],
     "workflows.evaluate_run": ["evaluate", "nbest", "transcribe"],
     "workflows.new_project": ["new_project"],
-    "workflows.personalize_lists": ["NoiseSettings", "personalize"],
+    "workflows.personalisation_results": ["NoiseSettings"],
+    "workflows.personalize_lists": ["personalize"],
     "workflows.prune_model": ["plan_pruning", "prune"],
     "workflows.rescore_lists": ["rescore"],
     "workflows.run_federation": ["create_federation", "federation_status", "join_federation"],
@@ -83,4 +85,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__"]

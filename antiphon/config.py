@@ -57,9 +57,10 @@ def override(config: Config, assignments: str | Iterable[str]) -> Config:
     tree = to_dict(config)
     for assignment in [assignments] if isinstance(assignments, str) else assignments:
         path, equals, text = assignment.partition("=")
-        if not equals or not path.strip():
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
             raise ValueError(f"{assignment!r} is not an assignment: write key=value, e.g. server.lr=0.1")
-        tree = _assign(type(config), tree, path.strip().split("."), text.strip(), "")
+        tree = _assign(type(config), tree, keys, text.strip(), "")
     return from_dict(type(config), tree)
 
 

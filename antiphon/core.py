@@ -68,6 +68,9 @@ class Task:
     config: Mapping[str, Scalar] = field(default_factory=dict)
     # Tensors like those of an answer, for work that does not declare them itself. They are not sent.
     answers_like: Tensors | None = None
+    # Client -> simulated times at which it got the task and at which its answer arrives, if it began in an
+    # earlier round. They are not sent. None: the task is sent now.
+    times: Mapping[str, tuple[float, float]] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -223,7 +226,10 @@ class Collected(Protocol):
 
 
 class Pool(Protocol):
-    """Carries a task to clients. `reduce` streams: its memory does not grow with the cohort."""
+    """Carries a task to clients. `reduce` streams: its memory does not grow with the cohort.
+
+    Optional: `arrival(task, client, sent) -> float`, when a client's answer arrives by a simulated clock.
+    """
 
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update: ...
     def collect(self, task: Task, cohort: Sequence[str]) -> Collected: ...
@@ -305,12 +311,14 @@ class Algorithm(Protocol[State]):
 
     - `prepare(context: RunContext) -> Algorithm` takes what is known before a run begins;
     - `check_run(run)` refuses settings of a run that do not fit, when an experiment is read;
+    - `check_place(is_away)` refuses settings that do not fit clients here, or on other machines;
     - `personal(pool) -> Pool` returns a pool through which each client evaluates its own model;
     - `draw(clients, size, seed, round) -> cohort` draws the clients of a round, in place of the engine;
     - `effect` and `refuses` say which wrappers it cannot enclose (see `check_order`);
     - `trains_on_server`, `labels_speech`, `is_for_whole_models`: see `Central`, `SelfTrained`, `DgaRl`;
     - `collects = True` says that it calls `pool.collect`, which secure aggregation refuses;
-    - `unbounded` says why `Private` cannot bound what one client changes in a round.
+    - `unbounded` says why `Private` cannot bound what one client changes in a round;
+    - `is_asynchronous = True` says that its clients begin and end in different rounds, which needs a clock.
     """
 
     def init(self, params: Tensors) -> State: ...

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import random
-import resource
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +16,11 @@ import torch
 from antiphon.core import Algorithm, Diverged, Pool, ServerState, Stopped, Tensors, WrapperState
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.recording import Faults, RecordingPool, TooFewAnswers, no_faults, stop_if
+from antiphon.pools.round_clock import Arrival, RoundClock, time_in
 from antiphon.pools.signals import interruptible
 from antiphon.records.checkpoint import pack
 from antiphon.records.files import Damaged, NotWritten
-from antiphon.records.writer import ClientStateFiles, Listener, Record, expected_states
+from antiphon.records.writer import ClientStateFiles, Listener, Record, expected_states, peak_memory_mib
 from antiphon.seeding import derive
 from antiphon.server.run_context import RunContext, parts_of, personal_pool, prepare
 from antiphon.tasks.local_training import find_nonfinite, global_norm
@@ -43,6 +43,8 @@ class Rounds:
     save_every: int = 1  # rounds between checkpoints
     keep_last: int = 2  # checkpoints that are kept
     renew_lost_states: bool = False  # a client whose state is lost starts anew; False: its tasks fail
+    deadline: float = 0.0  # simulated seconds after which a round takes no more answers; 0: none
+    over_selection: float = 1.0  # as many times `cohort` are drawn, and the first `cohort` to answer count
 
     def __post_init__(self) -> None:
         if self.total < 1 or self.cohort < 1 or self.min_clients < 0:
@@ -51,6 +53,16 @@ class Rounds:
             raise ValueError(f"rounds: min_clients {self.min_clients} is above cohort {self.cohort}")
         if self.save_every < 1 or self.keep_last < 1 or self.valid_every < 0:
             raise ValueError("rounds: save_every and keep_last must be at least 1, valid_every at least 0")
+        if not 0 <= self.deadline < math.inf or not 1 <= self.over_selection < math.inf:
+            raise ValueError("rounds: deadline must be at least 0, and over_selection at least 1")
+
+    @property
+    def num_drawn(self) -> int:
+        return math.ceil(round(self.over_selection * self.cohort, 6))
+
+    @property
+    def needs_clock(self) -> bool:
+        return bool(self.deadline) or self.over_selection > 1
 
     def check(self, num_clients: int) -> None:
         """Refuse a run that could never finish a round with this many clients."""
@@ -58,6 +70,11 @@ class Rounds:
             raise ValueError("there is no client to train on")
         if self.min_clients > num_clients:
             raise ValueError(f"rounds.min_clients is {self.min_clients} but there are {num_clients} clients")
+        if self.over_selection > 1 and self.cohort >= num_clients:
+            raise ValueError(
+                f"rounds.over_selection has no effect: cohort {self.cohort} takes all {num_clients} clients, "
+                "and nobody is left to draw besides; lower rounds.cohort or set over_selection=1"
+            )
 
 
 @dataclass(frozen=True)
@@ -115,6 +132,7 @@ class Engine:
         states: ClientStateFiles | None = None,
         faults: Faults = no_faults,
         draw: Draw | None = None,
+        arrival: Arrival | None = None,
     ) -> None:
         rounds.check(len(clients))
         self.pool, self.rounds, self.seed = pool, rounds, seed
@@ -133,6 +151,7 @@ class Engine:
         )
         self.algorithm = prepare(algorithm, known)
         self.states, self.faults = states, faults
+        self.arrival, self.now = arrival, 0.0  # simulated seconds since the run began
         self.validate = validate if rounds.valid_every else None
         self.listener: Listener = listener or Listener()
         self.expect = expect
@@ -168,6 +187,7 @@ class Engine:
         if self.group.on_rank_zero(lambda: resume and record.has_checkpoint):
             state = self.group.on_rank_zero(lambda: record.restore(fresh, skip_corrupt), like=fresh)
             self._find_states()
+            self.now = self.group.on_rank_zero(lambda: time_in(self.record.entries()))
             self.listener.resumed(state.round)
             return state, True
         return self.group.on_rank_zero(lambda: record.begin(fresh), like=fresh), False
@@ -186,11 +206,14 @@ class Engine:
             self.group.on_rank_zero(lambda: self.record.save(state))
 
     def _round(self, state: Any, interrupted: threading.Event) -> Any:
-        began = time.perf_counter()
+        began, rounds = time.perf_counter(), self.rounds
         cohort = self._cohort(state.round)
-        if state.round + 1 < self.rounds.total:
+        if state.round + 1 < rounds.total:
             self.expect(self._cohort(state.round + 1))
-        pool = self._recording(cohort, self.rounds.min_clients, interrupted, state.round, self.faults)
+        pool = self._recording(cohort, rounds.min_clients, interrupted, state.round, self.faults)
+        if self.arrival is not None:
+            needed = min(rounds.cohort, len(cohort)) if rounds.over_selection > 1 else len(cohort)
+            pool.clock = RoundClock(self.arrival, self.now, needed, rounds.deadline)
         try:
             after, metrics = self.algorithm.round(state, cohort, pool)
         except Diverged as error:
@@ -205,7 +228,9 @@ class Engine:
         pool.check_enough()
         self._check(state, after, metrics)
         self._sync_states(pool)
-        entry = {"round": after.round, "cohort": cohort, **pool.entry(), "metrics": dict(metrics)}
+        asked = list(dict.fromkeys(pool.began_before)) or cohort
+        entry = {"round": after.round, "cohort": asked, **pool.entry(), "metrics": dict(metrics)}
+        self.now = entry.get("simulated_time", 0.0)
         self._record(entry, after, began, interrupted, pool.seconds)
         return after
 
@@ -240,7 +265,7 @@ class Engine:
         return f" (server: {servers[0]})" if servers else ""
 
     def _cohort(self, round: int) -> list[str]:
-        return self.draw(self.clients, self.rounds.cohort, self.seed, round)
+        return self.draw(self.clients, self.rounds.num_drawn, self.seed, round)
 
     def _recording(
         self,
@@ -293,11 +318,6 @@ class Engine:
         is_due = last or state.round % self.rounds.save_every == 0
         self.group.on_rank_zero_async(lambda: self.record.add(entry, clock, state, is_due))
         self.listener.finished(entry, clock)
-
-
-def peak_memory_mib() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
 def _norm_of(params: Tensors) -> float:

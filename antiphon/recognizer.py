@@ -16,10 +16,10 @@ from antiphon.data.batches import Batch
 from antiphon.data.frontends import Filterbank, Frontend
 from antiphon.data.tokens import Tokens, load_tokens
 from antiphon.models.ctc import CtcConfig
-from antiphon.models.model import Model, ModelConfig, load_parameters, save_parameters
+from antiphon.models.model import Model, ModelConfig, build_model, load_parameters, save_parameters
 from antiphon.models.reduced import ReducedConfig
 from antiphon.models.torch_device import find_device
-from antiphon.records.files import write_json
+from antiphon.records.files import read_whole, write_json
 from antiphon.records.folders import files_in, filled_folder
 from antiphon.records.reading import read_as
 from antiphon.records.run_files import ModelFile
@@ -35,8 +35,9 @@ class Blueprint:
     frontend: Frontend = Filterbank()
     model: ModelConfig = CtcConfig()
 
-    def build(self, num_tokens: int) -> Model:
-        return self.model.build(self.frontend.dim, num_tokens)
+    def build(self, num_tokens: int, where: str = "") -> Model:
+        """Build the model; `where` names the file that the settings are from, for error messages."""
+        return build_model(self.model, self.frontend.dim, num_tokens, where)
 
     def with_submodel(self, submodel: str) -> Blueprint:
         """The blueprint of a submodel (`tasks.submodel`); refuses models that cannot be pruned."""
@@ -96,14 +97,14 @@ class Recognizer:
         chosen = find_device(device)
         folder, blueprint = open_blueprint(folder)
         tokens = load_tokens(folder)
-        model = blueprint.build(tokens.size)
+        model = blueprint.build(tokens.size, str(folder / MAIN))
         load_parameters(model, folder / "model.safetensors")
         return cls(blueprint, tokens, model.to(chosen))
 
     @torch.inference_mode()
     def transcribe(self, audio: str | Path | np.ndarray) -> str:
         """The text of one recording: a file, or samples at 16 kHz, mono, between −1 and 1."""
-        samples = audio if isinstance(audio, np.ndarray) else resample(*decode(Path(audio).read_bytes()))
+        samples = audio if isinstance(audio, np.ndarray) else resample(*decode(read_whole(Path(audio))))
         if len(samples) < SAMPLE_RATE // 20:
             raise ValueError(f"too short to recognise: {len(samples)} samples")
         # As float16, like the features in the store that the model was trained on.

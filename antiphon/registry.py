@@ -26,6 +26,8 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
+MAX_SHOWN = 200  # characters of a name in a message: damaged files have names of thousands
+
 T = TypeVar("T")
 
 
@@ -198,10 +200,12 @@ REGISTRIES: dict[Any, Registry] = {}  # a kind, as it stands in annotations -> i
 def unknown_name(name: Any, valid: Iterable[str], what: str, where: str = "") -> ValueError:
     """Return the error for a name that is not among the valid ones, with the nearest of them."""
     names = list(valid)
-    near = get_close_matches(str(name), names, n=1)
+    near = get_close_matches(str(name)[:MAX_SHOWN], names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     prefix = f"{where}: " if where else ""
-    return ValueError(f"{prefix}unknown {what} {name!r}; {hint}valid: {', '.join(names) or 'none'}")
+    text = repr(name)
+    shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+    return ValueError(f"{prefix}unknown {what} {shown}; {hint}valid: {', '.join(names) or 'none'}")
 
 
 def members_of(kind: Any) -> tuple[Any, ...]:

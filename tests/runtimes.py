@@ -66,7 +66,7 @@ def unequal(world: World) -> dict[str, np.ndarray]:
 
 
 def tasks(tensors: Tensors, local: LocalTraining = LOCAL) -> Task:
-    return Task("train", tensors, {**vars(local), "round": 0, "seed": 11})
+    return Task("train", tensors, {**local.to_task(), "round": 0, "seed": 11})
 
 
 def assert_same(stacked: Iterable[Update], alone: Iterable[Update], tolerance: float) -> None:

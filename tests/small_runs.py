@@ -14,13 +14,20 @@ from world import CONTEXT, SEED, VALID, Case, World, stacked
 
 from antiphon.clients.faults import SimulatedFaults, Unreliability
 from antiphon.clients.states import ClientStates
-from antiphon.core import Pool, Tensors, Worker
+from antiphon.core import Pool, Task, Tensors, Worker
 from antiphon.engine import Engine, Listener, Rounds
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.records.checkpoint import folder_of, pack, saved_rounds
 from antiphon.tasks.evaluation import measure
 
 ROUNDS = Rounds(total=3, cohort=4, valid_every=2)
+
+
+def arrival(task: Task, client: str, sent: float) -> float:
+    """Return when a client answers: some need three times as long as others."""
+    return sent + 1.0 + int(client[-1]) % 3
+
+
 FAULTS = SimulatedFaults(Unreliability(dropout=0.25), len, SEED)
 
 
@@ -105,6 +112,7 @@ class SmallRun:
             context=CONTEXT,
             states=states,
             faults=FAULTS,
+            arrival=arrival,
         )
         if kill is not None:
             kill.arm(engine)

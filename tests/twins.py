@@ -23,14 +23,16 @@ from antiphon.pools.torch_group import PeerLost, TorchGroup
 T = TypeVar("T")
 
 
-def side_by_side(action: Callable[[TorchGroup], T], size: int = 2, ordered: bool = False) -> T:
+def side_by_side(
+    action: Callable[[TorchGroup], T], size: int = 2, ordered: bool = False, dispatch: bool = False
+) -> T:
     """What `action` returns or raises here; in the forks it must come to the same, to the last bit."""
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "meeting"
         outcome = "something else"
-        forks = [_fork(rank, size, action, ordered, meeting) for rank in range(1, size)]
+        forks = [_fork(rank, size, action, ordered, dispatch, meeting) for rank in range(1, size)]
         try:
-            value = _as_rank(0, size, action, ordered, meeting)
+            value = _as_rank(0, size, action, ordered, dispatch, meeting)
             outcome = fingerprint(value)
         except (Stopped, ValueError, PeerLost) as error:
             outcome = kind_of(error)
@@ -45,14 +47,16 @@ def side_by_side(action: Callable[[TorchGroup], T], size: int = 2, ordered: bool
     return value
 
 
-def _fork(rank: int, size: int, action: Callable[[TorchGroup], Any], ordered: bool, meeting: Path) -> int:
+def _fork(
+    rank: int, size: int, action: Callable[[TorchGroup], Any], ordered: bool, dispatch: bool, meeting: Path
+) -> int:
     fork = os.fork()
     if fork > 0:
         return fork
     try:
         verdict = meeting.with_name(str(rank))
         try:
-            verdict.write_text(fingerprint(_as_rank(rank, size, action, ordered, meeting)))
+            verdict.write_text(fingerprint(_as_rank(rank, size, action, ordered, dispatch, meeting)))
         except (Stopped, ValueError) as error:
             verdict.write_text(kind_of(error))
         except BaseException:
@@ -61,10 +65,13 @@ def _fork(rank: int, size: int, action: Callable[[TorchGroup], Any], ordered: bo
         os._exit(0)
 
 
-def _as_rank(rank: int, size: int, action: Callable[[TorchGroup], T], ordered: bool, meeting: Path) -> T:
-    dist.init_process_group("gloo", store=dist.FileStore(str(meeting), size), rank=rank, world_size=size)
+def _as_rank(
+    rank: int, size: int, action: Callable[[TorchGroup], T], ordered: bool, dispatch: bool, meeting: Path
+) -> T:
+    store = dist.FileStore(str(meeting), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     try:
-        return action(TorchGroup(torch.device("cpu"), ordered))
+        return action(TorchGroup(torch.device("cpu"), ordered, counter=store if dispatch else None))
     finally:
         dist.destroy_process_group()
 
@@ -91,19 +98,21 @@ class Twins:
     size: int = 2
     ordered: bool = False
     seconds: Callable[[str], float] = len
+    dispatch: bool = False
 
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
         def work(group: TorchGroup) -> Update:
             return group.pool(self.worker, self.seconds).reduce(task, cohort, weigh)
 
-        return side_by_side(work, self.size, self.ordered)
+        return side_by_side(work, self.size, self.ordered, self.dispatch)
 
     def collect(self, task: Task, cohort: Sequence[str]) -> TwinsCollected:
         def work(group: TorchGroup) -> tuple[tuple[Report, ...], tuple[Failure, ...]]:
             held = group.pool(self.worker, self.seconds).collect(task, cohort)
             return tuple(held.reports), tuple(held.failures)
 
-        return TwinsCollected(self, task, cohort, *side_by_side(work, self.size, self.ordered))
+        held = side_by_side(work, self.size, self.ordered, self.dispatch)
+        return TwinsCollected(self, task, cohort, *held)
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,7 @@ class TwinsCollected:
 
         key = tuple(log_weights)
         if key not in self.combined:
-            self.combined[key] = side_by_side(work, self.twins.size, self.twins.ordered)
+            self.combined[key] = side_by_side(work, self.twins.size, self.twins.ordered, self.twins.dispatch)
         return self.combined[key]
 
     def distances(self, point: Tensors) -> list[float]:
@@ -132,4 +141,4 @@ class TwinsCollected:
             pool = group.pool(self.twins.worker, self.twins.seconds)
             return list(pool.collect(self.task, self.cohort).distances(point))
 
-        return side_by_side(work, self.twins.size, self.twins.ordered)
+        return side_by_side(work, self.twins.size, self.twins.ordered, self.twins.dispatch)

@@ -20,11 +20,21 @@ import torch
 from cautious import Cautious, Twice
 from twins import Twins
 
+from antiphon.algorithms.afl import Afl
+from antiphon.algorithms.attacked import Attacked
 from antiphon.algorithms.central import Central
+from antiphon.algorithms.compressed import Compressed
 from antiphon.algorithms.dga_rl import DgaRl
+from antiphon.algorithms.dga_rl_policy import PerCohort
 from antiphon.algorithms.ditto import Ditto
+from antiphon.algorithms.fedasync import FedAsync
 from antiphon.algorithms.fedavg import FedAvg, bmuf, dga, fedavg, fedsgd, hierarchical
+from antiphon.algorithms.fedbuff import FedBuff
+from antiphon.algorithms.feddyn import FedDyn
+from antiphon.algorithms.federated_dropout import DeviceClass, FederatedDropout
 from antiphon.algorithms.geometric_median import GeometricMedian
+from antiphon.algorithms.krum import Krum
+from antiphon.algorithms.norm_bounding import NormBounding
 from antiphon.algorithms.personal_layers import PersonalLayers
 from antiphon.algorithms.private import Private
 from antiphon.algorithms.pruning import FederatedPruning
@@ -32,6 +42,8 @@ from antiphon.algorithms.q_fedavg import QFedAvg
 from antiphon.algorithms.rehearsal import SERVER_CLIENT, Rehearsed
 from antiphon.algorithms.scaffold import Scaffold
 from antiphon.algorithms.self_training import CurrentModel, MovingAverage, SelfTrained
+from antiphon.algorithms.trimmed_mean import TrimmedMean
+from antiphon.algorithms.validation_wer import ValidationWer
 from antiphon.clients.client import ClientRuntime
 from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.states import ClientStates
@@ -60,10 +72,17 @@ from antiphon.server.clipping import ClipLayersRelative
 from antiphon.server.optimizers import Adagrad, Adam, Lamb, Lars, Sgd, Yogi
 from antiphon.server.run_context import RunContext, prepare
 from antiphon.server.schedules import Cosine, Step
-from antiphon.server.weighting import ByNorm
+from antiphon.server.weighting import ByNorm, Uniform
+from antiphon.tasks.client_optimizers import ClientAdamW, ClientMomentum
+from antiphon.tasks.client_storage import Quantised
+from antiphon.tasks.codecs.low_rank import LowRank
+from antiphon.tasks.codecs.random_projection import RandomProjection
+from antiphon.tasks.codecs.small_floats import SmallFloats
+from antiphon.tasks.codecs.stochastic_rounding import StochasticRounding
+from antiphon.tasks.codecs.top_k import TopK
 from antiphon.tasks.local_training import LocalTraining
 from antiphon.tasks.pseudo_labels import Labelling
-from antiphon.tasks.update_clipping import WholeUpdate
+from antiphon.tasks.update_clipping import EachLayerByNorm, WholeUpdate
 
 RATE = 16000
 LETTERS = "abcde "
@@ -169,6 +188,9 @@ ALGORITHMS: dict[str, Case] = {
     "fedsgd": Case(fedsgd()),
     "fedavg": Case(fedavg(LOCAL)),
     "fedavg with steps": Case(fedavg(replace(LOCAL, steps=3))),
+    "client momentum": Case(fedavg(replace(LOCAL, optimizer=ClientMomentum()))),
+    "client adamw": Case(hierarchical(replace(LOCAL, lr=1e-3, optimizer=ClientAdamW()), Sgd(lr=0.5))),
+    "client storage": Case(fedavg(replace(LOCAL, storage=Quantised(3, 7, share=0.5)))),
     "fedprox": Case(fedavg(replace(LOCAL, proximal=0.1))),
     "scheduled": Case(FedAvg(LOCAL, client_schedule=Step(1), server_schedule=Cosine(8, warmup=2))),
     "hierarchical sgd": Case(hierarchical(LOCAL, Sgd(lr=0.5))),
@@ -180,12 +202,26 @@ ALGORITHMS: dict[str, Case] = {
     "hierarchical lars": Case(hierarchical(LOCAL, Lars(weight_decay=0.01))),
     "bmuf": Case(bmuf(LOCAL), clients=Iid(4), cohort=4),
     "dga": Case(dga(LOCAL, beta=2.0)),
+    "fedbuff": Case(FedBuff(dga(LOCAL, beta=2.0), buffer=3)),
+    "fedasync": Case(FedAsync(LOCAL), cohort=1),  # one answer is a round
     "by norm": Case(FedAvg(LOCAL, weighting=ByNorm(), server=Adam())),
     # Its memory holds losses over their spread in the cohort.
     "dga rl": Case(DgaRl(dga(LOCAL, beta=2.0), validation=("valid/s08", "valid/s09")), magnifies=10.0),
+    "dga rl, per cohort": Case(
+        DgaRl(dga(LOCAL, beta=2.0), PerCohort(num_clients=5), validation=("valid/s08", "valid/s09")),
+        magnifies=10.0,
+    ),
     "geometric median, clipped": Case(
         GeometricMedian(FedAvg(LOCAL, clipping=ClipLayersRelative(0.001)), iterations=1)
     ),
+    "trimmed mean": Case(TrimmedMean(hierarchical(LOCAL), trim=0.3), cohort=4),
+    # Of three updates, the nearest two have equal scores.
+    "krum": Case(Krum(hierarchical(LOCAL), num_averaged=2), cohort=5),
+    # The tiny models all have a WER of 1, which would give equal weights: see the unit tests for others.
+    "validation wer": Case(
+        ValidationWer(hierarchical(LOCAL), validation=("valid/s08", "valid/s09")), cohort=3
+    ),
+    "norm bounding": Case(NormBounding(FedAvg(LOCAL), bound=0.05)),
     "rehearsed": Case(Rehearsed(dga(LOCAL), LocalTraining(lr=0.02, steps=2, batch_seconds=1.5))),
     "pruned": Case(FederatedPruning(dga(LOCAL), mask_every=1, fine_tune_from=3, structure=STRUCTURE)),
     "subspace": Case(FedAvg(LOCAL, server=Adam(), trainable=("encoder.*",))),
@@ -207,6 +243,23 @@ ALGORITHMS: dict[str, Case] = {
         labelled=False,
         magnifies=10.0,
     ),
+    "private, clipped by norm": Case(
+        Private(
+            FedAvg(LOCAL, weighting=Uniform(), server=Sgd(lr=0.7), trainable=("encoder.*",)),
+            1e4,
+            clipping=EachLayerByNorm(0.3),
+            cohorts=RoundRobin(1),
+            noise_multiplier=0.1,
+            cohort=5.0,
+            rounds=8,
+            simulated=True,
+        )
+    ),
+    "compressed": Case(
+        Compressed(FedAvg(LOCAL, weighting=Uniform()), StochasticRounding(bits=4), StochasticRounding(bits=8))
+    ),
+    "small floats": Case(Compressed(fedavg(LOCAL), SmallFloats(2, 3), SmallFloats(3, 4))),
+    "projected": Case(Compressed(fedavg(LOCAL), RandomProjection(share=0.5))),
     "central subspace": Case(
         Central(LocalTraining(lr=1e-3, steps=2, batch_seconds=4.0), trainable=("output.*",)), Iid(1), cohort=1
     ),
@@ -227,7 +280,10 @@ BASES: dict[str, Algorithm[Any]] = {
     "geometric_median": GeometricMedian(hierarchical(LOCAL), iterations=1),
     "scaffold": Scaffold(LOCAL, server=Sgd(lr=0.7)),
     "q_fed_avg": QFedAvg(1.0, LOCAL),
+    "fed_dyn": FedDyn(0.1, LOCAL),
+    "afl": Afl(0.5, LOCAL, server=Sgd(lr=0.7)),
     "cautious": Cautious(LOCAL),
+    "fed_buff": FedBuff(dga(LOCAL, beta=2.0), buffer=3),
     "even": hierarchical(LOCAL, Sgd(lr=0.7)),
 }
 WRAPPERS: dict[str, Callable[[Any], Algorithm[Any]]] = {
@@ -236,7 +292,13 @@ WRAPPERS: dict[str, Callable[[Any], Algorithm[Any]]] = {
     "federated_pruning": lambda inner: FederatedPruning(inner, mask_every=1, fine_tune_from=2),
     "personal_layers": lambda inner: PersonalLayers(inner, ("output.*",)),
     "ditto": lambda inner: Ditto(inner, SHORT, strength=0.5),
+    "federated_dropout": lambda inner: FederatedDropout(
+        inner, {"weak": DeviceClass(0.4, keep=0.6), "weakest": DeviceClass(0.3, keep=0.3)}, exclude=()
+    ),
+    "attacked": lambda inner: Attacked(inner, fraction=0.3, scale=-1.0, loss=0.5),
     "twice": Twice,
+    "compressed": lambda inner: Compressed(inner, TopK(share=0.2), StochasticRounding(bits=8)),
+    "factored": lambda inner: Compressed(inner, LowRank(rank=2)),
     # All clients take part in every round, so that any cohort is a planned one.
     "private": lambda inner: Private(
         inner,
@@ -251,17 +313,34 @@ WRAPPERS: dict[str, Callable[[Any], Algorithm[Any]]] = {
 }
 # One client has no bounded influence on a round of these, which `private` refuses. They ask a client twice,
 # or weigh it by what it reports.
-NOT_PRIVATE = ("fed_avg", "dga_rl", "geometric_median", "scaffold", "q_fed_avg", "cautious")
+NOT_PRIVATE = (
+    "fed_avg",
+    "dga_rl",
+    "geometric_median",
+    "scaffold",
+    "q_fed_avg",
+    "fed_dyn",
+    "afl",
+    "cautious",
+    "fed_buff",
+)
 NESTS = (  # outermost first
     "federated_pruning rehearsed scaffold",
     "federated_pruning personal_layers fed_avg",
+    "federated_pruning personal_layers fed_dyn",
     "self_trained ditto cautious",
     "rehearsed self_trained q_fed_avg",
     "twice personal_layers scaffold",
     "ditto twice rehearsed dga_rl",
+    "rehearsed personal_layers fed_buff",
     "self_trained personal_layers rehearsed scaffold",
     "federated_pruning self_trained rehearsed cautious",
     "private self_trained personal_layers ditto rehearsed even",
+    "federated_pruning compressed scaffold",
+    "federated_dropout compressed personal_layers scaffold",
+    "federated_pruning personal_layers factored fed_avg",
+    "compressed self_trained ditto rehearsed cautious",
+    "private personal_layers compressed even",
 )
 
 
@@ -285,14 +364,19 @@ COMBINATIONS = {
 # Each base and each wrapper at least once, for pools that take longer.
 COVERING = (
     "scaffold",
+    "fed_dyn",
     "cautious",
     "rehearsed dga_rl",
     "ditto geometric_median",
+    "attacked fed_avg",
     "personal_layers q_fed_avg",
+    "personal_layers afl",
     "twice scaffold",
+    "fed_buff",
     "self_trained personal_layers rehearsed scaffold",
     "federated_pruning rehearsed scaffold",
     "private even",
+    "compressed scaffold",
 )
 
 

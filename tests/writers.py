@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from command import Done, run_arguments
 from world import write_source
@@ -15,6 +17,19 @@ TEXT = "abba cad\ndad fed a bee\na bad cab\nbead by bead\nace of ada\nabba had a
 SPEAK = ["engines=espeak", "num_voices=2", "takes=1", "rehearse_hours=0.002", "valid_hours=0.001"]
 ADAPT = ["runs.*.rounds.valid_every=1", "runs.adapted.algorithm.inner.local.batch_seconds=4"]
 FEW = ["runs.seed.rounds.total=2", "runs.seed.algorithm.local.steps=10", "runs.fedavg.rounds.total=3"]
+
+LOCAL = {"local": {"batch_seconds": 1.0}, "weighting": "uniform"}
+PRIVATE = {
+    "inner": {"fed_avg": LOCAL},
+    "cohorts": {"round_robin": {"separation": 2}},
+    "key_file": "PLACE/noise.key",
+    "shared_budget": {"file": "PLACE/budget.json", "epsilon": 20.0},
+    "delta": 1e-3,
+    "canaries": 8,
+}
+COMPRESSED = {"inner": {"scaffold": LOCAL}, "up": {"top_k": {"share": 0.2}}, "down": "stochastic_rounding"}
+RELEASED = ["runs.fedavg.rounds.min_clients=0", "runs.fedavg.rounds.save_every=1"]
+SLOW = ["clock={devices: {pareto: {}}}"]  # clients in simulated time
 
 
 @dataclass(frozen=True)
@@ -104,6 +119,24 @@ def run(*more: str) -> Writer:
     return Writer(arguments, resumes=True)
 
 
+def run_of(algorithm: dict[str, Any], *more: str) -> Callable[[Ground, Path], list[str | Path]]:
+    """Return the arguments of a run with an algorithm; PLACE in its settings is the folder."""
+
+    def arguments(ground: Ground, folder: Path) -> list[str | Path]:
+        chosen = json.dumps(algorithm).replace("PLACE", str(folder))
+        settings = [*FEW, f"runs.fedavg.algorithm={chosen}", *more]
+        return [*run_arguments(ground.corpus, folder / "out", settings=settings)]
+
+    return arguments
+
+
+def write_noise_key(ground: Ground, folder: Path) -> None:
+    """A key of noise that is the same in all runs."""
+    path = folder / "noise.key"
+    path.write_bytes(bytes(range(32)))
+    path.chmod(0o600)
+
+
 def each(option: str, values: list[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
 
@@ -126,6 +159,14 @@ WRITERS: dict[str, Writer] = {
     "run": run(),
     "run with workers": run("--workers", "2", "--ordered"),
     "run with jobs": run("--jobs", "2"),
+    "run private": Writer(run_of({"private": PRIVATE}, *RELEASED), write_noise_key, resumes=True),
+    "run compressed": Writer(run_of({"compressed": COMPRESSED}, *SLOW), resumes=True),
+    "run fed_buff": Writer(run_of({"fed_buff": {"inner": LOCAL, "buffer": 2}}, *SLOW), resumes=True),
+    "run secure": Writer(
+        run_of({"fed_avg": LOCAL}, "runs.fedavg.secure_aggregation={}", "runs.fedavg.rounds.cohort=5"),
+        resumes=True,
+        needs=("cryptography",),
+    ),
     "nbest": Writer(
         lambda ground, folder: [
             *("nbest", ground.run, "--out", folder / "lists.jsonl", "--beam", "3", "--lm", ground.lm),

@@ -31,6 +31,12 @@ class Central:
     trainable: tuple[str, ...] = ("*",)  # patterns of parameter names; the others stay
     trains_on_server: ClassVar[bool] = True  # its client has no simulated faults
 
+    def __post_init__(self) -> None:
+        if not self.local.is_plain:
+            raise ValueError("central training has an AdamW of its own: leave local.optimizer at sgd")
+        if not self.local.is_exact:
+            raise ValueError("central training has no small device: leave local.storage at exact")
+
     def check_run(self, run: Any) -> None:
         """Refuse a run with several clients."""
         if getattr(run.clients, "parts", 0) != 1:

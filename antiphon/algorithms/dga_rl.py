@@ -14,25 +14,27 @@ learns from a memory of rounds (`policy`). The run continues with the better mod
 | state: losses, gradient statistics| `describe`: loss, mean and variance of |Δ_k|'s entries      |
 | action: weights α_k               | softmax of inner's log-weights + scores + noise             |
 | reward 1 / −1 / 0.1, threshold    | `Rewards`                                                   |
-| 5-layer DNN with a bottleneck     | `Policy`                                                    |
-| memory, mini-batches              | `Policy.memory`, `Policy.batch`                             |
+| 5-layer DNN with a bottleneck     | `policy`: `PerClient`, `PerCohort`                          |
+| memory, mini-batches              | `policy.memory`, `policy.batch`                             |
 
 Deviations.
-- The paper's network has N inputs and N outputs. So it learns about positions in a cohort that is drawn again
-  each round, and no client may fail. Here one network scores every client from its own features and from
-  their comparison with the cohort's.
+- The paper's network has inputs and outputs for N clients (`PerCohort`). It learns about positions in a
+  cohort that is drawn again each round. By default, one network scores every client from its own features
+  and from their comparison with the cohort's (`PerClient`).
 - Features use logarithms of magnitudes, which span decades, and are standardised by those in memory.
 - The policy is the softmax times a learnt factor. It starts as the softmax, not at random, so no round is
-lost.
+  lost.
 - The paper gives no objective; ours is in `policy`. Exploration is noise on the log-weights that falls by a
   factor each round. It is the same random linear function of the features for all clients of a round
   (state-dependent exploration, Rückstieß et al. 2008): clients that are alike get similar noise, so a
   comparison says something about all of them. Independent noise would say little about clients of other
   rounds.
 - The models that are measured are further apart than the candidates, on the line through both
-  (`exaggeration`). An optimiser with momentum β1 uses only 1 − β1 of an aggregate in its next step and the
-  rest in later ones. So candidates of one round hardly differ, and most comparisons would be draws. Ten times
-  as far apart is, to first order, the final effect of two aggregates in Adam (β1 = 0.9).
+  (`exaggeration`). An optimiser with momentum uses a part of an aggregate in its next step and the rest in
+  later ones. So candidates of one round hardly differ, and most comparisons would be draws. By default, the
+  models are as far apart as the final effects of the two aggregates, to first order: the optimiser's
+  `lasting_effect`. For Adam with β1 = 0.9 it is 3.0 in the first round and approaches 10, because of the bias
+  correction.
 - The policy is measured on a fixed part of the validation clients, which also choose the run's best round. So
   their score of the final model is too good; test speakers are others.
 """
@@ -40,7 +42,6 @@ lost.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -48,12 +49,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from antiphon.algorithms.dga_rl_policy import Comparison, Learnt, Policy, standardise
+from antiphon.algorithms.dga_rl_policy import Comparison, Learnt, PerClient, PerCohort, Policy, standardise
 from antiphon.algorithms.fedavg import FedAvg, dga
 from antiphon.core import ALGORITHMS, Metrics, Pool, Report, ServerState, Tensors
 from antiphon.seeding import derive
 from antiphon.server.run_context import RunContext
-from antiphon.tasks.evaluation import measure
+from antiphon.tasks.evaluation import measure, measuring_clients
 
 MAGNITUDES = ("magnitude_mean", "magnitude_variance")
 NUM_FEATURES = 2 * (1 + len(MAGNITUDES))  # the values, and the values relative to the cohort
@@ -98,11 +99,11 @@ class DgaRl:
     """Federated averaging that learns weights which beat those of its inner algorithm."""
 
     inner: FedAvg = dga()
-    policy: Policy = Policy()
+    policy: Policy = PerClient()
     rewards: Rewards = Rewards()
     exploration: float = 0.5  # standard deviation of the noise on log-weights in the first round
     exploration_decay: float = 0.98  # factor from each round to the next
-    exaggeration: float = 10.0  # 1 / (1 − β1) of the server's Adam; 1: the candidates themselves
+    exaggeration: float | None = None  # null: what the server's optimiser says; 1: the candidates themselves
     num_validation: int = 0  # number of clients that measure both models; 0: all validation clients
     validation: tuple[str, ...] = ()  # their names; empty: drawn when the run begins
     collects: ClassVar[bool] = True  # it needs single updates, which secure aggregation hides
@@ -111,21 +112,28 @@ class DgaRl:
     def __post_init__(self) -> None:
         if self.exploration < 0 or not 0 <= self.exploration_decay <= 1:
             raise ValueError("exploration must not be negative, exploration_decay must be between 0 and 1")
-        if self.exaggeration < 1:
+        if self.exaggeration is None:
+            if not hasattr(self.inner.server, "lasting_effect"):
+                raise ValueError(
+                    f"exaggeration: {self.inner.server} does not say how long a delta acts: set a number"
+                )
+        elif self.exaggeration < 1:
             raise ValueError(f"exaggeration must be at least 1, not {self.exaggeration}")
         if self.num_validation < 0:
             raise ValueError(f"num_validation must not be negative, not {self.num_validation}")
 
+    def check_run(self, run: Any) -> None:
+        """Refuse cohorts that are too large for the policy's network."""
+        if isinstance(self.policy, PerCohort) and run.rounds.cohort > self.policy.num_clients:
+            raise ValueError(
+                f"rounds.cohort is {run.rounds.cohort}, but the policy's network is for "
+                f"{self.policy.num_clients} clients: set policy.per_cohort.num_clients"
+            )
+
     def prepare(self, context: RunContext) -> DgaRl:
         """Choose the validation clients that measure, always the same ones."""
-        clients = context.valid
-        if unknown := sorted(set(self.validation) - set(clients)):
-            raise ValueError(f"validation: no client {unknown[0]!r}; there are {', '.join(sorted(clients))}")
-        if self.num_validation > len(clients):
-            raise ValueError(f"num_validation is {self.num_validation} but there are {len(clients)} clients")
-        draw = random.Random(derive(0, "validation"))
-        drawn = draw.sample(sorted(clients), self.num_validation or len(clients))
-        return self if self.validation else replace(self, validation=tuple(sorted(drawn)))
+        chosen = measuring_clients(context.valid, self.validation, self.num_validation)
+        return replace(self, validation=chosen)
 
     def init(self, params: Tensors) -> DgaRlState:
         start = self.inner.init(params)
@@ -147,8 +155,9 @@ class DgaRl:
             learnt = self.policy.begin(NUM_FEATURES, derive(state.seed, "policy network"))
         noise = self._noise(state, self.policy.inputs(learnt, features))
         played = rival + self.policy.score(learnt, features) + noise
-        policy_cer, rival_cer = self._error_rates(pool, candidate(played), rival_model)
-        is_won = policy_cer <= rival_cer
+        distance = self._distance(state)
+        policy_cer, rival_cer = self._error_rates(pool, candidate(played), rival_model, distance)
+        is_won = policy_cer < rival_cer  # Algorithm 2; on a tie, the weights without noise go on
         reward = self.rewards(policy_cer, rival_cer)
         comparison = Comparison.between(features, played, rival, reward)
         learnt = self.policy.learn(learnt, comparison, derive(state.seed, "policy", state.round))
@@ -163,11 +172,21 @@ class DgaRl:
             "policy_cer": policy_cer,
             "rival_cer": rival_cer,
             "exploration": self._deviation(state),
+            "exaggeration": distance,
         }
 
-    def _error_rates(self, pool: Pool, policy: Tensors, rival: Tensors) -> tuple[float, float]:
+    def _distance(self, state: DgaRlState) -> float:
+        """Return how many times as far apart as the candidates the measured models are."""
+        if self.exaggeration is not None:
+            return self.exaggeration
+        step = 1 if state.opt is None else int(state.opt["step"]) + 1
+        return float(self.inner.server.lasting_effect(step))  # type: ignore[attr-defined]
+
+    def _error_rates(
+        self, pool: Pool, policy: Tensors, rival: Tensors, distance: float
+    ) -> tuple[float, float]:
         """Return the error rates of two candidates, each moved away from the other by the same distance."""
-        beyond = (self.exaggeration - 1) / 2
+        beyond = (distance - 1) / 2
 
         def error_rate(model: Tensors, other: Tensors) -> float:
             moved = {name: tensor + beyond * (tensor - other[name]) for name, tensor in model.items()}

@@ -71,8 +71,10 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Policy:
-    """Five linear layers with ReLU, a bottleneck before the last; learns from mini-batches of past rounds.
+class PerClient:
+    """One network scores each client: five linear layers with ReLU, a bottleneck before the last.
+
+    It learns from mini-batches of past rounds.
 
     Small and slow by default: a run has hundreds of comparisons, whose outcomes are partly chance, and a
     larger network or rate overfits (with random rewards, scores of ± 4 after 60 rounds at twice the width and
@@ -98,7 +100,8 @@ class Policy:
     def begin(self, num_features: int, seed: int) -> Learnt:
         """Return a network that scores every client 0, and an empty memory."""
         generator = torch.Generator().manual_seed(seed)
-        sizes = [num_features, *[self.hidden] * (NUM_LAYERS - 2), self.bottleneck, 1]
+        num_inputs, num_outputs = self._ends(num_features)
+        sizes = [num_inputs, *[self.hidden] * (NUM_LAYERS - 2), self.bottleneck, num_outputs]
         network: Tensors = {}
         for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             normal = torch.randn(fan_out, fan_in, generator=generator, dtype=torch.float64)
@@ -107,6 +110,10 @@ class Policy:
             network[f"{layer}.bias"] = torch.zeros(fan_out, dtype=torch.float64)
         network["price"] = torch.zeros((), dtype=torch.float64)
         return {"network": network, "opt": None, "duels": empty_memory(num_features)}
+
+    def _ends(self, num_features: int) -> tuple[int, int]:
+        """Return the numbers of the network's inputs and outputs."""
+        return num_features, 1
 
     def score(self, learnt: Learnt, features: Tensor) -> Tensor:
         """Return the scores [clients] of a new cohort, given features [clients, features]."""
@@ -117,18 +124,22 @@ class Policy:
         return standardise(features, torch.cat([clients_of(learnt["duels"]), features]))
 
     def scores(self, network: Tensors, inputs: Tensor) -> Tensor:
-        """Return one score for each client [...], given standardised features [..., features]."""
-        values = inputs
+        """Return one score for each client [..., clients], given standardised features, 0 for padding."""
+        return self.limit * torch.tanh(self._run(network, inputs).squeeze(-1) / self.limit)
+
+    def _run(self, network: Tensors, values: Tensor) -> Tensor:
+        """Return the network's outputs [..., outputs] for its inputs [..., inputs]."""
         for layer in range(NUM_LAYERS):
             values = F.linear(values, network[f"{layer}.weight"], network[f"{layer}.bias"])
             if layer < NUM_LAYERS - 1:
                 values = F.relu(values)
-        return self.limit * torch.tanh(values.squeeze(-1) / self.limit)
+        return values
 
     def learn(self, learnt: Learnt, comparison: Comparison, seed: int) -> Learnt:
         """Add a comparison to the memory, then take `steps` steps on mini-batches of the memory."""
         memory = remember(learnt["duels"], comparison, self.memory)
-        inputs = {**memory, "features": standardise(memory["features"], clients_of(memory))}
+        features = standardise(memory["features"], clients_of(memory)) * presence(memory)[..., None]
+        inputs = {**memory, "features": features}
         network, opt = learnt["network"], learnt["opt"]
         generator = torch.Generator().manual_seed(seed)
         for _ in range(self.steps):
@@ -147,6 +158,36 @@ class Policy:
         target, present = (1 + memory["reward"]) / 2, presence(memory)
         size = (scores.square() * present).sum() / present.sum()
         return F.binary_cross_entropy_with_logits(margin, target) + self.shrinkage * size
+
+
+@dataclass(frozen=True)
+class PerCohort(PerClient):
+    """The paper's network (§4.1): one input for each feature of each of N clients, and N outputs.
+
+    Clients are known by their position in a cohort. If fewer than N answer, the last inputs are 0. The
+    features that compare a client with its cohort are left out: this network sees the whole cohort.
+    """
+
+    num_clients: int = 10  # N: the size of a cohort
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_clients < 1:
+            raise ValueError(f"policy: num_clients must be at least 1, not {self.num_clients}")
+
+    def _ends(self, num_features: int) -> tuple[int, int]:
+        return self.num_clients * (num_features // 2), self.num_clients
+
+    def scores(self, network: Tensors, inputs: Tensor) -> Tensor:
+        count = inputs.shape[-2]
+        if count > self.num_clients:
+            raise ValueError(f"the policy's network is for {self.num_clients} clients, but {count} answered")
+        own = inputs[..., : inputs.shape[-1] // 2]
+        padded = F.pad(own, (0, 0, 0, self.num_clients - count)).flatten(-2)
+        return self.limit * torch.tanh(self._run(network, padded)[..., :count] / self.limit)
+
+
+Policy = PerClient | PerCohort
 
 
 def standardise(values: Tensor, reference: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class Ditto:
     local: LocalTraining = LocalTraining()
     strength: float = 0.1
     refuses: ClassVar = {
-        "reshapes": "a client's model would not fit the smaller one; write federated_pruning around ditto",
+        "reshapes": "a client's model would not fit the smaller one; write {inside} around ditto",
         "labels": "a client's model would be trained without labels; write self_trained around ditto",
         "personal": "a client's model would lack its own layers; write personal_layers around ditto",
     }

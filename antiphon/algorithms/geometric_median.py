@@ -21,9 +21,6 @@ server's optimiser takes it like any aggregate. Each iteration leaves about f / 
 clients have the share f of the weight, so the first v matters. It is not the mean, which one huge update can
 move anywhere, but the mean of updates cut to their median norm (β_k with v = 0 and the median distance for
 ν). The paper has three iterations; more cost little where updates do not travel.
-
-The coordinate-wise trimmed mean (Yin et al. 2018) is not here: it needs all values of every entry in one
-place, so each update would have to travel to every process.
 """
 
 from __future__ import annotations

@@ -59,8 +59,7 @@ class PersonalLayers:
     layers: tuple[str, ...] = ("output.*",)  # patterns of parameter names
     effect: ClassVar[str] = "personal"
     refuses: ClassVar = {
-        "reshapes": "a client's layers would not fit the smaller model; write federated_pruning around "
-        "personal_layers"
+        "reshapes": "a client's layers would not fit the smaller model; write {inside} around personal_layers"
     }
 
     def init(self, params: Tensors) -> Any:

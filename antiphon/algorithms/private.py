@@ -15,6 +15,11 @@ Neighbouring data differ by one client with all its rounds. What is released are
 covered: the journal (losses, numbers of utterances, who took part), the server itself, and floating-point
 rounding. Assumed: whether one client answers does not depend on whether another one is there.
 
+With `noise: distributed`, clients add the noise in shares (`privacy.distributed_noise`), under secure
+aggregation: the guarantee then holds against the server, too, but for reports. Neighbouring data differ by
+the update of one client, which counts as zero; that it takes part is no secret. If too few clients answer,
+nothing is released.
+
 Deviations. Weights are uniform, or capped numbers of utterances: a client then counts by its weight over the
 cap, so its part in the sum is never longer than the bound. The inner algorithm gets no reports, because they
 have no noise.
@@ -25,10 +30,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from antiphon.algorithms.fedavg import FedAvg
+from antiphon.algorithms.private_limits import (
+    check_private_run,
+    check_source_of_shares,
+    why_unbounded,
+)
+from antiphon.algorithms.rehearsal import SERVER_CLIENT
 from antiphon.core import (
     ALGORITHMS,
     Algorithm,
@@ -39,17 +51,19 @@ from antiphon.core import (
     WrapperState,
 )
 from antiphon.privacy.accounting import Budget
+from antiphon.privacy.announced_noise import AnnouncedNoise
+from antiphon.privacy.distributed_noise import Distributed
 from antiphon.privacy.noise_key import KEY_FILE, derived_key, make_key, read_key, simulated_key
 from antiphon.privacy.participation import Participation, PoissonSampling, RoundRobin, cohort_of
 from antiphon.privacy.update_accounting import Banded, Correlation, Plan, epsilon_of, plan_noise
 from antiphon.privacy.update_ledger import ROUNDING, SharedBudget
 from antiphon.registry import choice_name
 from antiphon.server.run_context import RunContext, parts_of
-from antiphon.server.weighting import ByExamples, Uniform
+from antiphon.server.weighting import Uniform
 from antiphon.tasks.canary_clients import CanaryClients
-from antiphon.tasks.private_pool import PrivatePool, largest_weight
+from antiphon.tasks.private_pool import NO_SERVER_SPEECH, PrivatePool
 from antiphon.tasks.round_release import RoundRelease
-from antiphon.tasks.update_clipping import AdaptiveUpdate, UpdateClipping, WholeUpdate
+from antiphon.tasks.update_clipping import AdaptiveUpdate, EachLayerByNorm, UpdateClipping, WholeUpdate
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,7 @@ class PrivateState(WrapperState):
     released: int = 0
     noise: str = ""  # a digest of key, plan and tensors; "" before the first release
     bound: float = 0.0  # of the next round, if clipping is adaptive; 0: that of the settings
+    norms: tuple[float, ...] = ()  # of the layers, if clipping is by norm; learnt in the first round
 
 
 @ALGORITHMS.register
@@ -72,7 +87,8 @@ class Private:
     clipping: UpdateClipping = WholeUpdate()
     cohorts: Participation = RoundRobin()
     bands: int = 0  # rounds over which noise is correlated; 1: independent noise; 0: as many as possible
-    noise: Correlation = Banded()  # how noise is correlated: banded, or blt, which needs no bands
+    # How noise is correlated: banded, or blt, which needs no bands; distributed: independent, by clients.
+    noise: Correlation = Banded()
     noise_multiplier: float = 0.0  # 0: the least noise with which all rounds are within the budget
     cohort: float = 0.0  # the clients that a round is planned for: sums are divided by it; 0: rounds.cohort
     rounds: int = 0  # the rounds that the noise is planned for; 0: rounds.total
@@ -100,42 +116,16 @@ class Private:
         if self.simulated and self.key_file:
             raise ValueError("private: a simulation takes its noise from the seed; leave out key_file")
         for part in parts_of(self.inner):
-            if reason := _unbounded(part):
+            if reason := why_unbounded(part, isinstance(self.noise, Distributed)):
                 raise ValueError(f"private around {choice_name(type(part))}: {reason}")
 
     def check_run(self, run: Any) -> None:
         """Refuse a run that would release more than the sums of its rounds."""
-        if run.algorithm is not self:
-            outer = choice_name(type(run.algorithm))
-            raise ValueError(f"write private around {outer}, not inside it: only then all it sends has noise")
-        if run.held_out:
-            raise ValueError("private: held_out scores models on clients, which has no noise: set held_out=0")
-        if run.rounds.save_every != 1:
-            raise ValueError(
-                "private: a round that is repeated after a kill must find the release before it: set "
-                "rounds.save_every=1"
-            )
-        if run.rounds.min_clients:
-            raise ValueError(
-                "private: a run that stops when few clients answer tells who answered: set "
-                "rounds.min_clients=0 (a round without answers releases noise alone)"
-            )
-        secure = run.secure_aggregation
-        if bool(secure) != self.trusts_clients:
-            raise ValueError(
-                "private: with secure_aggregation, the server sees no single update and cannot clip it "
-                "again, so set trusts_clients=true; without, set trusts_clients=false"
-            )
-        if secure and isinstance(self.clipping, AdaptiveUpdate):
-            raise ValueError(
-                "private: adaptive_update counts the updates within its bound, and with secure_aggregation "
-                "the server sees none of them: use another clipping"
-            )
-        if secure and secure.bound > self.clipping.bound:
-            raise ValueError(
-                "private: a clipped update has no entry above clipping.bound, and a finer grid rounds less: "
-                f"set secure_aggregation.bound to {self.clipping.bound:g} or less"
-            )
+        check_private_run(self, run)
+
+    def check_place(self, is_away: bool) -> None:
+        """Refuse shares of noise from a source that does not fit the place of the clients."""
+        check_source_of_shares(self, is_away)
 
     def prepare(self, context: RunContext) -> Private:
         """Take what the run decides, and make its key."""
@@ -145,6 +135,8 @@ class Private:
             cohort=self.cohort or float(context.cohort),
             folder=self.folder or str(context.folder or ""),
         )
+        if isinstance(self.clipping, EachLayerByNorm) and not context.has_server_speech:
+            raise ValueError(NO_SERVER_SPEECH)
         number = len(context.clients)
         if number and not ready.delta < 1 / number:
             raise ValueError(f"private: delta {ready.delta:g} must be well below 1 / {number} clients")
@@ -160,7 +152,7 @@ class Private:
                 ready._deviation_of_count()  # refuses a count that takes the whole budget
         if context.folder and not ready.simulated and not ready.key_file:
             path = Path(ready.folder) / KEY_FILE
-            context.on_first_process(lambda: _make_key(path))
+            context.on_first_process(partial(make_key, path))
             ready = replace(ready, key_file=str(path))
         return ready
 
@@ -176,6 +168,11 @@ class Private:
         return plan_noise(
             self.cohorts, self.bands, self.rounds, self.budget, self.noise_multiplier, self.noise
         )
+
+    def announced(self, rounds: int) -> AnnouncedNoise:
+        """Return what clients are told about the noise of a run of so many rounds."""
+        ready = replace(self, rounds=self.rounds or rounds, cohort=self.cohort or 1.0)
+        return AnnouncedNoise(self.cohorts, ready.rounds, ready.plan.deviation, self.bands, self.noise)
 
     def key(self, seed: int) -> bytes:
         if self.simulated:
@@ -193,7 +190,7 @@ class Private:
 
     def round(self, state: PrivateState, cohort: Sequence[str], pool: Pool) -> tuple[PrivateState, Metrics]:
         epsilon = self._spend(state)
-        clipping = replace(self.clipping, bound=state.bound) if state.bound else self.clipping
+        clipping = self._clipping(state)
         noise = (self.plan, clipping.bound, self.cohort, state.round, self.key(state.seed))
         release = RoundRelease(
             *noise, self.folder, self.simulated, self.clipping.bound, self._deviation_of_count()
@@ -205,15 +202,23 @@ class Private:
             lambda clients: self.draw(clients, len(clients), state.seed, state.round),
             self.trusts_clients,
             state.noise,
+            SERVER_CLIENT,
             self._canary_clients(state, epsilon),
         )
         inner, metrics = self.inner.round(state.inner, cohort, private)
         if not private.noise or inner.round != state.round + 1:
             name = choice_name(type(self.inner))
             raise ValueError(f"private around {name}: it must ask clients once and count every round")
-        after = PrivateState(inner, state.released + 1, private.noise, private.next_bound)
+        norms = getattr(private.clipping, "norms", ())
+        after = PrivateState(inner, state.released + 1, private.noise, private.next_bound, norms)
         bound = {"clipping_bound": clipping.bound} if private.next_bound else {}
         return after, {**metrics, "epsilon": epsilon, "noise_deviation": release.deviation, **bound}
+
+    def _clipping(self, state: PrivateState) -> UpdateClipping:
+        """Return the clipping with what earlier rounds have found."""
+        if isinstance(self.clipping, EachLayerByNorm):
+            return replace(self.clipping, norms=state.norms or self.clipping.norms)
+        return replace(self.clipping, bound=state.bound) if state.bound else self.clipping
 
     def _deviation_of_count(self) -> float:
         """Return the deviation of the noise on the count of an adaptive bound; 0 if there is none."""
@@ -250,27 +255,3 @@ class Private:
         if self.simulated:
             return hashlib.blake2b(self.folder.encode(), digest_size=8).hexdigest()
         return derived_key(self.key(seed), "run")[:8].hex()
-
-
-def _make_key(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    make_key(path)
-
-
-def _unbounded(part: Any) -> str:
-    """Return why one client's influence on a round has no bound that noise could hide; "" if it has one."""
-    if getattr(part, "collects", False):
-        return "it combines single updates in several ways, so its result has no bounded sensitivity"
-    if getattr(part, "trains_on_server", False):
-        return "it trains on all speech in one place, without updates that could be clipped"
-    if reason := getattr(part, "unbounded", ""):
-        return str(reason)
-    weighting = getattr(part, "weighting", None)
-    if isinstance(weighting, ByExamples) and not weighting.max_utterances:
-        return "the number of utterances has no cap: set weighting.max_utterances, or weighting=uniform"
-    if weighting is not None and not largest_weight(weighting):
-        return (
-            f"the weighting {choice_name(type(weighting))} depends on what clients report, and one client "
-            "can have any influence: set weighting=uniform"
-        )
-    return ""

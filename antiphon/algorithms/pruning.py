@@ -23,6 +23,11 @@ Deviations.
 - The round of `inner` sees only the small model, so nothing moves removed weights: no momentum, no Adam step,
   no decay. Their moments in the server's optimiser are unchanged too, and are used again if they revive.
 - Scores that need a momentum have none before the first round: nothing is removed until the second mask.
+- The paper does not define the momentum of gradient magnitude (§2.2). It is the moving average of |Δ|, entry
+  by entry, with Δ the aggregate of clients. Removed weights have Δ = 0, so their average falls (§2.3: "the
+  masked regions will not have gradients and lose the ability of regrowth"). They come back only if the
+  average of weights in use falls faster. Open in the paper: whether magnitudes are averaged (as here) or
+  the average is measured, the factor, and whether an average goes on from mask to mask (as here).
 - A step schedule begins at 0, as in Algorithm 1; its number of steps is our choice.
 - Only models of the last phase can be a run's result: earlier ones have other sparsities or masks.
 """
@@ -36,9 +41,9 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from antiphon.algorithms.fedavg import FedAvg, matches
+from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.pruning_scores import Allocation, ByWeight, Score, Unified, choose, num_kept
-from antiphon.algorithms.pruning_slices import Pattern, Slices, WholeColumn, cut, remaining, weights_of
+from antiphon.algorithms.pruning_slices import Pattern, Slices, WholeColumn, remaining, slices_of, weights_of
 from antiphon.core import ALGORITHMS, Algorithm, Metrics, Pool, Tensors, WrapperState
 from antiphon.server.run_context import RunContext
 from antiphon.tasks.prunable_layers import EmbeddingLayer, LinearLayer, RecurrentLayer, check_structure
@@ -93,7 +98,7 @@ class PrunedState(WrapperState):
     submodel: str = ""  # type: ignore[misc]  # as `Submodel.write` writes it
     is_small: bool = False  # the last phase: the inner state is that of the small model
     sparsity: float = 0.0
-    momentum: Tensors = field(default_factory=dict)  # of Δ, for weights whose score needs it
+    momentum: Tensors = field(default_factory=dict)  # of |Δ|, for weights whose score needs it
 
     @property
     def model(self) -> Tensors:
@@ -119,7 +124,7 @@ class FederatedPruning:
     fine_tune_from: int = 40  # the round at which the server's model is made small
     refine: bool = True
     multiple: int = 1  # matrices keep a multiple of this many units: multiples of 8 or 16 are faster
-    momentum: float = 0.9  # of the moving average of Δ
+    momentum: float = 0.9  # of the moving average of |Δ|
     layers: tuple[str, ...] = ("encoder.layers.*",)  # patterns of layer names that may lose units
     exclude: tuple[str, ...] = ("*.convolution.*",)  # patterns of those that may not
     structure: tuple[LinearLayer | RecurrentLayer | EmbeddingLayer, ...] = ()  # set when the run begins
@@ -158,16 +163,17 @@ class FederatedPruning:
     @property
     def slices(self) -> list[Slices]:
         """The slices of all layers that `layers` names and `exclude` does not."""
-        names = [layer.name for layer in self.structure]
-        for pattern in self.layers:
-            if not any(matches(name, [pattern]) for name in names):
-                known = ", ".join(names[:5])
-                raise ValueError(f"layers: {pattern!r} matches no layer that can be pruned: {known} …")
-        named = [layer for layer in self.structure if matches(layer.name, self.layers)]
-        chosen = [layer for layer in named if not matches(layer.name, self.exclude)]
-        if not chosen:
-            raise ValueError(f"layers {', '.join(self.layers)} are all excluded: there is nothing to prune")
-        return cut(chosen, self.pattern)
+        return slices_of(self.structure, self.layers, self.exclude, self.pattern)
+
+    @property
+    def needs_weights(self) -> str:
+        """Why the size of the small model depends on the weights, or an empty text if it does not."""
+        if self.allocation != Unified():
+            return "adaptive sparsity depends on the weights"
+        paired = {layer.name for layer in self.structure if isinstance(layer, LinearLayer) and layer.feeds}
+        if self.pattern.is_half and paired & {group.layer for group in self.slices}:
+            return "with half patterns, the number of hidden units that are left depends on the weights"
+        return ""
 
     def init(self, params: Tensors) -> PrunedState:
         check_structure(self.structure, params)
@@ -219,12 +225,12 @@ class FederatedPruning:
         return after, revived
 
     def _momentum(self, state: PrunedState, submodel: Submodel, delta: Tensors) -> Tensors:
-        """Return the moving average of Δ; unchanged for removed weights."""
+        """Return the moving average of |Δ|; Δ is 0 for removed weights."""
         weights = weights_of(state.params, self.slices)
-        before = state.momentum or {name: torch.zeros_like(p) for name, p in weights.items()}
-        small = shrink(before, submodel)
-        after = {n: m.lerp(delta[n], 1 - self.momentum) for n, m in small.items() if n in delta}
-        return expand(after, submodel, before)
+        zeros = {name: torch.zeros_like(p) for name, p in weights.items()}
+        sizes = {n: delta[n].abs() for n in shrink(zeros, submodel) if n in delta}
+        before, now = state.momentum or zeros, expand(sizes, submodel, zeros)
+        return {name: before[name].lerp(size, 1 - self.momentum) for name, size in now.items()}
 
 
 def num_revived(params: Tensors, slices: Sequence[Slices], before: Submodel, now: Submodel) -> int:

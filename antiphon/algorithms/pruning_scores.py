@@ -5,16 +5,21 @@ R. Lin et al., "Federated Pruning", Interspeech 2022, §2.2 (scores) and §2.4 (
 | paper                              | here                                                            |
 | ---------------------------------- | --------------------------------------------------------------- |
 | importance score                   | `Score`: l1 or l2 norm of a slice of weights, of momentum, of both |
-| momentum of gradient               | moving average of the aggregated Δ, kept by `pruning`           |
-| ‖w_i‖, TargetSparsity, LayerDensity| mean|w| of a matrix, `sparsity`, `Allocation.densities`         |
+| momentum of gradient magnitude     | moving average of |Δ| of the aggregate, kept by `pruning`       |
+| layer i of L                       | a matrix, or a block of the model (`Adaptive.by_block`)         |
+| ‖w_i‖, TargetSparsity, LayerDensity| mean|w| of a layer, `sparsity`, `Allocation.densities`          |
 
-Deviation. Eq. 1 as printed makes the densities *sum* to 1 − S. We take it to mean that the model keeps 1 − S
-of its weights: density_i = min(1, c · mean|w_i|) with c solved so that Σ n_i · density_i = (1 − S) · Σ n_i.
+Deviations.
+- A layer of eq. 1 is one matrix by default, with queries, keys and values apart. The paper's own layers are
+  more likely blocks: its model has "17 512-dimensional conformer encoder layers" (§3.1). See `by_block`.
+- Eq. 1 as printed makes the densities *sum* to 1 − S. We take it to mean that the model keeps 1 − S of its
+  weights: density_i = min(1, c · mean|w_i|) with c solved so that Σ n_i · density_i = (1 − S) · Σ n_i.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -54,7 +59,7 @@ class ByWeight(_Score):
 
 
 class ByMomentum(_Score):
-    """The size of the momentum of the aggregated Δ: how much clients still change the weights."""
+    """The momentum of |Δ|, the size of the aggregate: how much clients still change the weights."""
 
     factors = ("momentum",)
 
@@ -81,10 +86,13 @@ class Unified:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """A matrix of larger weights keeps more: min(1, c · mean|w|), 1 − sparsity of all weights together."""
+    """A layer of larger weights keeps more: min(1, c · mean|w|), 1 − sparsity of all weights together."""
+
+    by_block: bool = False  # a layer is a block of the model, such as a Conformer layer; otherwise one matrix
 
     def densities(self, slices: Sequence[Slices], params: Tensors, sparsity: float) -> list[float]:
-        return _shared(slices, mean_sizes(slices, params), sparsity)
+        sizes = mean_sizes(slices, params)
+        return _shared(slices, block_means(slices, sizes) if self.by_block else sizes, sparsity)
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,7 @@ class AdaptiveGrowth:
     """As `Adaptive`, by the growth of the weights since they were drawn. Not in the paper.
 
     A matrix with many inputs starts with smaller weights; `Adaptive` prunes it more for that reason alone. In
-    docs/pruning.md `AdaptiveGrowth` is better than `Unified`, and `Adaptive` is not.
+    docs/pruning.md `AdaptiveGrowth` is better than `Unified`, and `Adaptive` by matrices is not.
     """
 
     def densities(self, slices: Sequence[Slices], params: Tensors, sparsity: float) -> list[float]:
@@ -106,6 +114,16 @@ Allocation = Unified | Adaptive | AdaptiveGrowth
 def mean_sizes(slices: Sequence[Slices], params: Tensors) -> list[float]:
     """Return mean|w| of each group of slices."""
     return [float(size) for size in torch.stack([s.of(params).abs().mean() for s in slices]).double()]
+
+
+def block_means(slices: Sequence[Slices], sizes: Sequence[float]) -> list[float]:
+    """Return for each group of slices mean|w| over all weights of its block, given those of the groups."""
+    counts: dict[str, int] = defaultdict(int)
+    totals: dict[str, float] = defaultdict(float)
+    for group, size in zip(slices, sizes, strict=True):
+        counts[group.block] += group.num_weights
+        totals[group.block] += size * group.num_weights
+    return [totals[group.block] / counts[group.block] for group in slices]
 
 
 def _shared(slices: Sequence[Slices], merits: Sequence[float], sparsity: float) -> list[float]:

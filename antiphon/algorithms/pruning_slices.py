@@ -20,10 +20,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from antiphon.algorithms.fedavg import matches
 from antiphon.core import Tensors
 from antiphon.tasks.prunable_layers import (
     EmbeddingLayer,
@@ -49,6 +51,12 @@ class Slices:
     drawn: float  # mean|w| before any training, as torch draws the weights
     of: Callable[[Tensors], Tensor]  # parameters -> slices [size, weights of a slice]
     region: Callable[[Tensor], Region] | None = None  # linear layers: mask of slices -> part of the weight
+
+    @property
+    def block(self) -> str:
+        """The layer's name up to its first number (`encoder.layers.3`), or the whole name without one."""
+        parts = self.layer.split(".")
+        return ".".join(parts[: next((i + 1 for i, part in enumerate(parts) if part.isdigit()), None)])
 
 
 def linear_slices(layer: LinearLayer, outputs: Span, inputs: Span, along_input: bool) -> Slices:
@@ -100,6 +108,8 @@ def embedding_slices(layer: EmbeddingLayer) -> Slices:
 class WholeColumn:
     """Removes an output with all its weights."""
 
+    is_half: ClassVar[bool] = False
+
     def cut(self, layer: LinearLayer) -> list[Slices]:
         return [linear_slices(layer, rows, (0, layer.num_inputs), False) for rows in _matrices(layer)]
 
@@ -107,6 +117,8 @@ class WholeColumn:
 @dataclass(frozen=True)
 class HalfColumn:
     """Removes the weights of an output from the first or from the second half of the inputs."""
+
+    is_half: ClassVar[bool] = True
 
     def cut(self, layer: LinearLayer) -> list[Slices]:
         halves = _halves((0, layer.num_inputs))
@@ -117,6 +129,8 @@ class HalfColumn:
 class WholeRow:
     """Removes an input with all its weights."""
 
+    is_half: ClassVar[bool] = False
+
     def cut(self, layer: LinearLayer) -> list[Slices]:
         return [linear_slices(layer, rows, (0, layer.num_inputs), True) for rows in _matrices(layer)]
 
@@ -124,6 +138,8 @@ class WholeRow:
 @dataclass(frozen=True)
 class HalfRow:
     """Removes the weights of an input to the first or to the second half of the outputs."""
+
+    is_half: ClassVar[bool] = True
 
     def cut(self, layer: LinearLayer) -> list[Slices]:
         halves = [half for rows in _matrices(layer) for half in _halves(rows)]
@@ -146,6 +162,22 @@ def cut(layers: Sequence[Layer], pattern: Pattern) -> list[Slices]:
         else:
             raise ValueError(f"{layer.name}: a row of an embedding is a token, which cannot be removed")
     return slices
+
+
+def slices_of(
+    structure: Sequence[Layer], layers: Sequence[str], exclude: Sequence[str], pattern: Pattern
+) -> list[Slices]:
+    """Return the slices of all layers of a model that `layers` names and `exclude` does not."""
+    names = [layer.name for layer in structure]
+    for name in layers:
+        if not any(matches(known, [name]) for known in names):
+            known = ", ".join(names[:5])
+            raise ValueError(f"layers: {name!r} matches no layer that can be pruned: {known} …")
+    named = [layer for layer in structure if matches(layer.name, layers)]
+    chosen = [layer for layer in named if not matches(layer.name, exclude)]
+    if not chosen:
+        raise ValueError(f"layers {', '.join(layers)} are all excluded: there is nothing to prune")
+    return cut(chosen, pattern)
 
 
 def remaining(slices: Sequence[Slices], masks: Sequence[Tensor]) -> RemainingUnits:

@@ -14,6 +14,7 @@ arXiv:1905.10497: Algorithm 2.
 | w^(t+1) = w^t − ΣΔ_k / Σh_k  | `step`: both sums from reports and the weighted mean                    |
 
 Deviations. F_k is the loss per token on the utterances that the client trains on, without masks and dropout.
+L is a bound on curvature for plain SGD; with another `local.optimizer`, 1 / `local.lr` stands in for it.
 """
 
 from __future__ import annotations

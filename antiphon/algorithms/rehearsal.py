@@ -33,7 +33,7 @@ class Rehearsed:
     schedule: Schedule = Constant()
     client: str = SERVER_CLIENT
     refuses: ClassVar = {
-        "reshapes": "the server would train removed weights; write federated_pruning around rehearsed"
+        "reshapes": "the server would train removed weights; write {inside} around rehearsed"
     }
 
     def init(self, params: Tensors) -> Any:

@@ -15,6 +15,7 @@ Averaging for Federated Learning", ICML 2020, arXiv:1910.06378: Algorithm 1, opt
 
 Deviations.
 - Any server optimiser may take the step, and any weighting the mean of the updates.
+- Clients take steps of plain SGD: only for these, (x − y_i) / (K η_l) is the mean of the gradients.
 - `local.clip_norm` limits the corrected gradient. With it, c_i⁺ is the mean of limited gradients.
 - Parameters without a control variate (a personal layer) are trained without a correction.
 - A client that trained, but whose answer was lost, has changed its c_i nevertheless.
@@ -92,6 +93,17 @@ class Scaffold:
     trainable: tuple[str, ...] = ("*",)  # patterns of parameter names; the others stay and never travel
     num_clients: int = 0  # N; 0: all clients of the run
     unbounded: ClassVar[str] = "control variates of clients travel with updates and would need noise, too"
+
+    def __post_init__(self) -> None:
+        if not self.local.is_plain:
+            raise ValueError(
+                "SCAFFOLD's control variates are mean gradients of SGD steps: leave local.optimizer at sgd"
+            )
+        if not self.local.is_exact:
+            raise ValueError(
+                "SCAFFOLD's control variates are mean gradients, and a step that is stored in fewer bits "
+                "is not its gradient: leave local.storage at exact"
+            )
 
     def prepare(self, context: RunContext) -> Scaffold:
         return replace(self, num_clients=self.num_clients or len(context.clients))

@@ -115,7 +115,7 @@ class SelfTrained:
     labels_speech: ClassVar[bool] = True  # its clients need no texts
     effect: ClassVar[str] = "labels"
     refuses: ClassVar = {
-        "reshapes": "the teacher would not fit the smaller model; write federated_pruning around self_trained"
+        "reshapes": "the teacher would not fit the smaller model; write {inside} around self_trained"
     }
     is_for_whole_models: ClassVar[bool] = True  # `antiphon prune` goes on with the inner algorithm
 

@@ -13,10 +13,13 @@ from antiphon.cli.options import numbers, options_of
 from antiphon.data.encoders import KNOWN_ENCODERS
 from antiphon.data.importing.formats import FORMATS
 from antiphon.data.summary import skipped_table, tables, text_lines
+from antiphon.scoring.statistics import plural
 
 corpus_commands = typer.Typer(no_args_is_help=True, help="Import a corpus, or describe one.")
 
-Source = Annotated[Path, typer.Argument(help=f"A folder or a manifest: {', '.join(FORMATS)}.")]
+Source = Annotated[
+    Path, typer.Argument(help=f"A folder or a file in one of these formats: {', '.join(FORMATS)}.")
+]
 Destination = Annotated[Path, typer.Argument(help="The corpus folder to make.")]
 SplitSpeakers = Annotated[
     str, typer.Option(metavar="POOL,HELDOUT,TEST", help="Divide the speakers again: 0.8,0.1,0.1.")
@@ -46,10 +49,11 @@ def import_command(
         terminal.console.print(f"All of them are listed in {destination / 'skipped.jsonl'}")
     for line in text_lines(summary):
         terminal.console.print(line, markup=False, highlight=False)
+    counts = f"{plural(summary.num_utterances, 'utterance')}, {plural(summary.num_speakers, 'speaker')}"
     terminal.console.print(
-        f"{destination}: {summary.num_utterances:,} utterances, {summary.num_speakers:,} speakers, "
-        f"{summary.seconds / 3600:.2f} h from {summary.format}; {len(summary.skipped):,} skipped, "
-        f"{summary.num_resampled:,} resampled, {summary.num_mixed:,} mixed down to one channel"
+        f"{destination}: {counts}, {summary.seconds / 3600:.2f} h from {summary.format}; "
+        f"{len(summary.skipped):,} skipped, {summary.num_resampled:,} resampled, "
+        f"{summary.num_mixed:,} mixed down to one channel"
     )
 
 

@@ -11,7 +11,8 @@ from antiphon.cli import terminal
 from antiphon.cli.options import options_of
 
 federation_commands = typer.Typer(
-    no_args_is_help=True, help="Train with clients on other machines: make kits, join, look."
+    no_args_is_help=True,
+    help="Train with clients on other machines: make kits, join as a site, see which sites are connected.",
 )
 
 Sites = Annotated[str, typer.Option(metavar="NAME,…", help="The names of the sites.")]
@@ -33,7 +34,7 @@ def create_command(*, sites: Sites, **options: Any) -> None:
 @federation_commands.command("join")
 @options_of(antiphon.join_federation, "kit")
 def join_command(**options: Any) -> None:
-    """Join a federation with a corpus, and do the work that its server sends, until Ctrl-C."""
+    """Join a federation with speech or N-best lists, and do the work that its server sends, until Ctrl-C."""
     terminal.with_bars(antiphon.join_federation, **options)
 
 

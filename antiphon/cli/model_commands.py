@@ -27,12 +27,30 @@ PrunedOut = Annotated[
 OnlyPlan = Annotated[bool, typer.Option("--plan", help="Print what would be left, and change nothing.")]
 
 
+SessionTexts = Annotated[
+    list[Path],
+    typer.Option(
+        metavar="PATH",
+        help="Texts of sessions: a file for each session, folders of such files, or .jsonl files with the "
+        "fields session and text. Repeatable. Not with --federation: sites have the sessions.",
+    ),
+]
+Rehearse = Annotated[
+    Path | None,
+    typer.Option(
+        help="The corpus of real speech that the model was trained on. A site has none: leave it out with "
+        "--speech-only."
+    ),
+]
+
+
 @options_of(antiphon.adapt, "run")
-def adapt_command(**options: Any) -> None:
+def adapt_command(*, text: SessionTexts = [], rehearse: Rehearse = None, **options: Any) -> None:
     """Adapt a model to the text of sessions: make speech from the text, and train on it."""
-    adaptation = terminal.with_bars(antiphon.adapt, **options)
+    adaptation = terminal.with_bars(antiphon.adapt, text=text, rehearse=rehearse, **options)
     if not options["speech_only"]:
-        terminal.console.print(_session_table(adaptation.sessions))
+        if adaptation.sessions:
+            terminal.console.print(_session_table(adaptation.sessions))
         terminal.console.print(terminal.score_table(adaptation.scores))
         terminal.say_results(adaptation.model, adaptation.model.parent)
 

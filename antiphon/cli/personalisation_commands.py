@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,8 +12,8 @@ from rich.table import Table
 import antiphon
 from antiphon.cli import terminal
 from antiphon.cli.options import Search, named_numbers, numbers, options_of, whole_numbers
-from antiphon.personalisation.trial import BASELINE, ORACLE, Grid, Row
-from antiphon.workflows.personalize_lists import ClientChange, NoiseResults, NoiseSettings, Personalisation
+from antiphon.personalisation.trial import BASELINE, ORACLE, ClientChange, Grid, Row
+from antiphon.workflows.personalisation_results import NoiseResults, NoiseSettings, Personalisation
 
 Alpha = Annotated[str, typer.Option(help="Weights of the words of all clients to try (α).")]
 Beta = Annotated[str, typer.Option(help="Weights of the client's own words to try (β).")]
@@ -29,15 +30,25 @@ Cap = Annotated[
     ),
 ]
 Population = Annotated[
-    str, typer.Option(metavar="K,…", help="Counts as if each client were this many with the same words.")
+    str, typer.Option(metavar="K,…", help="Count each client as this many clients with the same words.")
 ]
 NoiseSeeds = Annotated[int, typer.Option(min=1, help="Draws of noise to average over.")]
 SecureNoise = Annotated[bool, typer.Option(help="Draw noise from the operating system, not from seeds.")]
 
 
-@options_of(antiphon.personalize, "nbest", tune_splits="--tune", splits="--split", earlier_splits="--earlier")
+Lists = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A file of N-best lists with references, in time order (JSON lines, plain or .gz). With "
+        "--federation, the server's own lists, on which settings are found; it can be left out."
+    ),
+]
+
+
+@options_of(antiphon.personalize, tune_splits="--tune", splits="--split", earlier_splits="--earlier")
 def personalize_command(
     *,
+    nbest: Lists = None,
     search: Search = [],
     alpha: Alpha = "0,0.25,0.5,0.75",
     beta: Beta = "0,0.25,0.5,0.75",
@@ -57,8 +68,11 @@ def personalize_command(
     populations = whole_numbers("--population", population)
     noise = NoiseSettings(tuple(private), cap, populations, noise_seeds, secure) if private else None
     steps = named_numbers("--search", search, default="1")
-    _print_tables(terminal.with_bars(antiphon.personalize, **options, search=steps, grid=grid, noise=noise))
-    if options["out"] is not None:
+    own = {"nbest": nbest, "search": steps, "grid": grid, "noise": noise}
+    result = terminal.with_bars(antiphon.personalize, **own, **options)
+    if result.rows:
+        _print_tables(result)
+    if result.rows and options["out"] is not None:
         out = options["out"]
         terminal.console.print(f"wrote {out / 'results.json'} and {out / 'clients.svg'}")
 
@@ -66,7 +80,8 @@ def personalize_command(
 def _print_tables(result: Personalisation) -> None:
     title = f"{result.num_lists:,} lists of {len(result.clients):,} clients; 95 % intervals over clients"
     terminal.console.print(_table(title, result.rows))
-    terminal.console.print(_table(f"other settings, T = {result.rounds}", result.variations))
+    if result.variations:
+        terminal.console.print(_table(f"other settings, T = {result.rounds}", result.variations))
     terminal.console.print(_client_table(result.clients))
     if result.private is not None:
         terminal.console.print(_private_table(result.private, result.rounds))

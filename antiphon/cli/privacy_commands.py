@@ -14,7 +14,7 @@ from antiphon.cli.terminal import say
 
 @options_of(antiphon.audit, "run")
 def audit_command(**options: Any) -> None:
-    """Look for the canaries of a private run, and compare what is found with its claim."""
+    """Attack a private run by its canaries, and compare what is found with the privacy that it claims."""
     found = antiphon.audit(**options)
     title = f"{found.canaries} canaries, {found.rounds} rounds, delta {found.delta:g}"
     table = terminal.number_table(title, "epsilon", "value")

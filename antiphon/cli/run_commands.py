@@ -46,7 +46,7 @@ def run_command(*, recipe: Recipe, **options: Any) -> None:
 
 @options_of(antiphon.demo)
 def demo_command(**options: Any) -> None:
-    """Synthesise a small corpus, train a seed model on it, and train that by three federated algorithms."""
+    """Synthesise a small corpus, train a seed model, and train it further by three federated algorithms."""
     _print_scores(terminal.with_bars(antiphon.demo, **options), options["out"] / "runs")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from antiphon.clients.precision import check_precision, tf32
 from antiphon.clients.train import local_sgd, mean_loss
 from antiphon.core import Tensors, Unusable
 from antiphon.data.batches import Batch, Feeder, Utterances, feeder, padded_tokens, plan_batches, to_device
@@ -43,18 +45,12 @@ class PseudoLabels:
     stats: Mapping[str, float] = field(default_factory=dict)
 
 
-def check_precision(device: torch.device, bfloat16: bool) -> None:
-    """Refuse bfloat16 on a CPU: not every CPU can run LSTMs with it."""
-    if bfloat16 and device.type != "cuda":
-        raise ValueError(f"bfloat16 needs a GPU, and the device is {device}: set bfloat16=false")
-
-
 class ClientRuntime:
     """What the clients of one process share: features, tokens, and one model whose weights are replaced.
 
     `base` are the parameters at the start of the run. A task's tensors replace them; in subspace training the
-    others keep these values. Parameters of the model that `base` lacks are constants. `bfloat16` trains with
-    matrix products of 16 bits.
+    others keep these values. Parameters of the model that `base` lacks are constants. `precision` is that of
+    matrix products in training ([precision.py](precision.py)).
     """
 
     def __init__(
@@ -65,11 +61,11 @@ class ClientRuntime:
         base: Tensors,
         augment: SpecAugment | None = None,
         device: torch.device | str = "cpu",
-        bfloat16: bool = False,
+        precision: str = "float32",
     ) -> None:
         self.store, self.tokens, self.augment = store, tokens, augment
-        self.device, self.bfloat16 = torch.device(device), bfloat16
-        check_precision(self.device, bfloat16)
+        self.device, self.precision = torch.device(device), precision
+        check_precision(precision, self.device)
         self._fits = np.full(len(store), -1, dtype=np.int8)
         self.feed: Feeder = feeder(store, tokens.encode, self.device)
         self.model = model.to(self.device)
@@ -142,9 +138,14 @@ class ClientRuntime:
         seeds = torch.tensor(noise, dtype=torch.int32)[:, None]
         return utterance_keys(self.to_device(seeds), self.to_device(torch.from_numpy(indices)))
 
-    def precision(self) -> torch.autocast:
-        """Return a context with matrix products in bfloat16 if set; parameters and losses keep their type."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False)
+    def autocast(self) -> torch.autocast:
+        """Return a context for losses with products in bfloat16, if set; gradients follow from it."""
+        enabled = self.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+    def tf32(self) -> AbstractContextManager[None]:
+        """Return a context for losses and gradients with products in TF32, if set."""
+        return tf32(self.precision == "tf32") if self.device.type == "cuda" else nullcontext()
 
     def to_device(self, tensor: Tensor) -> Tensor:
         return to_device(tensor, self.device)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from antiphon.core import Tensors, size_in_bytes
 from antiphon.records.checkpoint import in_own_memory
-from antiphon.records.files import file_name, saving, sync
+from antiphon.records.files import file_name, regular, saving, sync
 
 Moment = tuple[int, int]  # round, call
 SUFFIX, WRITING = ".safetensors", ".writing"
@@ -62,7 +62,7 @@ class ClientStates:
                     f"the state of {client!r} from round {expected[0] + 1} is missing in "
                     f"{self._folder_of(client)}: restore it{RENEW}"
                 )
-            return _load(versions[-1][1], device) if versions else {}
+            return _load(versions[-1][1], client, device) if versions else {}
         except LostState:
             if self.renew_lost:
                 return {}
@@ -77,7 +77,7 @@ class ClientStates:
             with saving(path):
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 path.parent.mkdir(exist_ok=True)
-                save_file(tensors, temporary, metadata={"sha256": _digest(tensors)})
+                save_file(tensors, temporary, metadata={"sha256": _digest(tensors, client, moment)})
                 os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -150,23 +150,27 @@ def _moment(path: Path) -> Moment | None:
     return (int(numbers[1]), int(numbers[2])) if numbers else None
 
 
-def _load(path: Path, device: str) -> Tensors:
+def _load(path: Path, client: str, device: str) -> Tensors:
     try:
+        open(path, "rb", opener=regular).close()  # a pipe would wait for ever
         with safe_open(path, framework="pt", device=device) as file:
             tensors = in_own_memory({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
             digest = (file.metadata() or {}).get("sha256")
     except (OSError, SafetensorError) as error:
         raise LostState(f"the client state {path} is damaged ({error}): restore it{RENEW}") from error
-    if digest != _digest({name: tensor.cpu() for name, tensor in tensors.items()}):
+    values = {name: tensor.cpu() for name, tensor in tensors.items()}
+    # Earlier versions of antiphon wrote the checksum of the tensors alone.
+    if digest != _digest(values, client, _moment(path)) and digest != _digest(values):
         raise LostState(
-            f"the client state {path} is damaged (its checksum does not match): restore it{RENEW}"
+            f"the client state {path} is damaged, or that of another client or round (its checksum does not "
+            f"match): restore it{RENEW}"
         )
     return tensors
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return a checksum of names, types, shapes and values."""
-    digest = hashlib.sha256()
+def _digest(tensors: Mapping[str, Tensor], client: str = "", moment: Moment | None = None) -> str:
+    """Return a checksum of names, types, shapes and values, and of whose state it is, from which moment."""
+    digest = hashlib.sha256(json.dumps([client, moment]).encode() if moment else b"")
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())

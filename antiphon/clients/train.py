@@ -1,4 +1,4 @@
-"""Client work: local SGD, and AdamW for central training, on the client's own speech."""
+"""Client work: local steps, and AdamW for central training, on the client's own speech."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch.optim.adamw import adamw  # the class would import torch's compiler, 
 
 from antiphon.core import Report, Task, Tensors, Update
 from antiphon.models.noise import noise_from
+from antiphon.seeding import derive
+from antiphon.tasks.client_storage import store, stored_bytes
 from antiphon.tasks.client_work import client_work
 from antiphon.tasks.local_training import (
     TRAINED,
@@ -59,10 +61,12 @@ def gradients(
     for step in client.steps(local, round_seed):
         keys = runtime.keys([step.noise], step.indices[None]).flatten()
         batch = runtime.augmented(runtime.with_labels(runtime.feed(step.indices), client.labels.texts), keys)
-        with noise_from(keys), runtime.precision():
-            losses = batch.per_token(runtime.model.losses(batch))
+        with runtime.tf32():
+            with noise_from(keys), runtime.autocast():
+                losses = batch.per_token(runtime.model.losses(batch))
+            found = list(torch.autograd.grad(losses.mean(), parameters))
         meter.add(losses)
-        yield list(torch.autograd.grad(losses.mean(), parameters))
+        yield found
 
 
 def clip(tensors: list[Tensor], limit: float) -> None:
@@ -73,12 +77,17 @@ def clip(tensors: list[Tensor], limit: float) -> None:
 
 
 def local_sgd(client: Any, steps: LocalSteps) -> Trained:
-    """Take local SGD steps (DGA eq. 1); the delta is Δ = w − w_k, old minus new (eq. 2)."""
-    local = steps.local
+    """Take local steps (DGA eq. 1); the delta is Δ = w − w_k, old minus new (eq. 2)."""
+    local, optimizer = steps.local, steps.local.optimizer
     parameters = client.runtime.load(steps.start)
+    named, storage = dict(zip(steps.start, parameters, strict=True)), local.storage
+    chosen = chosen_by(client, steps)
+    if chosen:
+        store(named, chosen, storage)
     start = [parameter.detach().clone() for parameter in parameters]
     correction = {i: steps.correction[name] for i, name in enumerate(steps.start) if name in steps.correction}
     anchor = [steps.anchor.get(name, p).to(p.device) for name, p in zip(steps.start, start, strict=True)]
+    moments = [[torch.zeros_like(p) for _ in range(optimizer.num_moments)] for p in start]
     meter = LossMeter()
     for grads in gradients(client, local, parameters, steps.seed, meter):
         with torch.no_grad():
@@ -88,13 +97,34 @@ def local_sgd(client: Any, steps: LocalSteps) -> Trained:
                 drift = torch._foreach_sub(parameters, anchor)
                 torch._foreach_add_(grads, drift, alpha=local.proximal)
             clip(grads, local.clip_norm)
+            if not local.is_plain:
+                for i, (parameter, kept) in enumerate(zip(parameters, moments, strict=True)):
+                    grads[i] = optimizer.direction(parameter, grads[i], kept, meter.num_steps)
             torch._foreach_add_(parameters, grads, alpha=-local.lr)
+            if chosen:
+                store(named, chosen, storage)
         del grads  # frees their memory for the next step's activations
     with torch.no_grad():
         torch._foreach_sub_(start, parameters)
     stats = measure_delta(start)
     delta = MeasuredDelta(dict(zip(steps.start, start, strict=True)), stats)
-    return Trained(delta, report(client, meter.mean, meter.num_steps, **stats))
+    return Trained(delta, report(client, meter.mean, meter.num_steps, **stats, **memory_stats(client, steps)))
+
+
+def chosen_by(client: Any, steps: LocalSteps) -> frozenset[str]:
+    """Return the parameters that a client does not store exactly in a round."""
+    if steps.local.is_exact:
+        return frozenset()
+    shapes = {name: parameter.shape for name, parameter in steps.start.items()}
+    return steps.local.storage.chosen(shapes, derive(steps.seed, client.id, "storage"))
+
+
+def memory_stats(client: Any, steps: LocalSteps) -> dict[str, float]:
+    """Return the bytes of the parameters that a client trains; nothing if they are stored as they are."""
+    if steps.local.is_exact:
+        return {}
+    size = stored_bytes(steps.start, chosen_by(client, steps), steps.local.storage)
+    return {"parameter_bytes": float(size)}
 
 
 def mean_loss(client: Any, params: Tensors) -> float:
@@ -102,7 +132,7 @@ def mean_loss(client: Any, params: Tensors) -> float:
     runtime, meter = client.runtime, LossMeter()
     runtime.load(params)
     runtime.model.eval()
-    with torch.inference_mode(), runtime.precision():
+    with torch.inference_mode(), runtime.tf32(), runtime.autocast():
         for step in client.steps(LocalTraining(), round_seed=0):
             batch = runtime.with_labels(runtime.feed(step.indices), client.labels.texts)
             meter.add(batch.per_token(runtime.model.losses(batch)))

@@ -107,7 +107,7 @@ def _read_wave(file: BinaryIO, start: float, stop: float | None, max_seconds: fl
             sound.setpos(first)
             data = sound.readframes(last - first)
             is_whole = last - first == sound.getnframes()
-    except (wave.Error, EOFError):
+    except (wave.Error, EOFError, RuntimeError):  # RuntimeError: a part that is longer than the file
         raise ValueError(f"audio other than PCM WAV needs soundfile: {INSTALL}") from None
     integers = np.frombuffer(data, dtype=f"<i{width}").reshape(-1, channels)
     return Sound(integers.astype(np.float32) / np.float32(2 ** (8 * width - 1)), rate, is_whole)

@@ -29,7 +29,7 @@ from antiphon.records.reading import read_as, read_lines_as
 from antiphon.records.schema import Amount, Count
 
 FORMAT = "antiphon-corpus/1"
-PACK, INDEX = "audio.pack", "utterances.jsonl"
+ABOUT, PACK, INDEX = "corpus.json", "audio.pack", "utterances.jsonl"
 ADVICE = "Restore the corpus, or import it again"
 
 
@@ -64,6 +64,7 @@ class CorpusFile:
     num_utterances: Count
     seconds: Amount
     files: Mapping[str, str] = field(default_factory=dict)
+    sha256: str = ""
 
 
 class Corpus:
@@ -73,22 +74,22 @@ class Corpus:
         self.path = path
         self.alphabet, self.source = about.alphabet, about.source
         self.num_utterances, self.seconds = about.num_utterances, about.seconds
-        self._about = vars(about)
+        self._about = about
         self._pack = os.open(path / PACK, os.O_RDONLY)
         weakref.finalize(self, os.close, self._pack)
         sums = PACK + SUMS
-        check_files(path, self._about, [sums], ADVICE)
+        self._check(sums)
         self._blocks = CheckedBlocks(path / PACK, self._read, sums in about.files, ADVICE)
 
     @classmethod
     def open(cls, path: str | Path) -> Corpus:
         """Open a folder made by `antiphon corpus import`."""
         path = Path(path)
-        if not (path / "corpus.json").is_file():
+        if not (path / ABOUT).is_file():
             raise ValueError(
                 f"{path} is not a corpus (no corpus.json): make one with `antiphon corpus import`"
             )
-        about = read_as(CorpusFile, path / "corpus.json", check_all=False)
+        about = read_as(CorpusFile, path / ABOUT, check_all=False)
         if about.sample_rate != SAMPLE_RATE:
             raise ValueError(f"{path} is at {about.sample_rate} Hz, only {SAMPLE_RATE} Hz can be read")
         for name in (INDEX, PACK):
@@ -105,8 +106,12 @@ class Corpus:
     @cached_property
     def _index(self) -> Path:
         """The list of utterances, compared with its checksum."""
-        check_files(self.path, self._about, [INDEX], ADVICE)
+        self._check(INDEX)
         return self.path / INDEX
+
+    def _check(self, name: str) -> None:
+        """Compare a file with its checksum in corpus.json, which may have been edited."""
+        check_files(self.path, vars(self._about), [name], ADVICE, "" if self._about.sha256 else ABOUT)
 
     @property
     def fingerprint(self) -> str:

@@ -66,6 +66,29 @@ class Iid:
 
 @PARTITIONS.register
 @dataclass(frozen=True)
+class IidSpeakers:
+    """A client is a random part of whole speakers. Parts differ by at most one speaker, and share none.
+
+    These are the parts of FTL (Dimitriadis et al. 2020, §4): "random, with no overlapping speakers".
+    """
+
+    parts: int  # number of clients
+
+    def __call__(self, store: FeatureStore, indices: np.ndarray, seed: int) -> Clients:
+        indices = _distinct(indices, self.parts)
+        codes = store.speaker_codes[indices]
+        speakers = sorted(np.unique(codes).tolist(), key=lambda code: store.speaker_names[code])
+        if self.parts > len(speakers):
+            raise ValueError(
+                f"cannot divide {len(speakers)} speakers into {self.parts} parts: choose fewer parts, or iid"
+            )
+        generator = np.random.default_rng(derive(seed, "partition", "iid speakers"))
+        divided = np.array_split(generator.permutation(speakers), self.parts)
+        return {f"part/{part}": indices[np.isin(codes, own)] for part, own in enumerate(divided)}
+
+
+@PARTITIONS.register
+@dataclass(frozen=True)
 class Dirichlet:
     """A client is a part: each speaker's utterances are split in proportions ~ Dirichlet(concentration).
 

@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from antiphon.records.files import ADVICE, Damaged, write_json
+from antiphon.records.files import ADVICE, Damaged, read_whole, write_json
 from antiphon.records.reading import fields_of, read_as, read_object
 from antiphon.registry import Registry
 
@@ -205,7 +205,7 @@ class UnigramConfig:
     def load(folder: Path, about: Mapping[str, Any]) -> Unigram:
         path = folder / "unigram.model"
         try:
-            tokens = Unigram(path.read_bytes())
+            tokens = Unigram(read_whole(path))
             assert tokens.size
         except (OSError, RuntimeError) as error:
             raise Damaged(f"{path} cannot be read ({error}). {ADVICE}") from None

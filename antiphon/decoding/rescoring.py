@@ -68,8 +68,12 @@ class Lists:
         return [entry.session or entry.id for entry in self.entries]
 
     def scores(self, weights: Mapping[str, float]) -> np.ndarray:
-        """The weighted sum of every hypothesis."""
-        return self.values @ np.array([weights.get(name, 0.0) for name in self.columns])
+        """The weighted sum of every hypothesis: the same bits whatever the number of lists."""
+        totals = np.zeros(len(self.values))  # a product of matrices rounds by its size
+        for name, values in zip(self.columns, self.values.T, strict=True):
+            if weight := weights.get(name, 0.0):
+                totals += weight * values
+        return totals
 
     def best(self, weights: Mapping[str, float]) -> np.ndarray:
         """The row of the best hypothesis of each list; of equal ones the first."""

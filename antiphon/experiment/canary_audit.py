@@ -20,13 +20,14 @@ from antiphon.algorithms.private import Private
 from antiphon.core import Report, Stopped, Task, Update
 from antiphon.pools.local import LocalPool
 from antiphon.privacy.canary_scores import log_ratios
+from antiphon.privacy.distributed_noise import Distributed
 from antiphon.privacy.one_run_audit import audited_epsilon
 from antiphon.privacy.participation import PoissonSampling
 from antiphon.privacy.update_accounting import epsilon_of
 from antiphon.seeding import derive
 from antiphon.server.weighting import Uniform
 from antiphon.tasks.canary_clients import TOO_LONG
-from antiphon.tasks.update_clipping import AdaptiveUpdate
+from antiphon.tasks.update_clipping import AdaptiveUpdate, EachLayerByNorm
 
 CANARIES = "canaries"  # the one tensor of the audited model: an entry for each canary
 
@@ -69,6 +70,12 @@ def audit_updates(
     """Run the rounds of a private algorithm with canaries only, and attack them."""
     if isinstance(private.clipping, AdaptiveUpdate):
         raise ValueError("adaptive_update follows the clients of a run: audit a run, with private.canaries")
+    if isinstance(private.noise, Distributed):
+        raise ValueError(
+            "distributed noise is added by the clients of a run: audit it, with private.canaries"
+        )
+    if isinstance(private.clipping, EachLayerByNorm):
+        private = replace(private, clipping=replace(private.clipping, norms=(1.0,)))  # of the one tensor
     names = [f"canary/{number:06d}" for number in range(num_canaries)]
     coins = np.random.default_rng(derive(seed, "canaries"))
     included = coins.random(num_canaries) < 0.5

@@ -121,13 +121,16 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Return the commit of this checkout, with a + if files were changed.
+    """Return the commit of this checkout, with a + if files were changed, or None outside a checkout.
 
-    Outside a checkout it is what the environment variable ANTIPHON_COMMIT says, or None.
+    The environment variable ANTIPHON_COMMIT comes first: it is for copies of a checkout, which can have a
+    repository of their own.
     """
+    if told := os.environ.get("ANTIPHON_COMMIT"):
+        return told
     here = Path(__file__).parents[2]
     if not (here / ".git").exists():
-        return os.environ.get("ANTIPHON_COMMIT") or None
+        return None
     try:
         head = _git(here, "rev-parse", "--short=12", "HEAD")
         return f"{head}+" if _git(here, "status", "--porcelain", "--untracked-files=no") else head

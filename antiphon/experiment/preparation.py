@@ -12,8 +12,10 @@ import numpy as np
 import torch
 
 from antiphon.algorithms.rehearsal import SERVER_CLIENT
-from antiphon.clients.client import ClientRuntime, check_precision
+from antiphon.clients.client import ClientRuntime
 from antiphon.clients.faults import SimulatedFaults
+from antiphon.clients.precision import check_precision
+from antiphon.clients.simulated_clock import SimulatedClock
 from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.states import ClientStates
 from antiphon.clients.worker import SpeechWorker
@@ -24,6 +26,7 @@ from antiphon.data.store import FeatureStore, Progress, compute_features
 from antiphon.data.tokens import Tokens
 from antiphon.engine import initial_state
 from antiphon.experiment.elsewhere import Elsewhere
+from antiphon.experiment.run_clock import check_clock, trains_on_server
 from antiphon.experiment.settings import Experiment, Run
 from antiphon.experiment.starting import check_start
 from antiphon.experiment.teaching import check_labels, unlabelled_clients
@@ -99,23 +102,29 @@ class Prepared:
         """Return the pool of a run's clients, in all processes of the group."""
         pool = group.pool(worker, self.seconds_of(name))
         secure = self.experiment.runs[name].secure_aggregation
-        return secure_pool(worker, pool, secure, name) if secure else pool
+        return secure_pool(worker, pool, secure, name, self.experiment.seed) if secure else pool
 
     def faults(self, name: str) -> Faults:
         """Return the simulated faults of a run's clients."""
-        unreliability, algorithm = self.experiment.unreliability, self.experiment.runs[name].algorithm
-        on_server = any(getattr(part, "trains_on_server", False) for part in parts_of(algorithm))
-        if on_server or not (unreliability.dropout or unreliability.deadline):
+        unreliability, run = self.experiment.unreliability, self.experiment.runs[name]
+        if trains_on_server(run) or not (unreliability.dropout or unreliability.deadline):
             return no_faults
         return SimulatedFaults(unreliability, self.seconds_of(name), self.experiment.seed)
 
+    def clock(self, name: str) -> SimulatedClock | None:
+        """Return the simulated clock of a run's clients; None if it has none."""
+        run, settings = self.experiment.runs[name], self.experiment.clock
+        if settings is None or self.is_away(name) or trains_on_server(run):
+            return None
+        return SimulatedClock(settings, self.seconds_of(name), self.experiment.seed)
 
-def secure_pool(worker: Worker, pool: Pool, settings: SecureAggregation, run: str) -> Pool:
+
+def secure_pool(worker: Worker, pool: Pool, settings: SecureAggregation, run: str, seed: int) -> Pool:
     """Return a pool of simulated clients that mask their updates."""
     # Imported here: it needs the package cryptography, which is optional.
     from antiphon.secure_aggregation.secure_pool import SecurePool, in_process
 
-    return SecurePool(in_process(worker, settings.max_share), pool, settings, run)
+    return SecurePool(in_process(worker, settings.max_share, seed), pool, settings, run)
 
 
 def texts_of(store: FeatureStore, indices: np.ndarray) -> list[str]:
@@ -156,7 +165,7 @@ def prepare(
     """Open the corpus, compute missing features, and check every run before any starts."""
     corpus = Corpus.open(data)
     chosen = choose_device(device)
-    check_precision(chosen, experiment.bfloat16)
+    check_precision(experiment.precision, chosen)
     experiment.check_masks()
 
     def compute() -> None:
@@ -186,6 +195,9 @@ def prepare(
             run.rounds.check(len(clients[name]))
             if run.secure_aggregation:
                 run.secure_aggregation.check(run.rounds.cohort, (group or SingleProcess()).size)
+            for part in parts_of(run.algorithm):
+                if hasattr(part, "check_place"):
+                    part.check_place(elsewhere is not None and run.data == "federated")
             teacher, _ = drawn[experiment.blueprint(run.teacher_run or name)]
             start = recognizer
             if run.start_folder:
@@ -196,15 +208,20 @@ def prepare(
                 experiment.seed,
                 run.rounds.total,
                 cohort=run.rounds.cohort,
+                has_server_speech=len(groups["seed"]) > 0,
                 structure=partial(structure_in, start),
                 resolve_labels=partial(check_labels, run, teacher, store, clients[name], server_texts),
             )
             initial_state(prepare_algorithm(run.algorithm, context), fresh[name])
         except ValueError as error:
             raise ValueError(f"run {name!r}: {error}") from error
-    return Prepared(
+    prepared = Prepared(
         experiment, store, groups, corrupted, clients, held_out, valid, tokens, fresh, chosen, elsewhere
     )
+    for name, run in experiment.runs.items():
+        if clock := prepared.clock(name):
+            check_clock(clock, name, run, fresh[name], clients[name])
+    return prepared
 
 
 def _divided(

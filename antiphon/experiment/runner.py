@@ -189,7 +189,7 @@ def run_one(
     begin = group.on_rank_zero(lambda: load_start(run, out, prepared.fresh[name]))
     start, recognizer = begin["params"], prepared.recognizer(name, begin["submodel"])
     store, tokens, device = prepared.store_of(name), prepared.tokens, prepared.device
-    options = (experiment.augment, device, experiment.bfloat16)
+    options = (experiment.augment, device, experiment.precision)
     runtime = ClientRuntime(store, tokens, recognizer.model, start, *options)
 
     def open_folder() -> None:
@@ -229,6 +229,7 @@ def run_one(
         context=context,
         states=kept,
         faults=prepared.faults(name),
+        arrival=prepared.clock(name),
     )
     outcome = engine.run(start, resume, skip_corrupt)
 

@@ -12,6 +12,8 @@ import numpy as np
 from antiphon import config
 from antiphon.algorithms.fedavg import FedAvg
 from antiphon.clients.faults import Unreliability
+from antiphon.clients.precision import check_precision, from_bfloat16
+from antiphon.clients.simulated_clock import Clock
 from antiphon.core import Algorithm
 from antiphon.data.corruption.corrupted_clients import Corruption
 from antiphon.data.frontends import Filterbank, Frontend
@@ -133,6 +135,13 @@ class Run:
             )
         if self.labelled < 1 and self.times != {"federated": 1}:
             raise ValueError("labelled below 1 is for data=federated: the server has the texts of the others")
+        if self.rounds.over_selection > 1 and any(
+            getattr(part, "effect", "") == "private" for part in parts_of(self.algorithm)
+        ):
+            raise ValueError(
+                "private: with rounds.over_selection, whether one client counts depends on how fast others "
+                "are, and its accounting assumes that it does not: set over_selection=1"
+            )
         check_order(self.algorithm)
         for part in parts_of(self.algorithm):
             if hasattr(part, "check_run"):
@@ -178,12 +187,17 @@ class Experiment:
     speakers: Speakers = Speakers()
     corruption: Corruption = Corruption()
     unreliability: Unreliability = Unreliability()
+    clock: Clock | None = None  # simulated time of clients; null: rounds have no duration
     stacked: bool = True  # on a GPU, train many clients at once; a CPU trains one after another
-    bfloat16: bool = False  # on a GPU, train with matrix products of 16 bits
+    precision: str = "float32"  # of matrix products in training; on a GPU also tf32 or bfloat16
     runs: dict[str, Run] = field(default_factory=dict)  # in the order in which they are carried out
 
+    converted: ClassVar = {"bfloat16": from_bfloat16}
+
     def __post_init__(self) -> None:
+        check_precision(self.precision)
         self._check_tokens()
+        self._check_clock()
         known: set[str] = set()
         small: set[str] = set()  # runs that end with a pruned model
         for name, run in self.runs.items():
@@ -216,6 +230,27 @@ class Experiment:
     def _data(self) -> tuple[str, ...]:
         more = ("organisation", "seed+organisation") if self.speakers.organisation else ()
         return ("seed", "federated", "both", *more)
+
+    def _check_clock(self) -> None:
+        """Refuse settings that need a simulated clock without one, and two kinds of slow clients."""
+        if self.clock is not None:
+            if self.unreliability.deadline:
+                raise ValueError(
+                    "unreliability.deadline has speeds of its own, and the clock has others: set "
+                    "rounds.deadline instead"
+                )
+            return
+        for name, run in self.runs.items():
+            if any(getattr(part, "is_asynchronous", False) for part in parts_of(run.algorithm)):
+                raise ValueError(
+                    f"run {name!r}: without a clock, all clients answer at once and nothing is asynchronous: "
+                    "set clock"
+                )
+            if run.rounds.needs_clock:
+                raise ValueError(
+                    f"run {name!r}: rounds.deadline and rounds.over_selection depend on how fast clients "
+                    "are: set clock"
+                )
 
     def _check_tokens(self) -> None:
         """Refuse other tokens for the output layer of a folder, even if their number is the same."""

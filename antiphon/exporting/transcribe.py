@@ -149,22 +149,29 @@ def mel_banks(settings: dict[str, Any]) -> Array:
     return banks
 
 
+def regular(path: Path) -> Path:
+    """Refuse a pipe or a device in place of a file: we would wait for ever."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file")
+    return path
+
+
 def read_symbols(path: Path) -> list[str]:
     """Read tokens.txt: a symbol and its id on each line, in the order of the ids."""
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = regular(path).read_text(encoding="utf-8").split("\n")
     return [line.rpartition(" ")[0] for line in lines if line]
 
 
 def read_samples(path: Path) -> Array:
     """Read a recording: mono samples at 16 kHz, float32 between −1 and 1."""
     try:
-        with wave.open(str(path), "rb") as file:
+        with wave.open(str(regular(path)), "rb") as file:
             if file.getsampwidth() != 2:
                 raise wave.Error
             rate, channels = file.getframerate(), file.getnchannels()
             integers = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2").reshape(-1, channels)
             samples = integers.astype(np.float32) / np.float32(32768)
-    except (wave.Error, EOFError):
+    except (wave.Error, EOFError, RuntimeError):  # RuntimeError: a part that is longer than the file
         try:
             import soundfile
         except ImportError:
@@ -186,7 +193,10 @@ def read_samples(path: Path) -> Array:
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return what export.json says. Compare it, and the files that it lists, with their checksums."""
     try:
-        settings: dict[str, Any] = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+        text = regular(folder / "export.json").read_text(encoding="utf-8")
+        settings: dict[str, Any] = json.loads(text)
+        if not isinstance(settings, dict) or not isinstance(settings.get("files", {}), dict):
+            raise ValueError("it, or its key files, is no object")
     except ValueError as error:
         raise ValueError(f"{folder / 'export.json'} is damaged ({error}). Export the model again") from None
     checksum = settings.pop("sha256", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -9,15 +10,36 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from antiphon.federation.kits import Kit
-from antiphon.pools.remote_link import Channel
+from antiphon.pools.remote_link import PIECE, Channel
 
 SOCKET = "ANTIPHON_SOCKET"  # in the environment of the carrier: the socket of the antiphon process
 GRACE = 10.0  # seconds that a process has to end
+# One message as large as a model follows the other. By default, the C library gives the memory of each back
+# to the kernel, and fetches it again page by page, which takes longer than all else that is done with it.
+KEPT, FREE, ARENAS = 2**30, 2**31 - 1, 1  # blocks up to KEPT stay; so much may be free; there is one heap
+CARRIER = {  # settings of the carrier's processes
+    "MALLOC_MMAP_THRESHOLD_": str(KEPT),
+    "MALLOC_TRIM_THRESHOLD_": str(FREE),
+    "MALLOC_ARENA_MAX": str(ARENAS),
+    "NVFLARE_STREAMING_CHUNK_SIZE": str(PIECE),
+    "NVFLARE_STREAMING_WINDOW_SIZE": str(16 * 2**20),  # of one message, so much may be on its way
+    "NVFLARE_STREAMING_ACK_INTERVAL": str(4 * 2**20),
+    "NVFLARE_STREAMING_READ_TIMEOUT": "60",
+}
+
+
+def keep_memory() -> None:
+    """Let this process keep the memory of messages for the next ones. Without glibc, nothing happens."""
+    with suppress(OSError, AttributeError):
+        change = ctypes.CDLL(None).mallopt
+        for setting, value in ((-3, KEPT), (-1, FREE), (-8, ARENAS)):  # their numbers in malloc.h
+            change(setting, value)
 
 
 class LocalSocket:
@@ -38,7 +60,7 @@ class LocalSocket:
         except OSError:
             return None
         stream.settimeout(None)
-        return stream
+        return _with_room(stream)
 
     def close(self) -> None:
         self._listener.close()
@@ -49,20 +71,26 @@ def connect() -> Channel:
     """Connect a process of the carrier to the antiphon process that started it."""
     stream = socket.socket(socket.AF_UNIX)
     stream.connect(os.environ[SOCKET])
-    return Channel(stream)
+    return Channel(_with_room(stream))
+
+
+def _with_room(stream: socket.socket) -> socket.socket:
+    """Let two pieces wait in a socket: with less room, both ends would wait for each other more often."""
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PIECE)
+    return stream
 
 
 class EngineProcess:
-    """A server or a site of the carrier. It and its jobs end with this process, whatever ends that."""
+    """A server or a site of the carrier. It ends with this process, whatever ends that."""
 
-    def __init__(self, kit: Kit, local: LocalSocket) -> None:
+    def __init__(self, kit: Kit, local: LocalSocket, settings: Mapping[str, str] = CARRIER) -> None:
         self.log = kit.work / "engine.log"
         descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         role = "server" if kit.is_server else "site"
         with os.fdopen(descriptor, "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", _module(kit), role, str(kit.workspace()), kit.name],
-                env=_environment(kit) | {SOCKET: str(local.path)},
+                env={**_environment(kit), **settings, SOCKET: str(local.path)},
                 stdin=subprocess.PIPE,  # closes when this process ends
                 stdout=log,
                 stderr=log,

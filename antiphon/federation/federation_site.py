@@ -1,41 +1,44 @@
-"""A site of a federation: holds speech, does the tasks that its policy allows, and answers with updates.
+"""A site of a federation: holds speech or lists, does what its policy allows, and answers with updates.
 
-Speech, texts, features and the states of clients stay in this process and on its disk. What leaves is the
-announcement of its clients, and for each task an update and a report of numbers, or the reason for a failure.
+Speech, texts, features, lists and the states of clients stay in this process and on its disk. What leaves is
+the announcement of its clients, and for each task an update and a report of numbers, or the reason for a
+failure.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from safetensors.torch import load_file
 
 import antiphon
 from antiphon.clients.states import ClientStates
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task, Tensors, Update, Worker
 from antiphon.data.corpus import Corpus
+from antiphon.data.partition import BySession, BySpeaker, Partition
 from antiphon.data.store import Progress
-from antiphon.federation.engine_process import EngineProcess, LocalSocket
+from antiphon.decoding.nbest import NBest, write_nbest
+from antiphon.federation.engine_process import EngineProcess, LocalSocket, keep_memory
 from antiphon.federation.kits import Kit
-from antiphon.federation.run_setup import SETTINGS, open_worker, unpack_setup
+from antiphon.federation.run_setup import ADVICE, SETTINGS, open_worker, read_settings
+from antiphon.federation.sent_folders import keep_files, local_paths
+from antiphon.federation.site_lists import LISTS, SiteLists, read_list_settings
 from antiphon.federation.site_policy import Ledger, Refused, SitePolicy
+from antiphon.personalisation.list_clients import ListWorker
 from antiphon.pools.flat_tensors import Buffer
 from antiphon.pools.remote_answers import answer_task, failure
 from antiphon.pools.remote_link import Channel
 from antiphon.pools.remote_messages import Message, MissingBody, WireError, head_of, pack, unpack
-from antiphon.records.files import file_name, write_text
+from antiphon.records.files import file_name, make_folder, write_text
+from antiphon.records.reading import read_tensors
 
 Notify = Callable[[str], None]
 # The numbers in a report on training; an evaluation reports fewer.
@@ -52,19 +55,24 @@ REPORTED = (
     "confidence",
     "label_seconds",
 )
-MAX_SETUPS = 4  # runs whose setup a site keeps
+KINDS: Mapping[str, Partition] = {"speaker": BySpeaker(), "session": BySession()}  # what a client can be
+SETUPS, SENT, RANKED = "setups", "sent", "ranked"  # folders of a site
+SiteWorker = SpeechWorker | ListWorker
+KEPT = {"setup": (SETUPS, 4), "folder": (SENT, 12)}  # what is sent to be kept -> its folder, and how many
 
 
-def _run_one(worker: Worker, client: str, task: Task) -> Update:
+def _run_one(worker: Worker, client: str, kept: Path, task: Task) -> Update:
+    task = replace(task, config=local_paths(task.config, kept))
     return next(iter(worker.run(task, [client])))
 
 
-def announced(corpus: Corpus) -> dict[str, tuple[int, float]]:
+def announced(corpus: Corpus, kind: str = "speaker") -> dict[str, tuple[int, float]]:
     """Return each client of a corpus with its number of utterances and its seconds of speech."""
     clients: dict[str, tuple[int, float]] = {}
     for utterance in corpus.utterances():
-        count, seconds = clients.get(f"speaker/{utterance.speaker}", (0, 0.0))
-        clients[f"speaker/{utterance.speaker}"] = (count + 1, seconds + utterance.seconds)
+        name = f"{kind}/{getattr(utterance, kind)}"
+        count, seconds = clients.get(name, (0, 0.0))
+        clients[name] = (count + 1, seconds + utterance.seconds)
     return {client: (count, round(seconds, 1)) for client, (count, seconds) in sorted(clients.items())}
 
 
@@ -73,20 +81,24 @@ class Site:
     """Answers messages, one after another. It never raises: one bad message must not end it."""
 
     name: str
-    corpus: Corpus
-    folder: Path  # for setups, states of clients, and the ledger
+    corpus: Corpus | None
+    folder: Path  # for setups, states of clients, lists that were ranked, and the ledger
     policy: SitePolicy = SitePolicy()
     device: str = "auto"
     notify: Notify = lambda text: None
     progress: Progress | None = None
     clock: Callable[[], datetime] = datetime.now
+    kind: str = "speaker"  # what a client with speech is: a speaker or a session
+    lists: SiteLists | None = None
     _bodies: dict[str, Buffer] = field(default_factory=dict, init=False)
-    _worker: tuple[str, str, SpeechWorker] | None = field(default=None, init=False)  # run, setup
+    _worker: tuple[str, str, SiteWorker] | None = field(default=None, init=False)  # run, setup
     _last: tuple[bytes, Message] | None = field(default=None, init=False)
     _members: tuple[str, dict[str, Any]] = field(default=("", {}), init=False)  # of a run: client -> member
 
     def __post_init__(self) -> None:
-        self.clients = announced(self.corpus)
+        if self.kind not in KINDS:
+            raise ValueError(f"a client is a {' or a '.join(KINDS)}, not {self.kind!r}")
+        self.clients = announced(self.corpus, self.kind) if self.corpus is not None else {}
         self.ledger = Ledger.open(self.folder / "ledger.json")
 
     def answer(self, message: Message) -> Message:
@@ -121,8 +133,9 @@ class Site:
         if verb == "hello":
             return self.announcement()
         head, tensors = unpack(message, self._bodies)
-        if verb == "setup":
-            self._keep_setup(head["body"]["sha256"], tensors)
+        if verb in KEPT:
+            folder, most = KEPT[verb]
+            keep_files(tensors, self.folder / folder / head["body"]["sha256"], most)
             return pack({"verb": "ready"})
         if verb not in ("work", "secure"):
             raise WireError(
@@ -134,13 +147,19 @@ class Site:
 
     def announcement(self) -> Message:
         """Return what the site says about its clients before a run."""
-        return pack({"verb": "here", "version": antiphon.__version__, "clients": self.clients})
+        lists = {"lists": self.lists.announcement()} if self.lists is not None else {}
+        return pack({"verb": "here", "version": antiphon.__version__, "clients": self.clients, **lists})
+
+    def setups(self, main: str) -> list[Path]:
+        """Return the setups that were sent and have this file."""
+        return sorted(path.parent for path in (self.folder / SETUPS).glob(f"[!.]*/{main}"))
 
     def answer_sizes(self) -> Iterator[tuple[str, tuple[int, int]]]:
         """Yield each model that was sent here, with the bytes of an answer: its tensors, and the rest."""
-        for folder in sorted((self.folder / "setups").glob("*")):
-            names = json.loads((folder / SETTINGS).read_text())["base"]
-            tensors = load_file(folder / "model.safetensors")
+        for folder in self.setups(SETTINGS):
+            names, tensors = read_settings(folder).base, read_tensors(folder / "model.safetensors", ADVICE)
+            if missing := [name for name in names if name not in tensors]:
+                raise ValueError(f"{folder} has no parameter {missing[0]!r:.80}. {ADVICE}")
             update = {name: tensors[name] for name in names}
             longest = max(self.clients, key=lambda client: len(client.encode()))
             about = {"verb": "answer", "run": "0" * 32, "client": longest, "moment": [10**6, 10**6]}
@@ -148,19 +167,12 @@ class Site:
             answer = pack({**about, "stats": stats, "state_bytes": 10**15}, update)
             yield folder.name, (len(answer.body), len(answer.head))
 
-    def _keep_setup(self, digest: str, files: Tensors) -> None:
-        setups = self.folder / "setups"
-        setups.mkdir(parents=True, exist_ok=True)
-        unpack_setup(files, setups / digest)
-        by_age = sorted(setups.iterdir(), key=lambda path: path.stat().st_mtime)
-        for old in by_age[:-MAX_SETUPS]:
-            shutil.rmtree(old, ignore_errors=True)
-
     def _work(self, head: Mapping[str, Any], tensors: Tensors) -> Message:
         if self.policy.only_secure:
             raise Refused("it takes part under secure aggregation only")
         client, worker = self._admitted(head)
-        return self._finished(client, worker, answer_task(worker, head, tensors))
+        local = {**head, "config": local_paths(head["config"], self.folder / SENT)}
+        return self._finished(client, worker, answer_task(worker, local, tensors))
 
     def _secure(self, head: Mapping[str, Any], tensors: Tensors) -> Message:
         """Answer one step of a secure sum."""
@@ -178,7 +190,7 @@ class Site:
             self._members = (run, {})
         if client not in self._members[1]:
             record = RecordFiles(self.folder / "secure" / run / file_name(client))
-            work = partial(_run_one, worker, client)
+            work = partial(_run_one, worker, client, self.folder / SENT)
             self._members[1][client] = Member(client, work, record, self.policy.max_share)
         answer, sent = self._members[1][client].answer(request, tensors)
         about = {"verb": "secure", "run": run, "client": client, "step": request.get("step")}
@@ -186,37 +198,61 @@ class Site:
         reply = failure(str(answer["error"])) if is_error else pack({**about, "answer": answer}, sent)
         return self._finished(client, worker, reply)
 
-    def _admitted(self, head: Mapping[str, Any], is_task: bool = True) -> tuple[str, SpeechWorker]:
+    def _admitted(self, head: Mapping[str, Any], is_task: bool = True) -> tuple[str, SiteWorker]:
         """Return the client of a message and the worker of its run, if the policy allows the task."""
         run, client, digest = (str(head.get(key)) for key in ("run", "client", "setup"))
-        if client not in self.clients:
+        if client not in self.clients and not (self.lists and client in self.lists.clients):
             raise WireError(f"it has no client {client[:80]!r}")
         if not (run.isalnum() and digest.isalnum() and len(run) <= 64 and len(digest) == 64):
             raise WireError("the task does not name its run")
+        setup = self.folder / SETUPS / digest
         if is_task:
+            if not isinstance(head.get("config"), dict):
+                raise WireError("the message has no task: it has no configuration")
             self.policy.check(head, self.ledger.num_answers(run, client), self.clock())
-            refuse_paths(head.get("config"))
+            local_paths(head["config"], self.folder / SENT)
+        is_for_lists = (setup / LISTS).exists()
+        if not is_for_lists and not (setup / SETTINGS).exists():
+            raise MissingBody(digest)
+        if is_for_lists == (client in self.clients):
+            has = "speech" if is_for_lists else "lists"
+            raise WireError(f"{client[:80]!r} has {has}, and the run is for the other kind")
+        if is_task:
+            noise = read_list_settings(setup).noise if is_for_lists else read_settings(setup).noise
+            self.policy.check_privacy(head, noise, self.ledger)
         worker = self._worker_of(run, digest)
         if is_task:
             self._set_states(worker, run, client, head)
         return client, worker
 
-    def _finished(self, client: str, worker: SpeechWorker, reply: Message) -> Message:
+    def _finished(self, client: str, worker: SiteWorker, reply: Message) -> Message:
         if worker.states is not None:
             worker.states.sync()
         return self._without_details(client, reply)
 
-    def _worker_of(self, run: str, digest: str) -> SpeechWorker:
+    def _worker_of(self, run: str, digest: str) -> SiteWorker:
         if self._worker is None or self._worker[:2] != (run, digest):
-            setup = self.folder / "setups" / digest
-            if not (setup / "setup.json").exists():
-                raise MissingBody(digest)
+            setup = self.folder / SETUPS / digest
             self.notify(f"run {run[:8]}: opening the model")
-            states = ClientStates(self.folder / "states" / run)
-            self._worker = (run, digest, open_worker(setup, self.corpus, self.device, states, self.progress))
+            self._worker = (run, digest, self._open(run, setup))
         return self._worker[2]
 
-    def _set_states(self, worker: SpeechWorker, run: str, client: str, task: Mapping[str, Any]) -> None:
+    def _open(self, run: str, setup: Path) -> SiteWorker:
+        if self.lists is not None and (setup / LISTS).exists():
+            return self.lists.worker(setup, partial(self._keep_ranked, run))
+        assert self.corpus is not None  # or it would have no client for this setup
+        states = ClientStates(self.folder / "states" / run)
+        options = (self.device, states, self.progress)
+        return open_worker(setup, self.corpus, KINDS[self.kind], *options)
+
+    def _keep_ranked(self, run: str, client: str, lists: Sequence[NBest]) -> None:
+        """Write the lists of a client as they were ranked. They stay here."""
+        path = self.folder / RANKED / run / f"{file_name(client)}.jsonl"
+        make_folder(path.parent)
+        write_nbest(path, lists)
+        self.notify(f"run {run[:8]}: the lists of {client}, ranked again, are in {path}")
+
+    def _set_states(self, worker: SiteWorker, run: str, client: str, task: Mapping[str, Any]) -> None:
         """Set the states of clients back if the server was resumed, and remove versions it needs no more."""
         states, notes = worker.states, task.get("states")
         if states is None or not isinstance(notes, dict):
@@ -245,25 +281,9 @@ class Site:
         return failure(f"{kind} (the log of site {self.name!r} says more)")
 
 
-def refuse_paths(settings: Any) -> None:
-    """Refuse tasks whose views name a file: a server must not choose what a site opens."""
-
-    def search(value: Any) -> None:
-        if isinstance(value, list):
-            for item in value:
-                search(item)
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                if key in ("path", "model", "folder") and item:
-                    raise WireError(f"the task names the file {str(item)[:80]!r}, which is on the server")
-                search(item)
-
-    if isinstance(settings, dict):
-        search(json.loads(str(settings.get("views", "[]"))))
-
-
 def serve(kit: Kit, site: Site, stop: threading.Event) -> None:
     """Answer what the server asks until `stop` is set. NVFLARE is started again whenever it ends."""
+    keep_memory()
     local = LocalSocket()
     process: EngineProcess | None = None
     pause, started = 1.0, 0.0
@@ -285,11 +305,9 @@ def serve(kit: Kit, site: Site, stop: threading.Event) -> None:
 
 
 def _answer_one(channel: Channel, site: Site) -> None:
-    frame = channel.receive()
-    if frame is not None:
-        envelope, payload = frame
-        size = int(envelope["head_bytes"])
-        answer = site.answer(Message(bytes(payload[:size]), payload[size:]))
+    message = channel.receive_message()
+    if message is not None:
+        answer = site.answer(message)
         with suppress(ConnectionError):
-            channel.send({}, answer.head, answer.body)
+            channel.send({"head_bytes": len(answer.head)}, answer.head, answer.body)
     channel.close()

@@ -1,6 +1,6 @@
 """Kits: what each participant of a federation gets. A certificate, its private key, and signed settings.
 
-    kits/server/      for the server; also holds the key that starts jobs
+    kits/server/      for the server; also holds the key that asks which sites are connected
     kits/SITE/        for one site
     kits/authority/   the key that signs certificates and kits: keep it offline
 
@@ -23,11 +23,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from antiphon.records.files import sha256_of
+from antiphon.records.files import sha256_of, sync
 from antiphon.records.folders import new_folder
 from antiphon.records.reading import read_object
 
-FORMAT = "antiphon-kit/1"
+FORMAT = "antiphon-kit/2"
 ADMIN = "admin@antiphon.local"
 CARRIERS = ("nvflare", "flower")
 ENGINE = "engine"  # the folder of a kit that the carrier reads
@@ -58,7 +58,9 @@ class Kit:
     @property
     def work(self) -> Path:
         folder = self.folder / WORK
-        folder.mkdir(mode=0o700, exist_ok=True)
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+            sync(self.folder)
         return folder
 
     def workspace(self) -> Path:
@@ -69,7 +71,7 @@ class Kit:
         for part in ("startup", "local"):
             shutil.rmtree(target / part, ignore_errors=True)
             shutil.copytree(self.folder / ENGINE / part, target / part)
-        # By default, all servers of a machine would store their jobs in one folder.
+        # By default, all servers of a machine would write into one folder.
         resources = target / "local" / "resources.json"
         resources.write_text(resources.read_text().replace("/tmp/nvflare", str(self.work / "jobs")))
         return target
@@ -203,23 +205,17 @@ def _copy_settings(source: Path, kit: Path) -> None:
 
 
 def _settings(local: Path, is_server: bool) -> dict[str, Any]:
-    """Return NVFLARE's settings of a participant: our relays, and nothing else that a job could run."""
+    """Return NVFLARE's settings of a participant: our relay, and no job."""
     resources = json.loads((local / "resources.json.default").read_text())
-    classes = ("ServerRelay", "Rejoin") if is_server else ("SiteRelay",)
-    resources["class_allow_list"] = [f"{RELAY}.{name}" for name in classes]
     unwanted = {"log_receiver", "site_log_streamer"}  # logs stay where they are written
     components = [part for part in resources["components"] if part["id"] not in unwanted]
-    resources["class_allow_list"] += [part["path"] for part in components]
+    components.append({"id": "relay", "path": f"{RELAY}.{'ServerRelay' if is_server else 'SiteRelay'}"})
+    resources["class_allow_list"] = [part["path"] for part in components]
     resources["components"] = components
-    if is_server:
-        components.append({"id": "rejoin", "path": f"{RELAY}.Rejoin"})
-        (scheduler,) = (part for part in components if part["id"] == "job_scheduler")
-        scheduler["args"] |= {"min_schedule_interval": 1.0, "max_schedule_interval": 2.0}
-    else:
+    if not is_server:
         resources["allow_log_streaming"] = False
-    rights = {"submit_job": "any", "manage_job": "any", "view": "any", "operate": "any"}
-    refused = dict.fromkeys(("byoc", "shell_commands", "clone_job", "download_job"), "none")
-    permissions = {"project_admin": {**rights, **refused}}
+    refused = ("submit_job", "manage_job", "operate", "byoc", "shell_commands", "clone_job", "download_job")
+    permissions = {"project_admin": {"view": "any", **dict.fromkeys(refused, "none")}}
     logs = json.loads((local / "log_config.json.default").read_text())
     for logger in logs["loggers"].values():
         logger["level"] = "WARNING"
@@ -261,6 +257,7 @@ def open_kit(folder: Path) -> Kit:
     from cryptography.x509 import load_pem_x509_certificate
     from nvflare.lighter.utils import verify_cert, verify_content
 
+    folder = folder.resolve()  # processes of the carrier work in folders of their own
     what = "kit: give a folder that antiphon federation create made"
     about = read_object(folder / "kit.json", FORMAT, what, check_all=False)
     startup = folder / ENGINE / "startup"

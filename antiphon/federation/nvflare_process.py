@@ -1,9 +1,9 @@
 """Processes of NVFLARE for a kit. They are started with `python -m`, and end with their starter.
 
     python -m antiphon.federation.nvflare_process server|site WORKSPACE NAME
-    python -m antiphon.federation.nvflare_process submit|sites ADMIN_KIT [JOB]
+    python -m antiphon.federation.nvflare_process sites ADMIN_KIT
 
-The last two print one line of JSON.
+The last prints one line of JSON: the sites that are connected.
 """
 
 from __future__ import annotations
@@ -35,18 +35,16 @@ def main(role: str, folder: str, name: str = "") -> None:
         runpy.run_module(module, run_name="__main__")
         return
     with contextlib.redirect_stdout(sys.stderr):  # NVFLARE prints, too
-        answer = _ask(role, folder, name)
+        answer = _connected(folder)
     print(json.dumps(answer), flush=True)
     os._exit(0)  # threads of the session would keep the process for seconds
 
 
-def _ask(role: str, folder: str, job: str) -> dict[str, Any]:
+def _connected(folder: str) -> dict[str, Any]:
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
     try:
         session = new_secure_session(ADMIN, folder, timeout=5.0)
-        if role == "submit":
-            return {"job": session.submit_job(job)}
         info = session.get_system_info()
         return {"sites": sorted(client.name for client in info.client_info)}
     except Exception as error:

@@ -1,175 +1,179 @@
 """NVFLARE as a carrier of messages. Its processes import this file; nothing else of antiphon runs in them.
 
-`ServerRelay` is the only workflow of the server's job, `SiteRelay` the only executor of a site's. Each passes
-messages between NVFLARE and a socket of the antiphon process on its machine, which has the algorithm or the
-speech. A new job can therefore start at any time: whatever was not answered is pushed again.
+`ServerRelay` is a component of NVFLARE's server, `SiteRelay` of its client at a site. Each passes messages
+between NVFLARE and a socket of the antiphon process on its machine, which has the algorithm or the speech.
+There are no jobs. So a message does not pass through the processes of a job, and sites may come and go.
 
-What NVFLARE 2.9.0 does by default, and what is done about it:
+A site asks for its next message, and gets the first that it has not answered. What is lost on the way, at
+whichever step, is therefore sent again: the site asks again. Each question has a name, so that a message for
+an older one is noticed.
 
-- A site asks for work every 2 s, and finished tasks are swept every 0.2 s: see `JOB` and `task_check_period`.
-- Callbacks run under the controller's lock: they only queue.
-- A task without an end is one with timeout 0; the deadline that counts is the pool's.
-- A site that registers while a job runs gets no part of it, and the job knows a site that registers again by
-  its old token. `Rejoin` and `_sync_clients` mend both, with calls that are not public: pin the version.
+Of NVFLARE 2.9.0 this uses messages and streams between its processes. They are not part of the public API:
+pin the version. NVFLARE authenticates each of them, by certificate and by the token of a registered site.
 """
 
 from __future__ import annotations
 
-import queue
+import os
+import random
 import threading
 import time
+import uuid
+from contextlib import closing
 from typing import Any
 
-import numpy as np
-from nvflare.apis.controller_spec import ClientTask, TaskCompletionStatus
-from nvflare.apis.controller_spec import Task as FlareTask
 from nvflare.apis.event_type import EventType
-from nvflare.apis.executor import Executor
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import ReturnCode, RunProcessKey
+from nvflare.apis.fl_constant import CellMessageAuthHeaderKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.impl.controller import Controller
-from nvflare.apis.job_def import JobMetaKey
-from nvflare.apis.job_scheduler_spec import DispatchInfo
-from nvflare.apis.shareable import Shareable, make_reply
-from nvflare.apis.signal import Signal
-from nvflare.app_common.decomposers import numpy_decomposers
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_types import Stream
 
 from antiphon.federation.engine_process import connect
-from antiphon.pools.flat_tensors import Buffer
-from antiphon.pools.remote_link import Channel, pushes, send_answer, send_error
+from antiphon.federation.nvflare_streams import Incoming, Memory, pieces
+from antiphon.pools.remote_link import MAX_ANSWER, Channel, Place, Push, pushes, send_error, send_part
 
-APP = "app_site"  # the part of the job that sites get
-numpy_decomposers.register()
-DONE = (TaskCompletionStatus.OK, TaskCompletionStatus.CANCELLED)
-
-
-def as_array(data: Buffer) -> np.ndarray:
-    """Return bytes as NVFLARE carries them fastest: it sends arrays in chunks, and bytes in one piece."""
-    return np.frombuffer(data, dtype=np.uint8)
+CHANNEL = "antiphon"
+NEXT, TASK, ANSWER = "next", "task", "answer"  # topics
+QUESTION, TICKET, HEAD = "antiphon_question", "antiphon_ticket", "antiphon_head"  # headers
+PATIENCE = 10.0  # seconds after which a site asks again
+RETRY = 1.0  # seconds before a site asks again if the server cannot be reached
+HANDOVER = 2.0  # seconds that an answer may take from NVFLARE's confirmation to `_answered`
 
 
-class ServerRelay(Controller):
-    """Turns what the server's antiphon process pushes into tasks, and their results into answers."""
+class ServerRelay(FLComponent):
+    """Sends what the server's antiphon process pushes to sites that ask, and passes their answers back."""
 
     def __init__(self) -> None:
-        super().__init__(task_check_period=0.05)
-        self._tasks: dict[str, FlareTask] = {}
-        self._results: queue.SimpleQueue[tuple[str, memoryview | str]] = queue.SimpleQueue()
-
-    def start_controller(self, fl_ctx: FLContext) -> None: ...
-    def stop_controller(self, fl_ctx: FLContext) -> None: ...
-    def process_result_of_unknown_task(self, *late: Any, **more: Any) -> None: ...
-
-    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        channel = connect()
-        for work in (self._answer, self._sync_clients):
-            threading.Thread(target=work, args=(channel, abort_signal, fl_ctx), daemon=True).start()
-        for push in pushes(channel):  # ends with the antiphon process, and with the job
-            if push.message is None:
-                if (task := self._tasks.pop(push.ticket, None)) is not None:
-                    self.cancel_task(task, fl_ctx=fl_ctx)
-                continue
-            data = Shareable()
-            data["head"], data["body"] = push.message.head, as_array(push.message.body)
-            self._tasks[push.ticket] = self._task(push.ticket, data)
-            self.send(self._tasks[push.ticket], fl_ctx, targets=[push.site])
-
-    def _task(self, ticket: str, data: Shareable) -> FlareTask:
-        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
-            result, client_task.result = client_task.result, None
-            code = result.get_return_code(ReturnCode.OK)
-            self._results.put((ticket, memoryview(result["answer"]) if code == ReturnCode.OK else str(code)))
-
-        def done(task: FlareTask, fl_ctx: FLContext) -> None:
-            if task.completion_status not in DONE:
-                self._results.put((ticket, f"the task ended with {task.completion_status}"))
-
-        return FlareTask("work", data, timeout=0, result_received_cb=received, task_done_cb=done)
-
-    def _answer(self, channel: Channel, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        while not abort_signal.triggered:
-            try:
-                ticket, result = self._results.get(timeout=0.2)
-            except queue.Empty:
-                continue
-            self._tasks.pop(ticket, None)
-            try:
-                if isinstance(result, str):
-                    send_error(channel, ticket, result)
-                else:
-                    send_answer(channel, ticket, result)
-            except ConnectionError:
-                return
-        channel.close()
-
-    def _sync_clients(self, channel: Channel, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        while not abort_signal.triggered:
-            fl_ctx.get_engine().sync_clients_from_main_process()  # tokens of sites that registered again
-            time.sleep(1.0)
-
-
-class SiteRelay(Executor):
-    """Passes a task to the antiphon process of the site, and its answer back."""
-
-    def execute(
-        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
-    ) -> Shareable:
-        answers: queue.SimpleQueue[Buffer | None] = queue.SimpleQueue()
-
-        def ask() -> None:
-            try:
-                channel = connect()
-                head, body = shareable["head"], memoryview(shareable["body"])
-                channel.send({"head_bytes": len(head)}, head, body)
-                frame = channel.receive()
-                channel.close()
-            except OSError:
-                frame = None
-            answers.put(None if frame is None else frame[1])
-
-        threading.Thread(target=ask, daemon=True).start()
-        while not abort_signal.triggered:
-            try:
-                answer = answers.get(timeout=0.2)
-            except queue.Empty:
-                continue
-            if answer is None:
-                return make_reply(ReturnCode.EXECUTION_EXCEPTION)
-            result = Shareable()
-            result["answer"] = as_array(answer)
-            return result
-        return make_reply(ReturnCode.TASK_ABORTED)
-
-
-class Rejoin(FLComponent):
-    """Deploys the running job to sites that it does not know: new ones, and those that registered again."""
+        super().__init__()
+        self._letters: dict[str, Push] = {}  # ticket -> what is not answered yet
+        self._questions: dict[str, str] = {}  # site -> its question, which waits for a message
+        self._lock = threading.Condition()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
-            threading.Thread(target=self._watch, args=(fl_ctx.get_engine(),), daemon=True).start()
+            self._cell, self._channel = fl_ctx.get_engine().get_cell(), connect()
+            threading.Thread(target=self._serve, daemon=True).start()
 
-    def _watch(self, engine: Any) -> None:
+    def _serve(self) -> None:
+        self._cell.register_request_cb(channel=CHANNEL, topic=NEXT, cb=self._asked)
+        self._cell.register_stream_cb(CHANNEL, ANSWER, self._answered)
+        for push in pushes(self._channel):
+            with self._lock:
+                if push.message is not None:
+                    self._letters[push.ticket] = push
+                else:
+                    self._letters.pop(push.ticket, None)
+            self._send(push.site)
+        os._exit(1)  # the antiphon process does not listen any more
+
+    def _asked(self, request: Message) -> Message:
+        site = str(request.get_header(CellMessageAuthHeaderKey.CLIENT_NAME))
+        answered = request.get_header(TICKET)
+        with self._lock:
+            # The site may ask before `_answered` has begun: its last message must not be sent again.
+            self._lock.wait_for(lambda: answered not in self._letters, HANDOVER)
+            self._questions[site] = str(request.get_header(QUESTION))
+        self._send(site)
+        return make_reply(ReturnCode.OK)
+
+    def _send(self, site: str) -> None:
+        """Send a site its first message that is not answered, if it asks and there is one."""
+        with self._lock:
+            push = next((push for push in self._letters.values() if push.site == site), None)
+            question = self._questions.pop(site, None) if push is not None else None
+        if push is None or push.message is None or question is None:
+            return
+        headers = {QUESTION: question, TICKET: push.ticket, HEAD: len(push.message.head)}
+        message = Message(headers, Memory(push.message.head, push.message.body))
+        self._cell.send_stream(CHANNEL, TASK, site, message, reliable=True)
+
+    def _answered(self, future: Any, stream: Stream, resume: bool) -> None:
+        headers = stream.get_headers()
+        ticket, site = str(headers[TICKET]), headers[CellMessageAuthHeaderKey.CLIENT_NAME]
+        with self._lock:
+            push = self._letters.get(ticket)
+            if push is None or push.site != site:
+                raise ValueError("nobody waits for this answer any more")
+            del self._letters[ticket]  # already: the site asks for the next one as soon as this has arrived
+            self._lock.notify_all()
+        try:
+            self._pass_on(ticket, stream)
+        except Exception:
+            with self._lock:
+                self._letters = {ticket: push, **self._letters}
+            self._send(site)
+            raise
+
+    def _pass_on(self, ticket: str, stream: Stream) -> None:
+        name, size, at = uuid.uuid4().hex, stream.get_size(), 0
+        head_bytes = int(stream.get_headers()[HEAD])
+        if not 0 < size <= MAX_ANSWER:
+            send_error(self._channel, ticket, f"an answer of {size} bytes is refused")
+            return
+        for piece in pieces(stream):
+            send_part(self._channel, ticket, Place(name, head_bytes, size, at), piece)
+            at += len(piece)
+        if at != size:
+            raise ValueError(f"an answer has {at} bytes in place of {size}")
+
+
+class SiteRelay(FLComponent):
+    """Asks the server for messages, one after another, and answers them with its antiphon process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._question = ""  # that waits for a message
+        self._answered = ""  # the ticket of the last answer
+        self._lock = threading.Lock()
+        self._begun, self._over = threading.Event(), threading.Event()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.SYSTEM_START:
+            self._cell = fl_ctx.get_engine().get_cell()
+            self._cell.register_stream_cb(CHANNEL, TASK, self._received)
+            threading.Thread(target=self._ask, daemon=True).start()
+
+    def _ask(self) -> None:
+        where = {"channel": CHANNEL, "topic": NEXT, "target": FQCN.ROOT_SERVER}
         while True:
-            time.sleep(1.0)
-            for job_id, info in list(engine.run_processes.items()):
-                for client in list(engine.client_manager.get_clients().values()):
-                    if client.token not in info[RunProcessKey.PARTICIPANTS]:
-                        try:
-                            self._deploy(engine, job_id, info, client)
-                        except Exception as error:  # it is tried again
-                            self.logger.warning(f"{client.name} cannot join yet: {error}")
+            self._begun.clear()
+            self._over.clear()
+            self._question = question = uuid.uuid4().hex
+            request = Message({QUESTION: question, TICKET: self._answered})
+            reply = self._cell.send_request(**where, request=request, timeout=PATIENCE, optional=True)
+            is_heard = reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK
+            if is_heard:
+                self._begun.wait(PATIENCE)
+            with self._lock:
+                is_open, self._question = self._question == question, ""
+            if not is_open:
+                self._over.wait()
+            elif not is_heard:
+                time.sleep(RETRY * random.uniform(0.5, 1.5))
 
-    def _deploy(self, engine: Any, job_id: str, info: Any, client: Any) -> None:
-        before = info[RunProcessKey.PARTICIPANTS]
-        others = {token: other for token, other in before.items() if other.name != client.name}
-        with engine.new_context() as fl_ctx:
-            job = engine.job_def_manager.get_job(job_id, fl_ctx)
-            now = {**others, client.token: client}
-            job.meta[JobMetaKey.JOB_CLIENTS.value] = [participant.to_dict() for participant in now.values()]
-            app = job.get_application(APP, fl_ctx)
-            deployment = engine.job_runner._make_deploy_message(job, app, APP, fl_ctx)
-            engine._send_admin_requests({client.token: deployment}, fl_ctx, timeout_secs=20)
-            ((_, reserved),) = engine.check_client_resources(job, {client.name: {}}, fl_ctx).values()
-            info[RunProcessKey.PARTICIPANTS] = now
-            engine.start_client_job(job, {client.name: DispatchInfo(APP, {}, reserved)}, fl_ctx)
+    def _received(self, future: Any, stream: Stream, resume: bool) -> None:
+        headers = stream.get_headers()
+        with self._lock:
+            if not self._question or headers[QUESTION] != self._question:
+                raise ValueError("this site does not wait for this message any more")
+            self._question = ""
+        self._begun.set()
+        try:
+            with closing(connect()) as channel:
+                self._answer(channel, headers, stream)
+        finally:
+            self._over.set()
+
+    def _answer(self, channel: Channel, headers: dict[str, Any], stream: Stream) -> None:
+        channel.send_pieces({"head_bytes": headers[HEAD]}, stream.get_size(), pieces(stream))
+        frame = channel.begin()
+        if frame is None:
+            raise ConnectionError("the antiphon process of this site did not answer")
+        about = {TICKET: headers[TICKET], HEAD: frame[0]["head_bytes"]}
+        answer = Message(about, Incoming(channel, frame[1]))
+        self._cell.send_stream(CHANNEL, ANSWER, FQCN.ROOT_SERVER, answer, reliable=True).result()
+        self._answered = headers[TICKET]

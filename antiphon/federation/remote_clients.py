@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,19 @@ from antiphon.clients.faults import Unreliability
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Pool
 from antiphon.data.corruption.corrupted_clients import Corruption
-from antiphon.data.partition import BySpeaker
+from antiphon.data.partition import BySession, BySpeaker
 from antiphon.experiment.settings import Experiment, Run
 from antiphon.experiment.teaching import unlabelled_clients
 from antiphon.federation.federation_server import Announcement
 from antiphon.federation.run_setup import SetupSettings, pack_setup
+from antiphon.federation.sent_folders import SentFolders
 from antiphon.pools.remote_exchange import Link, Patience
 from antiphon.pools.remote_pool import RemotePool, RemoteRun, RemoteStates
+from antiphon.privacy.announced_noise import AnnouncedNoise
 from antiphon.recognizer import Recognizer
-from antiphon.records.files import write_text
+from antiphon.records.files import write_json
+from antiphon.records.reading import read_as
+from antiphon.server.run_context import parts_of
 
 NOTES = "federation.json"
 
@@ -35,18 +38,11 @@ class RemoteClients:
     patience: Patience = Patience()
 
     def __post_init__(self) -> None:
-        known: dict[str, str] = {}
-        for site, clients in self.announced.items():
-            for client in clients:
-                if (other := known.setdefault(client, site)) != site:
-                    raise ValueError(
-                        f"sites {other!r} and {site!r} both announce {client!r}: "
-                        "give the speakers of one of them other names"
-                    )
+        sites_of(self.announced)
 
     @property
     def sites(self) -> dict[str, str]:
-        return {client: site for site, clients in self.announced.items() for client in clients}
+        return sites_of(self.announced)
 
     @property
     def _clients(self) -> dict[str, Announcement]:
@@ -70,9 +66,20 @@ class RemoteClients:
         """Refuse what only a simulation can do."""
         if experiment.corruption != Corruption() or experiment.unreliability != Unreliability():
             raise ValueError("corruption and unreliability simulate clients: a federation has real ones")
+        if experiment.clock is not None:
+            raise ValueError("clock simulates the time of clients: a federation has real ones")
         for name, run in experiment.runs.items():
-            if reason := _why_not(run):
+            if reason := _why_not(run) or self._other_kind(run):
                 raise ValueError(f"run {name!r} cannot be part of a federation: {reason}")
+
+    def _other_kind(self, run: Run) -> str:
+        """Return which site has clients of another kind than a run: speakers or sessions."""
+        kind = "session" if run.clients == BySession() else "speaker"
+        for site, clients in self.announced.items() if run.data == "federated" else ():
+            if any(not client.startswith(f"{kind}/") for client in clients):
+                has = f"its clients are {kind}s, and those of site {site!r} are not"
+                return f"{has}: join there with --clients {kind}"
+        return ""
 
     def pool(
         self, experiment: Experiment, name: str, folder: Path, recognizer: Recognizer, worker: SpeechWorker
@@ -84,13 +91,14 @@ class RemoteClients:
             seed=experiment.seed,
             augment=experiment.augment,
             stacked=experiment.stacked,
-            bfloat16=experiment.bfloat16,
+            precision=experiment.precision,
             renew_lost_states=run.rounds.renew_lost_states,
             unlabelled=tuple(unlabelled_clients(run, list(self.sites), experiment.seed)),
+            noise=_noise_of(run),
         )
         write_announced(folder.parent / NOTES, self.announced)
         states = RemoteStates(worker.states)
-        remote = RemoteRun(_id_of(folder), pack_setup(recognizer, settings), states)
+        remote = RemoteRun(id_of(folder), pack_setup(recognizer, settings), states, SentFolders())
         pool = RemotePool(self.link, self.sites, worker, remote, self.patience)
         if run.secure_aggregation is None or run.data != "federated":
             return pool, states
@@ -100,33 +108,64 @@ class RemoteClients:
         return SecurePool(pool.ask, pool, run.secure_aggregation, remote.id), states
 
 
+def sites_of(announced: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Return the site of each client; ValueError if two sites announce the same one."""
+    known: dict[str, str] = {}
+    for site, clients in announced.items():
+        for client in clients:
+            if (other := known.setdefault(client, site)) != site:
+                raise ValueError(
+                    f"sites {other!r} and {site!r} both announce {client!r}: "
+                    "give the clients of one of them other names"
+                )
+    return known
+
+
+def _noise_of(run: Run) -> AnnouncedNoise | None:
+    """Return what sites are told about the noise of a private run."""
+    parts = [part for part in parts_of(run.algorithm) if hasattr(part, "announced")]
+    noise: AnnouncedNoise | None = parts[0].announced(run.rounds.total) if parts else None
+    return noise
+
+
 def _why_not(run: Run) -> str:
     if run.data != "federated":
         is_mixed = "federated" in run.times or "both" in run.times
         return "its data would bring the speech of clients to the server" if is_mixed else ""
-    if run.clients != BySpeaker():
-        return "its clients are speakers at sites: leave out clients"
+    if run.clients not in (BySpeaker(), BySession()):
+        return "its clients are speakers or sessions at sites: leave out clients, or set by_session"
     if run.held_out:
         return "held_out would score the models of clients on the server: set held_out=0"
     return ""
 
 
-def _id_of(folder: Path) -> str:
+@dataclass(frozen=True)
+class RunNotes:
+    """federation.json of a run: its name among all runs that sites know."""
+
+    run: str
+
+
+@dataclass(frozen=True)
+class ExperimentNotes:
+    """federation.json of an experiment: its clients by site."""
+
+    sites: Mapping[str, Mapping[str, Announcement]]
+
+
+def id_of(folder: Path) -> str:
     """Return the name of a run among all runs that sites know; it stays the same when a run is resumed."""
     path = folder / NOTES
     if not path.exists():
-        write_text(path, json.dumps({"run": uuid.uuid4().hex}))
-    return str(json.loads(path.read_text())["run"])
+        write_json(path, {"run": uuid.uuid4().hex})
+    return read_as(RunNotes, path).run
 
 
 def write_announced(path: Path, announced: Mapping[str, Mapping[str, Announcement]]) -> None:
     """Remember the clients of an experiment: a resumed one has the same."""
     body = {site: {c: asdict(about) for c, about in clients.items()} for site, clients in announced.items()}
-    write_text(path, json.dumps({"sites": body}, indent=2) + "\n")
+    write_json(path, {"sites": body})
 
 
 def read_announced(path: Path) -> dict[str, dict[str, Announcement]]:
-    sites = json.loads(path.read_text())["sites"]
-    return {
-        site: {c: Announcement(**about) for c, about in clients.items()} for site, clients in sites.items()
-    }
+    return {site: dict(clients) for site, clients in read_as(ExperimentNotes, path).sites.items()}

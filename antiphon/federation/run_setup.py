@@ -6,33 +6,31 @@ It travels once for each run, and a site keeps it under its digest. It is the fo
 
 from __future__ import annotations
 
-import json
-import re
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
 import numpy as np
-import torch
 
 from antiphon import config
 from antiphon.clients.client import ClientRuntime
 from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.states import ClientStates
 from antiphon.clients.worker import SpeechWorker
-from antiphon.core import Tensors
 from antiphon.data.corpus import Corpus
-from antiphon.data.partition import BySpeaker
+from antiphon.data.partition import Partition
 from antiphon.data.store import Progress, compute_features
 from antiphon.experiment.preparation import choose_device, hold_out
+from antiphon.federation.sent_folders import check_sent, pack_files
 from antiphon.models.noise import SpecAugment
-from antiphon.pools.remote_messages import Message, WireError, pack
+from antiphon.pools.remote_messages import Message
+from antiphon.privacy.announced_noise import AnnouncedNoise
 from antiphon.recognizer import Recognizer
-from antiphon.records.folders import new_folder
+from antiphon.records.files import write_json
+from antiphon.records.reading import read_object
 
 SETTINGS = "setup.json"
+ADVICE = "Remove its folder: the server sends it again"
 
 
 @dataclass(frozen=True)
@@ -43,63 +41,50 @@ class SetupSettings:
     seed: int = 0
     augment: SpecAugment = SpecAugment()
     stacked: bool = True
-    bfloat16: bool = False
+    precision: str = "float32"
     held_out: float = 0.0
     renew_lost_states: bool = False
     unlabelled: tuple[str, ...] = ()  # clients whose texts are not used
+    noise: AnnouncedNoise | None = None  # that is added to the sum of each round; null: none
 
 
 def pack_setup(recognizer: Recognizer, settings: SetupSettings) -> Message:
     """Return the message that sets a run up at a site; the model is the one that the run starts from."""
     with tempfile.TemporaryDirectory() as folder:
         recognizer.save(Path(folder))
-        (Path(folder) / SETTINGS).write_text(json.dumps(config.to_dict(settings)))
-        files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-        names = [path.relative_to(folder).as_posix() for path in files]
-        contents = [torch.from_numpy(np.fromfile(path, dtype=np.uint8)) for path in files]
-    return pack({"verb": "setup"}, dict(zip(names, contents, strict=True)))
+        write_json(Path(folder) / SETTINGS, config.to_dict(settings))
+        return pack_files("setup", Path(folder))
 
 
-def unpack_setup(files: Tensors, folder: Path) -> None:
-    """Write the files of a setup to a new folder; WireError if a name leads out of it."""
-    with new_folder(folder, several=True) as made:
-        for name, contents in files.items():
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts or "\0" in name or contents.dtype != torch.uint8:
-                raise WireError(f"the setup of a run holds {name!r}, which cannot be a file of it")
-            target = made / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(contents.numpy().tobytes())
+def read_settings(folder: Path) -> SetupSettings:
+    """Return the settings in a setup that was sent."""
+    path = folder / SETTINGS
+    return config.from_dict(SetupSettings, read_object(path, advice=ADVICE), str(path))
 
 
 def open_worker(
-    folder: Path, corpus: Corpus, device: str, states: ClientStates | None, progress: Progress | None = None
+    folder: Path,
+    corpus: Corpus,
+    partition: Partition,
+    device: str,
+    states: ClientStates | None,
+    progress: Progress | None = None,
 ) -> SpeechWorker:
     """Return the worker of a site for a run; features that are missing are computed."""
-    refuse_imports(json.loads((folder / "model.json").read_text()))
-    settings = config.from_dict(SetupSettings, json.loads((folder / SETTINGS).read_text()))
+    check_sent(folder)
+    settings = read_settings(folder)
     chosen = choose_device(device)
     recognizer = Recognizer.load(folder)
     store = compute_features(corpus, recognizer.blueprint.frontend, 1, progress)
-    clients = BySpeaker()(store, np.arange(len(store)), settings.seed)
+    clients = partition(store, np.arange(len(store)), settings.seed)
     if hidden := [clients[client] for client in settings.unlabelled if client in clients]:
         store = store.without_texts(np.concatenate(hidden))
     trained, held_out = hold_out(clients, settings.held_out, settings.seed)
     parameters = dict(recognizer.model.named_parameters())
     base = {name: parameters[name].detach().to(chosen, copy=True) for name in settings.base}
-    options = (settings.augment, chosen, settings.bfloat16)
+    options = (settings.augment, chosen, settings.precision)
     runtime = ClientRuntime(store, recognizer.tokens, recognizer.model, base, *options)
     if states is not None:
         states.renew_lost = settings.renew_lost_states
     kind = StackedWorker if settings.stacked and chosen.type == "cuda" else SpeechWorker
     return kind(runtime, trained, states, held_out)
-
-
-def refuse_imports(settings: Any) -> None:
-    """Refuse settings that name a class by its module: a server must not choose what a site imports."""
-    words = [*settings, *settings.values()] if isinstance(settings, Mapping) else settings
-    for word in words if isinstance(words, list) else [words]:
-        if isinstance(word, Mapping | list):
-            refuse_imports(word)
-        elif isinstance(word, str) and re.fullmatch(r"[\w.]+:[\w.]+", word):
-            raise WireError(f"the setup of a run names the class {word!r}: sites take registered names only")

@@ -44,6 +44,7 @@ class NgramFile:
     advice: ClassVar = ADVICE
     order: Annotated[int, AtLeast(1)]
     words: tuple[str, ...]
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.words[: len(SPECIAL)] != SPECIAL or self.order > MAX_ORDER:
@@ -55,12 +56,16 @@ def load_ngram(path: str | Path) -> NgramModel:
     path = Path(path)
     if path.is_dir():
         body = read_as(NgramFile, path / MAIN)
-        return _from_arrays(body, read_tensors(path / ARRAYS_FILE, ADVICE, "np"), path / ARRAYS_FILE)
+        return _from_arrays(body, read_tensors(path / ARRAYS_FILE, ADVICE, "np"), path)
     return _assemble(*_read(path), path.name)
 
 
-def _from_arrays(body: NgramFile, arrays: Mapping[str, np.ndarray], path: Path) -> NgramModel:
-    """Return the model; refuse arrays that do not fit each other or the words, and numbers that are none."""
+def _from_arrays(body: NgramFile, arrays: Mapping[str, np.ndarray], folder: Path) -> NgramModel:
+    """Return the model; refuse arrays that do not fit each other or the words, and numbers that are none.
+
+    The arrays were compared with their checksum, if they have one: then the words or the order are wrong.
+    """
+    names = (MAIN, ARRAYS_FILE) if ARRAYS_FILE in body.files else (ARRAYS_FILE, MAIN)
     levels: list[Level] = []
     for order in range(1, body.order + 1):
         parts = [arrays.get(f"{order}/{name}", np.zeros(0)) for name in ARRAYS]
@@ -70,8 +75,11 @@ def _from_arrays(body: NgramFile, arrays: Mapping[str, np.ndarray], path: Path) 
         is_inside = is_sorted and (len(keys) == 0 or 0 <= keys[0] <= keys[-1] < limit)
         fits = all(one.shape == keys.shape and one.dtype == np.float32 for one in numbers)
         if not is_inside or not fits or (order == 1 and len(keys) != limit):
-            raise Damaged(f"{path} is damaged (the n-grams of order {order} do not fit). {ADVICE}")
+            raise Damaged(
+                f"{folder / names[0]} is damaged: it does not fit {names[1]} (order {order}). {ADVICE}"
+            )
         if not all(np.isfinite(one).all() for one in numbers):
+            path = folder / ARRAYS_FILE
             raise Damaged(f"{path} is damaged (order {order} has numbers that are not finite). {ADVICE}")
         levels.append(Level(*parts))
     return NgramModel(body.words, tuple(levels))

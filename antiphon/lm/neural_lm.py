@@ -33,6 +33,7 @@ from antiphon.models.conformer import feed_forward
 from antiphon.models.layers import (
     Scored,
     at_least_float32,
+    check_sizes,
     frame_mask,
     next_token_losses,
     next_tokens,
@@ -40,7 +41,7 @@ from antiphon.models.layers import (
     rotate,
     without_zeros,
 )
-from antiphon.models.model import load_parameters, save_parameters
+from antiphon.models.model import build_model, load_parameters, save_parameters
 from antiphon.models.noise import Dropout
 from antiphon.records.files import write_json
 from antiphon.records.folders import files_in, filled_folder
@@ -67,8 +68,7 @@ class TransformerLmConfig:
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        if min(self.dim, self.num_layers, self.num_heads, self.feed_forward_dim) < 1:
-            raise ValueError(f"transformer sizes must be at least 1: {self}")
+        check_sizes(self, self.num_layers, self.dim, self.num_heads, self.feed_forward_dim)
         if self.dim % (2 * self.num_heads):
             raise ValueError(
                 f"transformer dim {self.dim} must be a multiple of 2 * num_heads = {2 * self.num_heads}: "
@@ -197,7 +197,7 @@ class NeuralLm:
         path = folder / MAIN
         config = from_dict(TransformerLmConfig, read_as(LmFile, path).config, str(path))
         tokens: Tokens = load_words(folder) if (folder / WORDS_FILE).exists() else load_tokens(folder)
-        model = config.build(0, tokens.size)
+        model: Any = build_model(config, 0, tokens.size, str(path))
         load_parameters(model, folder / "lm.safetensors")
         return cls(config, tokens, model.to(device))
 

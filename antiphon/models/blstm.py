@@ -5,9 +5,9 @@ utterance's last frame and never sees padding. Packed sequences would do the sam
 on a CPU and copy lengths from the GPU.
 
 One client's LSTM runs in cuDNN (`nn.LSTM`), which `vmap` cannot run. Stacked clients have weights of their
-own, so their recurrence is written out here: the input gates of all frames in one product, then per frame one
-batched product and one fused cell, both directions of a layer as two more "clients". The gradient of the
-weights is one product at the end. Gates are in torch's order: input, forget, cell, output.
+own, so their recurrence is written out here: the input gates of all frames in one product, then a step per
+frame (`lstm_steps`), both directions of a layer as two more "clients". The gradient of the weights is one
+product at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from antiphon.models.layers import clients_first, is_stacked, num_stacked, reversed_frames, stack_frames
+from antiphon.models.layers import (
+    at_least_float32,
+    check_sizes,
+    clients_first,
+    is_stacked,
+    num_stacked,
+    reversed_frames,
+    stack_frames,
+)
+from antiphon.models.lstm_steps import Source, advance, cell, cell_backward, retreat, streamed
 from antiphon.models.model import ENCODERS
 from antiphon.models.noise import Dropout
 
@@ -35,8 +44,7 @@ class BlstmConfig:
     stack: int = 3  # frames joined into one at the input
 
     def __post_init__(self) -> None:
-        if min(self.dim, self.num_layers, self.stack) < 1:
-            raise ValueError(f"blstm sizes must be at least 1: {self}")
+        check_sizes(self, self.num_layers, self.dim, self.stack)
 
     def build(self, input_dim: int) -> Blstm:
         return Blstm(self, input_dim)
@@ -99,11 +107,17 @@ def bidirectional(forwards: nn.LSTM, backwards: nn.LSTM, frames: Tensor, lengths
             gates.append(F.linear(inputs, from_input, biases[0] + biases[1]))
             weights.append(from_hidden)
         if forwards.hidden_size == backwards.hidden_size:
-            past, future = Recurrence.apply(torch.stack(gates), torch.stack(weights))[0]
+            past, future = recur(torch.stack(gates), torch.stack(weights))
         else:  # pruned to different widths
             pairs = zip(gates, weights, strict=True)
-            past, future = (Recurrence.apply(gate[None], weight[None])[0][0] for gate, weight in pairs)
+            past, future = (recur(gate[None], weight[None])[0] for gate, weight in pairs)
     return torch.cat((past, reversed_frames(future, lengths)), dim=-1)
+
+
+def recur(gates: Tensor, weights: Tensor) -> Tensor:
+    """Input gates [S, B, T, 4 H] and hidden weights [S, 4 H, H] of S LSTMs -> hidden states [S, B, T, H]."""
+    hiddens: Tensor = Recurrence.apply(gates, weights)[0]
+    return hiddens[:, :, 1:]
 
 
 class LstmCell(nn.LSTMCell):
@@ -123,7 +137,7 @@ class Cell(torch.autograd.Function):
 
     @staticmethod
     def forward(from_input: Tensor, from_hidden: Tensor, carry: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _cell(from_input, from_hidden, carry)
+        return cell(from_input, from_hidden, carry)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -132,7 +146,7 @@ class Cell(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        d_gates, d_carry = _cell_backward(upstream[0], upstream[1], *ctx.saved_tensors)
+        d_gates, d_carry = cell_backward(upstream[0], upstream[1], *ctx.saved_tensors)
         return d_gates, d_gates, d_carry
 
     @staticmethod
@@ -141,83 +155,51 @@ class Cell(torch.autograd.Function):
 
 
 class Recurrence(torch.autograd.Function):
-    """Input gates [S, B, T, 4 H] and hidden weights [S, 4 H, H] of S LSTMs -> hidden states [S, B, T, H]."""
+    """Input gates [S, B, T, 4 H] and hidden weights [S, 4 H, H] of S LSTMs -> hidden states [S, B, T + 1, H].
+
+    The first hidden state is the zero before the first frame. Then come carries and activated gates, which
+    the gradient needs.
+    """
 
     @staticmethod
-    def forward(gates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        num_lstms, batch_size = gates.shape[:2]
-        transposed = weights.mT.to(gates.dtype).contiguous()  # the layout of the fast GPU kernel
-        frames = gates.permute(2, 0, 1, 3).contiguous()  # [T, S, B, 4 H]: a frame's gates side by side
-        hidden = gates.new_zeros(num_lstms, batch_size, weights.shape[2])
-        carry = torch.zeros_like(hidden)
-        steps = []
-        for frame in frames.unbind():
-            hidden, carry, activated = _cell(frame, hidden @ transposed, carry)
-            steps.append((hidden, carry, activated))
-        hiddens, carries, all_activated = zip(*steps, strict=True)
-        return torch.stack(hiddens, dim=2), torch.stack(carries), torch.stack(all_activated)
+    def forward(gates: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        weights, rows = streamed(weights, gates), gates.flatten(0, 1)
+        num_rows, num_frames, width = rows.shape
+        state = rows.new_zeros(2, num_rows, num_frames + 1, width // 4, dtype=at_least_float32(rows).dtype)
+        hiddens, carries = state
+        activated = torch.empty_like(rows, dtype=state.dtype, memory_format=torch.contiguous_format)
+        hidden, carry = hiddens.unbind(1), carries.unbind(1)
+        for frame, (given, kept) in enumerate(zip(rows.unbind(1), activated.unbind(1), strict=True)):
+            out = hidden[frame + 1], carry[frame + 1], kept
+            advance(given, [(hidden[frame], weights)], carry[frame], out)
+        outputs = hiddens, carries, activated
+        return tuple(output.unflatten(0, (len(weights), -1)) for output in outputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(inputs[1], *output)
         ctx.mark_non_differentiable(*output[1:])
+        ctx.dtype = inputs[0].dtype
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor]:
         weights, hiddens, carries, activated = ctx.saved_tensors
-        weights = weights.to(hiddens.dtype)
-        incoming = upstream[0].permute(2, 0, 1, 3).contiguous()  # [T, S, B, H]
-        zeros = torch.zeros_like(carries[0])
-        d_carry, d_gates = zeros, torch.zeros_like(activated[0])
-        reversed_gates = []
-        for frame in range(len(carries) - 1, -1, -1):
-            d_hidden = torch.baddbmm(incoming[frame], d_gates, weights)
-            before = carries[frame - 1] if frame else zeros
-            d_gates, d_carry = _cell_backward(d_hidden, d_carry, before, carries[frame], activated[frame])
-            reversed_gates.append(d_gates)
-        d_all = torch.stack(reversed_gates[::-1], dim=2)  # [S, B, T, 4 H]
-        past = F.pad(hiddens, (0, 0, 1, 0))[:, :, :-1]
-        return d_all, d_all.flatten(1, 2).mT @ past.flatten(1, 2)
+        read = streamed(weights, activated.new_empty(0, dtype=ctx.dtype))
+        incoming = upstream[0].contiguous().flatten(0, 1).unbind(1)
+        carry, kept = carries.flatten(0, 1).unbind(1), activated.flatten(0, 1).unbind(1)
+        d_all = torch.empty_like(activated)
+        d_gates, d_carry = d_all.flatten(0, 1).unbind(1), torch.zeros_like(carry[0])
+        later: list[Source] = []
+        for frame in range(len(kept) - 1, -1, -1):
+            step = carry[frame], carry[frame + 1], kept[frame]
+            retreat(incoming[frame + 1], later, d_carry, step, d_gates[frame])
+            later = [(d_gates[frame], read)]
+        d_all = d_all.to(ctx.dtype)
+        past = hiddens[:, :, :-1].flatten(1, 2).to(ctx.dtype)
+        return d_all, (d_all.flatten(1, 2).mT @ past).to(weights.dtype)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
         stacked = clients_first(info.batch_size, in_dims, *inputs)
         outputs = Recurrence.apply(*(tensor.flatten(0, 1) for tensor in stacked))
-        dims = (0, 1, 1)
-        return tuple(o.unflatten(d, (info.batch_size, -1)) for o, d in zip(outputs, dims, strict=True)), dims
-
-
-def _cell(from_input: Tensor, from_hidden: Tensor, carry: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The next hidden state and carry [..., H], and the activated gates [..., 4 H] for the gradient."""
-    if carry.is_cuda:
-        parts = (_flat(from_input), _flat(from_hidden), _flat(carry))
-        hidden, after, activated = torch.ops.aten._thnn_fused_lstm_cell(*parts)
-        return hidden.view(carry.shape), after.view(carry.shape), activated.view(from_input.shape)
-    first, forget, cell, output = (from_input + from_hidden).chunk(4, dim=-1)
-    first, forget, output, cell = first.sigmoid(), forget.sigmoid(), output.sigmoid(), cell.tanh()
-    after = forget * carry + first * cell
-    return output * after.tanh(), after, torch.cat((first, forget, cell, output), dim=-1)
-
-
-def _cell_backward(
-    d_hidden: Tensor, d_carry: Tensor, before: Tensor, after: Tensor, activated: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients of the gates and of the carry before."""
-    if after.is_cuda:
-        parts = (_flat(tensor) for tensor in (d_hidden, d_carry, before, after, activated))
-        d_gates, d_before, _ = torch.ops.aten._thnn_fused_lstm_cell_backward_impl(*parts, False)
-        return d_gates.view(activated.shape), d_before.view(after.shape)
-    first, forget, cell, output = activated.chunk(4, dim=-1)
-    squashed = after.tanh()
-    d_after = d_carry + d_hidden * output * (1 - squashed * squashed)
-    gates = (
-        d_after * cell * first * (1 - first),
-        d_after * before * forget * (1 - forget),
-        d_after * first * (1 - cell * cell),
-        d_hidden * squashed * output * (1 - output),
-    )
-    return torch.cat(gates, dim=-1), d_after * forget
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1, tensor.shape[-1])
+        return tuple(output.unflatten(0, (info.batch_size, -1)) for output in outputs), (0, 0, 0)

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from antiphon.models.layers import attend, frame_mask, num_stacked, rotary_angles, rotate, stack_frames
+from antiphon.models.layers import (
+    attend,
+    check_sizes,
+    frame_mask,
+    num_stacked,
+    rotary_angles,
+    rotate,
+    stack_frames,
+)
 from antiphon.models.model import ENCODERS
 from antiphon.models.noise import Dropout
 
@@ -34,6 +42,8 @@ class ConformerConfig:
     stack: int = 1  # frames joined into one at the input; for log-mel frames every 10 ms take 3 or 4
 
     def __post_init__(self) -> None:
+        sizes = (self.dim, self.num_heads, self.feed_forward_multiplier, self.kernel_size, self.stack)
+        check_sizes(self, self.num_layers, *sizes)
         if self.dim % (2 * self.num_heads):
             raise ValueError(
                 f"conformer dim {self.dim} must be a multiple of 2 * num_heads = {2 * self.num_heads}: "
@@ -41,8 +51,6 @@ class ConformerConfig:
             )
         if self.kernel_size % 2 == 0:
             raise ValueError(f"conformer kernel_size {self.kernel_size} must be odd, to have a centre")
-        if min(self.num_layers, self.feed_forward_multiplier, self.kernel_size, self.stack) < 1:
-            raise ValueError(f"conformer sizes must be at least 1: {self}")
 
     def build(self, input_dim: int) -> Conformer:
         return Conformer(self, input_dim)

@@ -31,11 +31,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.data.batches import Batch, repeated
+from antiphon.models.attention_steps import Heard
 from antiphon.models.blstm import BlstmConfig, LstmCell, open_forget_gates
 from antiphon.models.ctc import ctc_fits, ctc_losses
 from antiphon.models.layers import (
     Scored,
     at_least_float32,
+    check_sizes,
     frame_mask,
     next_token_losses,
     next_tokens,
@@ -43,6 +45,10 @@ from antiphon.models.layers import (
 )
 from antiphon.models.model import MODELS
 from antiphon.models.noise import Dropout
+from antiphon.models.teacher_forcing import Cells, decode
+
+# Devices on which `teacher_forcing` goes through texts; on others, `Las.step` does, token by token.
+TAUGHT_AT_ONCE = frozenset({"cuda"})
 
 
 @MODELS.register
@@ -67,8 +73,8 @@ class LasConfig:
     ctc_weight: float = 0.0  # 0: there is no CTC layer
 
     def __post_init__(self) -> None:
-        if min(self.decoder_dim, self.decoder_layers, self.attention_dim, self.location_channels) < 1:
-            raise ValueError(f"las sizes must be at least 1: {self}")
+        sizes = (self.decoder_dim, self.attention_dim, self.location_channels, self.location_width)
+        check_sizes(self, self.decoder_layers, *sizes)
         if self.location_width % 2 == 0:
             raise ValueError(f"location_width {self.location_width} must be odd, to have a centre")
         if not 0.0 <= self.ctc_weight < 1.0:
@@ -112,8 +118,7 @@ class Las(Scored):
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """Logits [B · N, U + 1, num_tokens]; in joint training also log probabilities of CTC, and lengths."""
         memory = self.listen(batch.features, batch.feature_lengths)
-        steps = [decoder.seen for decoder in self.spell(batch, memory)]
-        logits = at_least_float32(self.classify(torch.stack(steps, dim=1)))
+        logits = at_least_float32(self.classify(self.taught(batch, memory)))
         if self.ctc is None or not self.training:
             return (logits,)
         log_probs = F.log_softmax(at_least_float32(self.ctc(memory.frames)), dim=-1)
@@ -163,10 +168,32 @@ class Las(Scored):
         filters = self.attention.location_output.weight @ self.attention.location.weight
         return Memory(frames, self.attention.key(frames), filters.T, mask)
 
+    def embedded(self, batch: Batch) -> Tensor:
+        """The tokens before each token and the end [B · N, U + 1, decoder_dim]."""
+        before = F.pad(next_tokens(batch.tokens, batch.token_lengths)[:, :-1], (1, 0))
+        embedded: Tensor = self.dropout(self.embedding(before))
+        return embedded
+
+    def taught(self, batch: Batch, memory: Memory) -> Tensor:
+        """What `classify` sees at every token and at the end [B · N, U + 1, decoder_dim + encoder dim]."""
+        query, energy = self.attention.query, self.attention.energy
+        cells = [cell for cell in self.cells if type(cell) is LstmCell]
+        # Pruned layers and those with adapters are called, not read: they compute more than a product.
+        are_whole = len(cells) == len(self.cells) and {type(query), type(energy)} == {nn.Linear}
+        if memory.frames.device.type not in TAUGHT_AT_ONCE or not are_whole:
+            return torch.stack([decoder.seen for decoder in self.spell(batch, memory)], dim=1)
+        from_token, from_context = cells[0].weight_ih.tensor_split((self.config.decoder_dim,), dim=1)
+        biases = [cell.bias_ih + cell.bias_hh for cell in cells]
+        gates = F.linear(self.embedded(batch), from_token, biases[0])
+        own, below = ([cell.weight_hh for cell in cells], [cell.weight_ih for cell in cells[1:]])
+        heard = Heard(
+            *(memory.frames, memory.keys, memory.mask, memory.location_filters), energy.weight.squeeze(0)
+        )
+        return decode(gates, heard, query.weight, Cells(from_context, own, below, biases[1:]))
+
     def spell(self, batch: Batch, memory: Memory) -> Iterator[Decoder]:
         """Yield the decoder at every token of the batch and at the end: U + 1 steps."""
-        before = F.pad(next_tokens(batch.tokens, batch.token_lengths)[:, :-1], (1, 0))
-        inputs = self.dropout(self.embedding(before))
+        inputs = self.embedded(batch)
         decoder = self.start(memory, batch.num_texts)
         for embedded in inputs.unbind(dim=1):
             decoder = self.step(embedded, decoder, memory)

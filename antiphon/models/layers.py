@@ -13,6 +13,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from antiphon.data.batches import Batch
 
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+MAX_LAYERS, MAX_SIZE = 1000, 100_000  # a model with more would be built for hours
+
+
+def check_sizes(config: object, num_layers: int, *sizes: int) -> None:
+    """Refuse the settings of a model whose sizes, such as widths, nobody can want."""
+    if min(num_layers, *sizes) < 1 or num_layers > MAX_LAYERS or max(sizes) > MAX_SIZE:
+        limits = f"at least 1, and at most {MAX_LAYERS:,} layers and {MAX_SIZE:,} of anything else"
+        raise ValueError(f"the sizes of a model must be {limits}: {config}")
 
 
 class Scored(nn.Module):

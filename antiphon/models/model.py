@@ -76,6 +76,17 @@ ENCODERS = Registry("antiphon.encoders", kind=EncoderConfig, homes=_HOMES, defau
 MODELS = Registry("antiphon.models", kind=ModelConfig, homes=_HOMES, default="ctc")
 
 
+def build_model(config: ModelConfig, input_dim: int, num_tokens: int, where: str = "") -> Model:
+    """Build a model; ValueError if it does not fit into memory. `where` names the file with its settings."""
+    try:
+        return config.build(input_dim, num_tokens)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        file = f"{where}: " if where else ""
+        raise ValueError(f"{file}a model of this size does not fit into memory: {config}") from None
+
+
 def save_parameters(model: Model, path: Path) -> None:
     """Write all parameters to a safetensors file."""
     with with_usual_mode(path):

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from antiphon.data.batches import Batch
 from antiphon.models.conformer import ConformerConfig
-from antiphon.models.layers import Scored, frame_mask, without_zeros
+from antiphon.models.layers import Scored, check_sizes, frame_mask, without_zeros
 from antiphon.models.model import MODELS, EncoderConfig
 from antiphon.models.noise import Dropout
 from antiphon.models.rnnt_loss import next_log_probs, rnnt_losses
@@ -53,8 +53,7 @@ class TransducerConfig:
     symbols_per_frame: int = 4  # the most in decoding; the loss has no limit
 
     def __post_init__(self) -> None:
-        if min(self.prediction_dim, self.context, self.joint_dim, self.symbols_per_frame) < 1:
-            raise ValueError(f"transducer sizes must be at least 1: {self}")
+        check_sizes(self, 1, self.prediction_dim, self.context, self.joint_dim, self.symbols_per_frame)
 
     def build(self, input_dim: int, num_tokens: int) -> Transducer:
         return Transducer(self, input_dim, num_tokens)

@@ -27,7 +27,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -165,6 +165,19 @@ class WordsOfTexts:
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Sum values of the different words [m] over the words of each text: [num_texts]."""
         return np.bincount(self.texts, values[self.places], minlength=self.num_texts)
+
+
+def log_ratio_sums(known: Sequence[Marginals], words: Sequence[WordsOfTexts], mixture: Mixture) -> np.ndarray:
+    """Return Σ ln(g/u) of all texts of all lists, in a row; λ and σ of the mixture play no part.
+
+    known: what was known when each list was decoded. words: those of its texts.
+    """
+    return np.concatenate(
+        [
+            texts.sums(replace(marginals, mixture=mixture).log_ratios(texts.different))
+            for marginals, texts in zip(known, words, strict=True)
+        ]
+    )
 
 
 @dataclass(frozen=True)

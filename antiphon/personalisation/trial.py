@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from antiphon.decoding.rescoring import Lists, first_maxima
-from antiphon.personalisation.federation import Federation, Schedule
+from antiphon.personalisation.federation import Federation
 from antiphon.personalisation.marginal_adaptation import Mixture
+from antiphon.personalisation.schedule import Schedule
 from antiphon.records.files import make_folder, write_json, write_text
 from antiphon.scoring.error_rate import alignment
-from antiphon.scoring.significance import MatchedPairs, error_segments, matched_pairs
+from antiphon.scoring.significance import MatchedPairs, error_segments, pairs_of_sums
 from antiphon.scoring.statistics import Interval, rate_interval, relative_interval
 
 FIRST_PASS, BASELINE, ORACLE = "first pass", "background model", "oracle"
@@ -45,8 +46,12 @@ class SecondPass:
 
     def best(self, ratios: np.ndarray, lam: float) -> np.ndarray:
         """Return the row of the best hypothesis of each list, with Σ ln(g/u) of every hypothesis."""
+        return first_maxima(self.totals(ratios, lam), self.lists.starts)
+
+    def totals(self, ratios: np.ndarray, lam: float) -> np.ndarray:
+        """Return the score of every hypothesis, with Σ ln(g/u) of every hypothesis."""
         adapted = self.weights.get(self.adapted, 0.0) * lam * ratios
-        return first_maxima(self.lists.scores(self.weights) + adapted, self.lists.starts)
+        return self.lists.scores(self.weights) + adapted
 
     def unadapted(self) -> np.ndarray:
         """Return the row of the best hypothesis of each list, with the background model."""
@@ -61,6 +66,14 @@ class Grid:
     betas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
     lams: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0)
     sigmas: tuple[float, ...] = (0.1, 1.0, 5.0)
+
+    def only(self, smoothing: float) -> Mixture | None:
+        """Return the settings of a grid with one point; None if there are several to compare."""
+        values = (self.alphas, self.betas, self.lams, self.sigmas)
+        if any(len(each) != 1 for each in values):
+            return None
+        alpha, beta, lam, sigma = (each[0] for each in values)
+        return Mixture(alpha, beta, lam, sigma, smoothing)
 
     def mixtures(self, sigma: float, smoothing: float) -> list[Mixture]:
         """Return the mixtures that leave some weight to the background, without λ."""
@@ -96,15 +109,24 @@ def search_grid(
     return best
 
 
-def compare(lists: Lists, before: np.ndarray, after: np.ndarray) -> MatchedPairs:
-    """Run NIST's matched-pairs test on two choices of hypotheses (rows) for the same lists."""
+def compared(lists: Lists, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Return the sums of the matched-pairs test on two choices of hypotheses (rows) for the same lists.
+
+    They are the number of segments with errors, and the sums of their differences and of the squares.
+    """
     texts = [hypothesis.text for entry in lists.entries for hypothesis in entry.hypotheses]
-    segments = []
-    for entry, one, other in zip(lists.entries, before, after, strict=True):
-        said = (entry.reference or "").split()
-        segments += error_segments(alignment(said, texts[one].split()), alignment(said, texts[other].split()))
-    counts = np.array(segments, dtype=float).reshape(-1, 2)
-    return matched_pairs(counts[:, 0], counts[:, 1])
+    differences = [
+        two - one
+        for entry, first, second in zip(lists.entries, before, after, strict=True)
+        for one, two in _segments(entry.reference or "", texts[first], texts[second])
+    ]
+    counts = np.array(differences, dtype=np.int64)
+    return np.array([len(counts), counts.sum(), (counts**2).sum()])
+
+
+def _segments(reference: str, first: str, second: str) -> list[tuple[int, int]]:
+    said = reference.split()
+    return error_segments(alignment(said, first.split()), alignment(said, second.split()))
 
 
 @dataclass(frozen=True)
@@ -119,6 +141,30 @@ class Row:
     wer: Interval | None
     change: Interval | None
     test: MatchedPairs
+
+
+def row_of(name: str, errors: np.ndarray, before: np.ndarray, words: np.ndarray, sums: np.ndarray) -> Row:
+    """Return a row from the errors of clients, those of the background model, and their words [clients].
+
+    sums: those of the matched-pairs test (`compared`).
+    """
+    return Row(
+        name,
+        float(errors.sum() / words.sum()),
+        rate_interval(errors, words),
+        relative_interval(errors, before),
+        pairs_of_sums(int(sums[0]), float(sums[1]), float(sums[2])),
+    )
+
+
+@dataclass(frozen=True)
+class ClientChange:
+    """One client: its words, and its word errors with the background model and after all rounds."""
+
+    name: str
+    words: int
+    before: int
+    after: int
 
 
 @dataclass(frozen=True)
@@ -157,16 +203,39 @@ class Trial:
     def row(self, name: str, rows: np.ndarray, baseline: np.ndarray) -> Row:
         errors, words = self.by_client(rows)
         before, _ = self.by_client(baseline)
-        return Row(
-            name,
-            float(errors.sum() / words.sum()),
-            rate_interval(errors, words),
-            relative_interval(errors, before),
-            compare(self.second_pass.lists, baseline, rows),
-        )
+        return row_of(name, errors, before, words, compared(self.second_pass.lists, baseline, rows))
 
     def rows(self, choices: Mapping[str, np.ndarray], baseline: np.ndarray) -> list[Row]:
         return [self.row(name, rows, baseline) for name, rows in choices.items()]
+
+    def changes(self, before: np.ndarray, after: np.ndarray) -> list[ClientChange]:
+        errors, words = self.by_client(before)
+        later, _ = self.by_client(after)
+        counts = zip(self.federation.clients, words.tolist(), errors.tolist(), later.tolist(), strict=True)
+        return [ClientChange(*count) for count in counts]
+
+    def notes(self, mixture: Mixture) -> dict[str, Any]:
+        """Return the settings for results.json."""
+        return result_notes(
+            self.second_pass.weights,
+            self.second_pass.adapted,
+            mixture,
+            self.federation.agreement,
+            self.schedule,
+        )
+
+
+def result_notes(
+    weights: Mapping[str, float], adapted: str, mixture: Mixture, agreement: float, schedule: Schedule
+) -> dict[str, Any]:
+    """Return settings for results.json."""
+    return {
+        "weights": dict(weights),
+        "adapted": adapted,
+        "mixture": asdict(mixture),
+        "agreement": agreement,
+        "schedule": asdict(schedule),
+    }
 
 
 def described(mixture: Mixture) -> str:
@@ -178,32 +247,17 @@ def described(mixture: Mixture) -> str:
 
 
 def write_results(
-    folder: Path, trial: Trial, rows: Sequence[Row], mixture: Mixture, before: np.ndarray, after: np.ndarray
+    folder: Path, notes: Mapping[str, Any], rows: Sequence[Row], changes: Sequence[ClientChange]
 ) -> None:
     """Write results.json (all figures) and clients.svg (error rates of every client before and after)."""
     # Imported here because matplotlib takes a second to import.
     from antiphon.report.speaker_plots import dumbbells
 
     make_folder(folder)
-    names = list(trial.federation.clients)
-    errors, words = trial.by_client(before)
-    later, _ = trial.by_client(after)
-    clients = {
-        name: {"words": int(said), "before": int(one), "after": int(other)}
-        for name, said, one, other in zip(names, words, errors, later, strict=True)
-    }
-    body: dict[str, Any] = {
-        "format": FORMAT,
-        "weights": dict(trial.second_pass.weights),
-        "adapted": trial.second_pass.adapted,
-        "mixture": asdict(mixture),
-        "agreement": trial.federation.agreement,
-        "schedule": asdict(trial.schedule),
-        "rows": [asdict(row) for row in rows],
-        "clients": clients,
-    }
+    clients = {c.name: {"words": c.words, "before": c.before, "after": c.after} for c in changes}
+    body = {"format": FORMAT, **notes, "rows": [asdict(row) for row in rows], "clients": clients}
     write_json(folder / "results.json", body)
     rates = [{n: c[k] / max(c["words"], 1) for n, c in clients.items()} for k in ("before", "after")]
-    ordered = sorted(names, key=lambda name: rates[1][name] - rates[0][name])
+    ordered = sorted(clients, key=lambda name: rates[1][name] - rates[0][name])
     svg = dumbbells(rates[0], rates[1], ordered, "Clients before and after personalisation", wide=False)
     write_text(folder / "clients.svg", svg)

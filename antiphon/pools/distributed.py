@@ -93,37 +93,39 @@ class DistributedPool:
 
         def train() -> dict[str, Any]:
             notes = []
-            for position, update in self._train(task, cohort):
+            for position, update in self.train(task, cohort, self._share(cohort)):
                 weighted = update.weighted_by(weigh)
-                notes.append(_note_of(position, weighted))
+                notes.append(note_of(position, weighted))
                 if self.ordered:
                     updates[position] = weighted
                 else:
                     share.add(weighted)
-            return {"notes": notes, "layout": _layout_of([share.total(), *updates.values()])}
+            return {"notes": notes, "layout": layout_of([share.total(), *updates.values()])}
 
-        answers = self._gather(train, len(cohort))
+        answers = self.gather(train, len(cohort))
         return self.fold(answers, updates) if self.ordered else self.merge(answers, share.mean)
 
     def collect(self, task: Task, cohort: Sequence[str]) -> DistributedUpdates:
         updates: dict[int, Update] = {}
 
         def train() -> dict[str, Any]:
-            updates.update(self._train(task, cohort))
-            notes = [_note_of(position, update) for position, update in updates.items()]
-            return {"notes": notes, "layout": _layout_of(updates.values())}
+            updates.update(self.train(task, cohort, self._share(cohort)))
+            notes = [note_of(position, update) for position, update in updates.items()]
+            return {"notes": notes, "layout": layout_of(updates.values())}
 
-        return DistributedUpdates(self, self._gather(train, len(cohort)), updates)
+        return DistributedUpdates(self, self.gather(train, len(cohort)), updates)
 
-    def _train(self, task: Task, cohort: Sequence[str]) -> zip[tuple[int, Update]]:
-        """Train this process's share; return the answers with their positions in the cohort."""
-        seconds = [self.seconds(client) for client in cohort]
-        positions = share_out(seconds, self.group.size)[self.group.rank]
+    def _share(self, cohort: Sequence[str]) -> list[int]:
+        """Return the positions of this process's share of the cohort."""
+        return share_out([self.seconds(client) for client in cohort], self.group.size)[self.group.rank]
+
+    def train(self, task: Task, cohort: Sequence[str], positions: Sequence[int]) -> zip[tuple[int, Update]]:
+        """Train clients at some positions of the cohort; return the answers with their positions."""
         clients = [cohort[position] for position in positions]
         updates = map(arrived(task), self.worker.run(task, clients), clients)
         return zip(positions, updates, strict=True)
 
-    def _gather(self, train: Callable[[], dict[str, Any]], num_clients: int) -> Answers:
+    def gather(self, train: Callable[[], dict[str, Any]], num_clients: int) -> Answers:
         """Train on all processes, and gather the answers without their tensors."""
         answers: dict[int, tuple[int, Update]] = {}
         layouts = []
@@ -219,7 +221,7 @@ class DistributedUpdates:
 # --- Messages, and tensors in one buffer ----------------------------------------------------------
 
 
-def _note_of(position: int, update: Update) -> dict[str, Any]:
+def note_of(position: int, update: Update) -> dict[str, Any]:
     return {
         "position": position,
         "log_weight": update.log_weight,
@@ -234,7 +236,7 @@ def _update_of(note: Mapping[str, Any]) -> Update:
     return Update({}, note["log_weight"], reports, failures)
 
 
-def _layout_of(updates: Any) -> Layout | None:
+def layout_of(updates: Any) -> Layout | None:
     """Return the layout of the first update that is not empty."""
     for update in updates:
         if not update.is_empty:

@@ -16,11 +16,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from antiphon.core import Collected, Failure, Pool, Report, Stopped, Task, Update, Weigh, lives_with_server
+from antiphon.pools.local import departing
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
+from antiphon.pools.round_clock import RoundClock
 from antiphon.pools.signals import Interrupt
 from antiphon.tasks.pool_wrapper import WatchedUpdates
 
-KEPT_STATS = ("loss", "norm", "num_utterances", "seconds", "num_labelled", "num_filtered", "confidence")
+KEPT_STATS = (
+    *("loss", "norm", "num_utterances", "seconds", "num_labelled", "num_filtered", "confidence"),
+    "parameter_bytes",
+)
 Faults = Callable[[Task, str], str]  # task, client -> why the client does not answer; "": it answers
 Reply = TypeVar("Reply", Update, Collected)
 
@@ -71,8 +76,10 @@ class RecordingPool:
     group: ProcessGroup = SingleProcess()
     round: int = 0
     faults: Faults = no_faults
+    clock: RoundClock | None = None  # simulated time; None: nobody is late
     rows: list[Row] = field(default_factory=list, init=False)
     seconds: dict[str, float] = field(default_factory=dict, init=False)  # kind of task -> time of clients
+    began_before: list[str] = field(default_factory=list, init=False)  # clients of tasks from earlier rounds
     _num_calls: int = field(default=0, init=False)
     _asked: Counter[tuple[str, str]] = field(default_factory=Counter, init=False)
     _seen: set[str] = field(default_factory=set, init=False)  # clients whose reply was announced
@@ -110,13 +117,15 @@ class RecordingPool:
         self, task: Task, cohort: Sequence[str], send: Callable[[Task, Sequence[str]], Reply]
     ) -> tuple[dict[str, Row], Reply]:
         """Send a task to the clients without simulated faults; record who answered what."""
-        task = replace(task, config={**task.config, "round": self.round, "call": self._num_calls})
+        task = departing(replace(task, config={**task.config, "round": self.round, "call": self._num_calls}))
         self._num_calls += 1
         rows = {client: self._row(task, client) for client in cohort}
         if len(rows) < len(cohort):
             twice = next(client for client in rows if list(cohort).count(client) > 1)
             raise ValueError(f"{twice!r} was asked twice with one task: send it one task after the other")
         self.rows += rows.values()
+        self.began_before += [client for client in rows if task.times is not None]
+        self._ask_clock(task, rows)
         began = time.perf_counter()
         reply = send(task, [client for client in cohort if not rows[client].failure])
         self._time(task.kind, time.perf_counter() - began)
@@ -129,6 +138,20 @@ class RecordingPool:
         self._time("label", sum(r.stats.get("label_seconds", 0.0) for r in reply.reports))
         self._stop_if_too_few(cohort)
         return rows, reply
+
+    def _ask_clock(self, task: Task, rows: Mapping[str, Row]) -> None:
+        """Make clients fail that are too late for the round."""
+        if self.clock is None:
+            return
+        asked = [client for client, row in rows.items() if not (row.failure or lives_with_server(client))]
+        if asked:
+            cohort = [client for client in self.cohort if not self.faults(task, client)]
+            for client, reason in self.clock.ask(task, asked, cohort).items():
+                rows[client].failure = reason
+
+    def arrival(self, task: Task, client: str, sent: float) -> float:
+        """Return the simulated time at which a client answers a task that is sent at `sent`."""
+        return sent if self.clock is None else self.clock.arrival(task, client, sent)
 
     def _row(self, task: Task, client: str) -> Row:
         number = self._asked[client, task.kind]
@@ -184,9 +207,11 @@ class RecordingPool:
     @property
     def clients(self) -> dict[str, dict[str, float]]:
         """Statistics of each client that answered: the last value of each, weight, number of tasks."""
+        place = {client: number for number, client in enumerate(self.cohort)}
         clients: dict[str, dict[str, float]] = {}
         tasks: Counter[str] = Counter()
-        for row in self.rows:
+        # In cohort order, also if an algorithm asked some clients before others.
+        for row in sorted(self.rows, key=lambda row: place.get(row.client, len(place))):
             if row.report is not None and not lives_with_server(row.client):
                 tasks[row.client] += 1
                 stats = {key: row.report.stats[key] for key in KEPT_STATS if key in row.report.stats}
@@ -198,6 +223,9 @@ class RecordingPool:
         for client, count in tasks.items():
             if count > 1:
                 clients[client]["tasks"] = count
+        for client, seconds in self.clock.seconds.items() if self.clock else ():
+            if client in clients:
+                clients[client]["simulated_seconds"] = seconds
         return clients
 
     @property
@@ -224,6 +252,7 @@ class RecordingPool:
             "loss": loss / total if total > 1.001 else loss,
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,
+            **(self.clock.entry() if self.clock else {}),
         }
 
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from antiphon.pools.remote_messages import Message, WireError, head_of
 
 LOOK = 0.5  # the most seconds between two looks at the clock
+MAX_NEEDS = 5  # what a site may ask for before a task: setup, tensors, a teacher, two language models
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ Outcome = Message | str  # what a client answered, or why it did not
 class Exchange:
     """Asks each client of `requests` once, and yields their outcomes in this order, or as they arrive.
 
-    `supply` returns what a site may ask for by its digest: the setup of the run. Leave the context to cancel
-    everything that is still open.
+    `supply` returns what a site may ask for by its digest: the setup of the run, or a model that a task
+    names. Leave the context to cancel everything that is still open.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class Exchange:
         site, message = self.requests[client].site, self.requests[client].message
         self._attempts[client] = self._attempts.get(client, 0) + 1
         parcel = message if head_of(message)["body"]["sha256"] == digest else self.supply(digest)
-        if parcel is None or self._attempts[client] > self.patience.retries + 2:
+        if parcel is None or self._attempts[client] > self.patience.retries + MAX_NEEDS:
             self._done[client] = f"site {site!r} asks for {digest[:12]}…, which the server cannot send"
             return
         if parcel is message:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from antiphon.core import Tensors
@@ -48,6 +48,7 @@ class Message:
 
     head: bytes
     body: Buffer = b""
+    digest: str = field(default="", compare=False)  # of the body, if it was computed while that arrived
 
     @classmethod
     def split(cls, data: Buffer) -> Message:
@@ -76,7 +77,7 @@ class Message:
         return len(self.head) + len(self.body)
 
     def without_body(self) -> Message:
-        return replace(self, body=b"")
+        return Message(self.head)
 
 
 def pack(head: Mapping[str, Any], tensors: Tensors | None = None) -> Message:
@@ -125,16 +126,20 @@ def head_of(message: Message) -> dict[str, Any]:
 
 
 def unpack(message: Message, known: Mapping[str, Buffer] | None = None) -> tuple[dict[str, Any], Tensors]:
-    """Return head and tensors of a message; `known` holds bodies by digest, for one that was left out."""
+    """Return head and tensors of a message; `known` holds bodies by digest, for one that was left out.
+
+    A body in `known` was compared with its digest when it arrived.
+    """
     head = head_of(message)
-    about, body = head["body"], message.body
+    about, body, digest = head["body"], message.body, message.digest
     if not body and about["bytes"]:
-        if about["sha256"] not in (known or {}):
-            raise MissingBody(about["sha256"])
-        body = (known or {})[about["sha256"]]
+        digest = about["sha256"]
+        if digest not in (known or {}):
+            raise MissingBody(digest)
+        body = (known or {})[digest]
     if len(body) != about["bytes"]:
         raise WireError(f"the body of a message has {len(body)} bytes, not {about['bytes']}: it is damaged")
-    if digest_of(body) != about["sha256"]:
+    if (digest or digest_of(body)) != about["sha256"]:
         raise WireError("the body of a message is damaged: its checksum does not match")
     try:
         tensors = unflatten(body) if body else {}

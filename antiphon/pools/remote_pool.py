@@ -16,7 +16,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -77,6 +77,16 @@ class RemoteStates:
         }
 
 
+class Parcels(Protocol):
+    """Files of the server that tasks name."""
+
+    def outgoing(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configuration of a task as it travels, with digests in place of paths."""
+
+    def supply(self, digest: str) -> Message | None:
+        """Return the message with the files of a digest."""
+
+
 @dataclass(frozen=True)
 class RemoteRun:
     """One run, as sites know it: its name among all runs, and what a site needs to take part in it."""
@@ -84,13 +94,20 @@ class RemoteRun:
     id: str
     setup: Message  # front end, tokens and model: travels once, and is cached by its digest
     states: RemoteStates
+    parcels: Parcels | None = None  # None: no task names a file
 
     @property
     def setup_digest(self) -> str:
         return str(head_of(self.setup)["body"]["sha256"])
 
     def supply(self, digest: str) -> Message | None:
-        return self.setup if digest == self.setup_digest else None
+        if digest == self.setup_digest:
+            return self.setup
+        return self.parcels.supply(digest) if self.parcels else None
+
+    def outgoing(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configuration of a task as it travels."""
+        return self.parcels.outgoing(task) if self.parcels else dict(task)
 
 
 @dataclass
@@ -146,6 +163,8 @@ class RemotePool:
                 body = pack_body(tensors)
                 bodies[id(tensors)] = (body, digest_of(body))
             body, digest = bodies[id(tensors)]
+            if "config" in request:  # of a task
+                request = {**request, "config": self.run.outgoing(request["config"])}
             head = {**self._about("secure", client, len(messages)), "request": request}
             requests[client] = Request(self.sites[client], with_body(head, body, list(tensors), digest))
         with Exchange(self.link, self.patience, requests, self.run.supply, ordered=False) as exchange:
@@ -169,7 +188,7 @@ class RemotePool:
     def _requests(self, task: Task, clients: Sequence[str]) -> dict[str, Request]:
         body = pack_body(task.tensors) if clients else b""
         digest, names, size = digest_of(body), list(task.tensors), len(clients)
-        what = {"kind": task.kind, "config": dict(task.config)}
+        what = {"kind": task.kind, "config": self.run.outgoing(task.config)}
         heads = ({**self._about("work", client, size), **what} for client in clients)
         messages = (with_body(head, body, names, digest) for head in heads)
         return {c: Request(self.sites[c], message) for c, message in zip(clients, messages, strict=True)}

@@ -66,7 +66,7 @@ def choose_gpu(process: Rank, device: str) -> str:
 
 
 @contextmanager
-def join(process: Rank, device: str, ordered: bool = False) -> Iterator[TorchGroup]:
+def join(process: Rank, device: str, ordered: bool = False, dispatch: bool = False) -> Iterator[TorchGroup]:
     """Connect to the other processes; leave together with them, or with their errors.
 
     If that is impossible (some were killed, or Ctrl-C came twice), `is_left_behind` is true afterwards.
@@ -86,7 +86,7 @@ def join(process: Rank, device: str, ordered: bool = False) -> Iterator[TorchGro
         ) from error
     dist.init_process_group("gloo", store=store, rank=process.rank, world_size=process.size, timeout=PATIENCE)
     gpus = dist.new_group(backend="nccl", timeout=ARRIVAL) if own_gpus else None
-    group = TorchGroup(own_device, ordered, gpus)
+    group = TorchGroup(own_device, ordered, gpus, store if dispatch else None)
     try:
         with group:
             yield group

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from antiphon.core import Pool, Stopped, Worker
+from antiphon.pools.dispatched import DispatchedPool
 from antiphon.pools.distributed import DistributedPool
 from antiphon.records.checkpoint import in_own_memory, pack, unpack, unshared
 
@@ -42,14 +43,20 @@ class TorchGroup:
     """The group as one of its processes sees it; torch.distributed must be initialised.
 
     `ordered` pools add updates in cohort order: the bits of a single process, for more traffic and memory.
+    With a `counter`, a store of all processes, each takes the next clients when it is free.
     """
 
     def __init__(
-        self, device: torch.device, ordered: bool = False, gpus: dist.ProcessGroup | None = None
+        self,
+        device: torch.device,
+        ordered: bool = False,
+        gpus: dist.ProcessGroup | None = None,
+        counter: dist.Store | None = None,
     ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.device, self.ordered = device, ordered
         self._gpus = gpus  # the same processes with NCCL; None: gloo carries all tensors
+        self._counter, self._num_counts = counter, 0
         self._is_over = False
         self._late: Exception | None = None  # an error of `on_rank_zero_async`
         self.is_broken = False  # the others may wait for a message that this process will never send
@@ -59,7 +66,15 @@ class TorchGroup:
         return self.rank == 0
 
     def pool(self, worker: Worker, seconds: Callable[[str], float]) -> Pool:
-        return DistributedPool(worker, self, seconds, self.ordered)
+        shares = DistributedPool(worker, self, seconds, self.ordered)
+        return shares if self._counter is None else DispatchedPool(shares, self.take)
+
+    def take(self, limit: int) -> Iterator[int]:
+        """Yield numbers from 0 to below `limit` that no other process gets. All must call it, in turn."""
+        assert self._counter is not None
+        self._num_counts += 1
+        while (number := self._counter.add(f"dispatch/{self._num_counts}", 1) - 1) < limit:
+            yield number
 
     def on_rank_zero(self, action: Callable[[], T], like: T | None = None) -> T:
         if self.is_rank_zero:

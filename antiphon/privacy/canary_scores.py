@@ -19,7 +19,6 @@ more: the shift is that of the canary with the most.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -29,7 +28,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from antiphon.records.files import make_folder, write_text
+from antiphon.records.files import make_folder, write_json
 from antiphon.records.reading import read_as
 from antiphon.records.schema import Amount, Count
 
@@ -57,10 +56,13 @@ class CanaryRound:
 
 def write_round(run: Path, found: CanaryRound) -> None:
     """Write what was seen of the canaries in a round; a round that is repeated replaces itself."""
-    folder = run / CANARIES_FOLDER
-    make_folder(folder)
+    make_folder(run / CANARIES_FOLDER)
     body = {"format": CANARIES_FORMAT, **asdict(found)}
-    write_text(folder / f"round-{found.round:06d}.json", json.dumps(body) + "\n")
+    write_json(_path(run, found.round), body, indent=None)
+
+
+def _path(run: Path, round: int) -> Path:
+    return run / CANARIES_FOLDER / f"round-{round:06d}.json"
 
 
 def read_rounds(run: Path) -> list[CanaryRound]:
@@ -68,11 +70,14 @@ def read_rounds(run: Path) -> list[CanaryRound]:
     files = sorted((run / CANARIES_FOLDER).glob("round-*.json"))
     if not files:
         raise ValueError(f"{run} has no canaries to look for: run it with private.canaries=1000, for example")
+    expected = [_path(run, number) for number in range(1, len(files) + 1)]
+    if missing := [path for path in expected if path not in files]:
+        raise ValueError(f"{missing[0]} is missing. {CanaryRound.advice}")
     rounds = [read_as(CanaryRound, file) for file in files]
     for number, found in enumerate(rounds, 1):
         sizes = {len(found.included), len(found.turns), len(found.seen)}
         if found.round != number or sizes != {len(rounds[0].seen)} or found.included != rounds[0].included:
-            raise ValueError(f"{files[number - 1]} does not fit the rounds before it. {CanaryRound.advice}")
+            raise ValueError(f"{files[number - 1]} does not fit {files[0].name}. {CanaryRound.advice}")
     return rounds
 
 

@@ -5,6 +5,9 @@ needs the bands − 1 rows before it. Noise of `buffered_toeplitz` needs its buf
 file without a name, which is only a cache: a new process computes them again from the key. So memory holds
 one row, whatever the number of bands or buffers.
 
+To read all earlier rows in every round takes longer than to draw one. So each of them is read once for
+`AHEAD` rounds: what the rows before these rounds give to them is added up at once, and kept, too.
+
 z comes from SHAKE-256 of (key, row, block) by the method of Box and Muller. A generator such as torch's would
 keep few bits of the key, and public seeds would allow everyone to subtract the noise.
 
@@ -21,38 +24,74 @@ import tempfile
 from functools import lru_cache
 
 import numpy as np
+import torch
 
 from antiphon.privacy.buffered_toeplitz import BufferedToeplitz
 
 BLOCK = 2**16  # entries of a row that are drawn at once
+CHUNK = 2**14  # entries that are side by side in the file, for all of its vectors
+AHEAD = 4  # rounds for which earlier rows are read once
 Matrix = tuple[float, ...] | BufferedToeplitz  # C: the coefficients of its bands, or its buffers
 
 
 def standard_normal(key: bytes, row: int, block: int, size: int) -> np.ndarray:
     """Return independent N(0, 1) numbers that follow from the key, the row and the block. [size]"""
     half = (size + 1) // 2
-    stream = hashlib.shake_256(key + struct.pack("<QQ", row, block)).digest(16 * half)
-    uniform = ((np.frombuffer(stream, dtype="<u8") >> np.uint64(11)) + np.uint64(1)) * 2.0**-53  # (0, 1]
-    radius, angle = np.sqrt(-2 * np.log(uniform[:half])), 2 * np.pi * uniform[half:]
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+    stream = bytearray(hashlib.shake_256(key + struct.pack("<QQ", row, block)).digest(16 * half))
+    bits = np.frombuffer(stream, dtype="<u8")
+    bits >>= np.uint64(11)
+    bits += np.uint64(1)
+    uniform = torch.from_numpy(bits * 2.0**-53)  # (0, 1]
+    radius, angle = uniform[:half].log_().mul_(-2).sqrt_(), uniform[half:].mul_(2 * np.pi)
+    values = torch.cat([torch.cos(angle), angle.sin_()])
+    values.view(2, half).mul_(radius)
+    return values.numpy()[:size]
+
+
+def _normal_row(key: bytes, row: int, size: int) -> np.ndarray:
+    """Return the row of z. [size]"""
+    values = np.empty(size)
+    for block, start in enumerate(range(0, size, BLOCK)):
+        part = values[start : start + BLOCK]
+        part[:] = standard_normal(key, row, block, len(part))
+    return values
 
 
 class _Vectors:
-    """Vectors of one size in a file that its owner alone can read, and that ends with the process."""
+    """Vectors of one size in a file that its owner alone can read, and that ends with the process.
 
-    def __init__(self, size: int, folder: str | None) -> None:
-        self.size, self.file = size, tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+    Chunks of all vectors follow each other, so that one chunk of several vectors is read at once.
+    """
 
-    def write(self, place: int, start: int, values: np.ndarray) -> None:
-        self.file.seek(8 * (place * self.size + start))
-        self.file.write(values.data)
-        self.file.flush()
+    def __init__(self, size: int, places: int, folder: str | None) -> None:
+        self.size, self.places = size, places
+        self.file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        self.file.truncate(8 * places * size)
 
-    def read(self, place: int, start: int, size: int) -> np.ndarray:
-        values = os.pread(self.file.fileno(), 8 * size, 8 * (place * self.size + start))
-        if len(values) < 8 * size:
+    def starts(self) -> range:
+        """Return where the chunks begin."""
+        return range(0, self.size, CHUNK)
+
+    def write(self, start: int, place: int, values: np.ndarray) -> None:
+        """Write a chunk of the vectors from `place` on. [vectors, entries]"""
+        left, at = np.ascontiguousarray(values).data.cast("B"), self._offset(start, place)
+        while left:
+            written = os.pwrite(self.file.fileno(), left, at)
+            left, at = left[written:], at + written
+
+    def read(self, start: int, place: int, number: int) -> np.ndarray:
+        """Return a chunk of so many vectors. [vectors, entries]"""
+        values = np.empty((number, min(CHUNK, self.size - start)))
+        if os.preadv(self.file.fileno(), [values.data], self._offset(start, place)) < values.nbytes:
             raise OSError("the file of noise was cut off while the run used it")
-        return np.frombuffer(values, dtype=np.float64)
+        return values
+
+    def vector(self, place: int) -> np.ndarray:
+        """Return a vector. [size]"""
+        return np.concatenate([self.read(start, place, 1)[0] for start in self.starts()])
+
+    def _offset(self, start: int, place: int) -> int:
+        return 8 * (start * self.places + place * min(CHUNK, self.size - start))
 
 
 class NoiseRows:
@@ -61,35 +100,54 @@ class NoiseRows:
     def __init__(self, key: bytes, coefficients: tuple[float, ...], size: int, folder: str | None) -> None:
         self.key, self.coefficients, self.size = key, coefficients, size
         self.next = 0  # the first row that was not drawn yet
-        self.kept = _Vectors(size, folder) if len(coefficients) > 1 else None
+        self.bands = len(coefficients)
+        # The last rows, each at its number modulo the bands, and then what earlier rows give to AHEAD rounds.
+        self.kept = _Vectors(size, self.bands + AHEAD, folder) if self.bands > 1 else None
 
     def row(self, number: int) -> np.ndarray:
-        """Return a row. [size], float64"""
+        """Return a row, which is the caller's. [size], float64"""
         if self.kept is None:
             return self._draw(number)
-        if not self.next - len(self.coefficients) <= number < self.next:
-            if number < self.next:
-                self.next = 0
-            while self.next <= number:
-                row = self._draw(self.next)
-                self.kept.write(self._place(self.next), 0, row)
-                self.next += 1
-            return row
-        return self.kept.read(self._place(number), 0, self.size)
-
-    def _draw(self, number: int) -> np.ndarray:
-        row = np.empty(self.size)
-        for block, start in enumerate(range(0, self.size, BLOCK)):
-            part = row[start : start + BLOCK]
-            part[:] = standard_normal(self.key, number, block, len(part))
-            for lag, coefficient in enumerate(self.coefficients[1 : number + 1], start=1):
-                assert self.kept is not None
-                part -= coefficient * self.kept.read(self._place(number - lag), start, len(part))
-            part /= self.coefficients[0]
+        if self.next - self.bands <= number < self.next:
+            return self.kept.vector(number % self.bands)
+        if number < self.next:
+            self.next = 0
+        while self.next <= number:
+            row = self._draw(self.next)
+            self.next += 1
         return row
 
-    def _place(self, number: int) -> int:
-        return number % len(self.coefficients)
+    def _draw(self, number: int) -> np.ndarray:
+        row = _normal_row(self.key, number, self.size)
+        if self.kept is None:
+            row /= self.coefficients[0]
+            return row
+        for start in self.kept.starts():
+            part = row[start : start + CHUNK]
+            part -= self._sum_of_earlier(self.kept, number, start)
+            part /= self.coefficients[0]
+            self.kept.write(start, number % self.bands, part[None])
+        return row
+
+    def _sum_of_earlier(self, kept: _Vectors, number: int, start: int) -> np.ndarray:
+        """Return Σ_{0<i<bands} c_i row_{number−i}, a chunk of it."""
+        ahead = number % AHEAD
+        if ahead == 0:
+            sums = self._weights(number) @ kept.read(start, 0, self.bands)
+            kept.write(start, self.bands, sums)
+            return sums[0]
+        total = kept.read(start, self.bands + ahead, 1)[0]
+        for lag in range(1, min(ahead + 1, self.bands)):
+            total += self.coefficients[lag] * kept.read(start, (number - lag) % self.bands, 1)[0]
+        return total
+
+    def _weights(self, number: int) -> np.ndarray:
+        """Return what each of the rows before `number` counts in the AHEAD rows from it on. [AHEAD, bands]"""
+        weights = np.zeros((AHEAD, self.bands))
+        for ahead in range(AHEAD):
+            for lag in range(ahead + 1, min(self.bands, number + ahead + 1)):
+                weights[ahead, (number + ahead - lag) % self.bands] = self.coefficients[lag]
+        return weights
 
 
 class BufferedRows:
@@ -98,12 +156,13 @@ class BufferedRows:
     def __init__(self, key: bytes, matrix: BufferedToeplitz, size: int, folder: str | None) -> None:
         self.key, self.matrix, self.size = key, matrix, size
         self.next = 0  # the first row that was not drawn yet
-        self.kept = _Vectors(size, folder)  # the last row, then the buffers before it
+        # the last row, then the buffers before it
+        self.kept = _Vectors(size, 1 + len(matrix.scales), folder)
 
     def row(self, number: int) -> np.ndarray:
-        """Return a row. [size], float64"""
+        """Return a row, which is the caller's. [size], float64"""
         if number == self.next - 1:
-            return self.kept.read(0, 0, self.size)
+            return self.kept.vector(0)
         if number < self.next:
             self.next = 0
         while self.next <= number:
@@ -112,16 +171,15 @@ class BufferedRows:
 
     def _draw(self) -> np.ndarray:
         number, self.next = self.next, 0  # if it is interrupted, the buffers fit no row: start again
-        row = np.empty(self.size)
-        for block, start in enumerate(range(0, self.size, BLOCK)):
-            part = row[start : start + BLOCK]
-            before = self.kept.read(0, start, len(part)) if number else np.zeros(len(part))
-            part[:] = standard_normal(self.key, number, block, len(part))
-            for place, (scale, decay) in enumerate(zip(self.matrix.scales, self.matrix.decays, strict=True)):
-                buffer = before + decay * self.kept.read(1 + place, start, len(part)) if number else before
-                self.kept.write(1 + place, start, buffer)
+        row = _normal_row(self.key, number, self.size)
+        decays = np.array(self.matrix.decays)[:, None]
+        for start in self.kept.starts():
+            part = row[start : start + CHUNK]
+            last = self.kept.read(start, 0, self.kept.places) if number else np.zeros((1, len(part)))
+            buffers = last[0] + decays * last[1:] if number else np.zeros((len(decays), len(part)))
+            for scale, buffer in zip(self.matrix.scales, buffers, strict=True):
                 part -= scale * buffer
-            self.kept.write(0, start, part)
+            self.kept.write(start, 0, np.concatenate([part[None], buffers]))
         self.next = number + 1
         return row
 

@@ -4,28 +4,32 @@ exact    B. Balle, Y.-X. Wang, "Improving the Gaussian Mechanism for Differentia
          rounds with correlated noise are one Gaussian mechanism (`matrix_factorisation`,
          `buffered_toeplitz`).
 PLD      privacy loss distributions, for Poisson-sampled cohorts with independent noise.
+zCDP     concentrated differential privacy, for noise in shares of clients (`distributed_noise`).
 
-Both are computed by `dp-accounting` (extra `privacy`). Neighbouring data differ by one client with all its
-rounds, added or removed. Updates are at most 1 long here: the bound of the clipping is the unit of length.
+The first two are computed by `dp-accounting` (extra `privacy`). Neighbouring data differ by one client with
+all its rounds, added or removed. Updates are at most 1 long here: the bound of the clipping is the unit of
+length.
 
-Costs of several runs add up: Gaussian costs exactly, others as privacy loss distributions.
+Costs of several runs add up: Gaussian costs exactly, others as privacy loss distributions; with concentrated
+ones among them, all as Rényi divergences.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from antiphon.privacy.accounting import Budget
+from antiphon.privacy.accounting import Budget, epsilon_of_rho
 from antiphon.privacy.buffered_toeplitz import (
     BufferedToeplitz,
     optimise_buffers,
     overlapping_sensitivity,
 )
 from antiphon.privacy.correlated_noise import Matrix
+from antiphon.privacy.distributed_noise import ConcentratedCost, Distributed, DistributedPlan
 from antiphon.privacy.matrix_factorisation import optimise, sensitivity
 from antiphon.privacy.participation import Participation, RoundRobin
 
@@ -49,8 +53,12 @@ class SampledCost:
     times: int
 
 
-Cost = GaussianCost | SampledCost
-COSTS: Mapping[str, type[Cost]] = {"gaussian": GaussianCost, "sampled": SampledCost}
+Cost = GaussianCost | SampledCost | ConcentratedCost
+COSTS: Mapping[str, type[Cost]] = {
+    "gaussian": GaussianCost,
+    "sampled": SampledCost,
+    "concentrated": ConcentratedCost,
+}
 
 
 def cost_to_dict(cost: Cost) -> dict[str, Any]:
@@ -66,9 +74,11 @@ def cost_from_dict(values: Mapping[str, Any]) -> Cost:
 @lru_cache(maxsize=1024)
 def epsilon_of(costs: tuple[Cost, ...], delta: float) -> float:
     """Return the ε of costs together, at a δ."""
-    accounting = _dp_accounting()
     shift = math.hypot(*(cost.shift for cost in costs if isinstance(cost, GaussianCost)))
     sampled = [cost for cost in costs if isinstance(cost, SampledCost)]
+    if rho := sum(cost.rho for cost in costs if isinstance(cost, ConcentratedCost)):
+        return _concentrated_epsilon(rho + shift**2 / 2, sampled, delta)
+    accounting = _dp_accounting()
     if not sampled:
         return float(accounting.get_epsilon_gaussian(1 / shift, delta)) if shift else 0.0
     accountant = accounting.pld.PLDAccountant(value_discretization_interval=PLD_STEP)
@@ -76,6 +86,17 @@ def epsilon_of(costs: tuple[Cost, ...], delta: float) -> float:
         accountant.compose(_event(cost.rate, cost.multiplier, cost.times))
     if shift:
         accountant.compose(accounting.GaussianDpEvent(1 / shift))
+    return float(accountant.get_epsilon(delta))
+
+
+def _concentrated_epsilon(rho: float, sampled: Sequence[SampledCost], delta: float) -> float:
+    if not sampled:
+        return epsilon_of_rho(rho, delta)
+    accounting = _dp_accounting()
+    accountant = accounting.rdp.RdpAccountant(range(2, 513))  # sums of other orders may not converge
+    accountant.compose(accounting.ZCDpEvent(rho))
+    for cost in sampled:
+        accountant.compose(_event(cost.rate, cost.multiplier, cost.times))
     return float(accountant.get_epsilon(delta))
 
 
@@ -89,6 +110,7 @@ def _dp_accounting() -> Any:
     try:
         import dp_accounting
         import dp_accounting.pld
+        import dp_accounting.rdp
     except ImportError as error:
         raise ValueError(MISSING) from error
     return dp_accounting
@@ -113,7 +135,7 @@ class Blt:
             raise ValueError(f"blt needs 1 to 8 buffers, not {self.buffers}")
 
 
-Correlation = Banded | Blt
+Correlation = Banded | Blt | Distributed
 
 
 class _CorrelatedPlan:
@@ -233,7 +255,7 @@ class SampledPlan:
         return replace(self, multiplier=float(multiplier))
 
 
-Plan = BandedPlan | BufferedPlan | SampledPlan
+Plan = BandedPlan | BufferedPlan | SampledPlan | DistributedPlan
 
 
 @lru_cache(maxsize=64)
@@ -250,7 +272,14 @@ def plan_noise(
     bands: 0 for as many as the separation allows. multiplier: 0 for the least noise within the budget.
     """
     plan: Plan
-    if isinstance(correlation, Blt):
+    if isinstance(correlation, Distributed):
+        if bands > 1 or not isinstance(participation, RoundRobin):
+            raise ValueError(
+                "distributed noise is independent from round to round, and is accounted for clients whose "
+                "turns are apart: use round_robin, and leave out bands"
+            )
+        plan = DistributedPlan(participation, rounds, correlation.colluding)
+    elif isinstance(correlation, Blt):
         if bands or not isinstance(participation, RoundRobin):
             raise ValueError(
                 "blt needs clients whose turns are apart, and has no bands: use round_robin, and leave out "

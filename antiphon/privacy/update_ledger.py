@@ -18,15 +18,23 @@ from typing import Any, ClassVar
 import numpy as np
 
 from antiphon.core import Stopped
-from antiphon.privacy.update_accounting import Cost, cost_from_dict, cost_to_dict, epsilon_of
-from antiphon.records.files import write_text
+from antiphon.privacy.update_accounting import COSTS, Cost, cost_from_dict, cost_to_dict, epsilon_of
+from antiphon.records.files import make_folder, write_json
 from antiphon.records.reading import read_as
-from antiphon.records.schema import Amount, Count
+from antiphon.records.schema import Amount, Count, checked, shown
 
 LEDGER_FORMAT = "antiphon-ledger/1"
 RELEASES_FORMAT = "antiphon-releases/1"
 RELEASES_FILE = "releases.json"
 ROUNDING = 1e-9  # by which a computed ε may be above a budget
+
+
+def check_cost(values: Mapping[str, Any]) -> None:
+    """Refuse what `cost_to_dict` did not write."""
+    kind = values.get("cost")
+    if not isinstance(kind, str) or kind not in COSTS:
+        raise ValueError(f"cost: {shown(kind)} is no cost of a private run")
+    checked(COSTS[kind], {name: value for name, value in values.items() if name != "cost"})
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,9 @@ class SpentByRun:
 
     rounds: Count
     cost: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        check_cost(self.cost)
 
 
 @dataclass(frozen=True)
@@ -88,10 +99,10 @@ class SharedBudget:
                     f"would have epsilon {epsilon:.4g}, and the budget is {self.epsilon:.4g}"
                 )
             runs[run] = {"rounds": rounds, "cost": cost_to_dict(cost)}
-            _write(path, {"format": LEDGER_FORMAT, "epsilon": self.epsilon, "delta": delta, "runs": runs})
+            write_json(path, {"format": LEDGER_FORMAT, "epsilon": self.epsilon, "delta": delta, "runs": runs})
 
     def _read(self, path: Path, delta: float) -> dict[str, Any]:
-        if not path.exists():
+        if not os.path.lexists(path):  # a link that leads nowhere is damage
             return {}
         body = read_as(LedgerFile, path)
         if (body.epsilon, body.delta) != (self.epsilon, delta):
@@ -114,27 +125,24 @@ def check_release(folder: Path, key: bytes, round: int, total: Mapping[str, np.n
         digest.update(np.ascontiguousarray(values).data)
     path = folder / RELEASES_FILE
     with _locked(path):
-        body = {"rounds": dict(read_as(ReleasesFile, path).rounds) if path.exists() else {}}
+        body = {"rounds": dict(read_as(ReleasesFile, path).rounds) if os.path.lexists(path) else {}}
         before = body["rounds"].setdefault(str(round), digest.hexdigest())
         if before != digest.hexdigest():
             raise ValueError(
-                f"round {round + 1} was released before, with other answers: releasing it again with the "
-                "same noise would reveal them. Start a new run in another folder, with a new key"
+                f"{path} says that round {round + 1} was released before, with other answers: to release "
+                "it again with the same noise would reveal them. Start a new run in another folder, with a "
+                "new key"
             )
-        _write(path, {"format": RELEASES_FORMAT, **body})
+        write_json(path, {"format": RELEASES_FORMAT, **body})
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on the folder of a file; other processes wait."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
-
-
-def _write(path: Path, body: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(body, indent=1) + "\n")

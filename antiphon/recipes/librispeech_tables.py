@@ -138,6 +138,7 @@ def pruning_librispeech() -> Experiment:
         "momentum": replace(usual, score=ByMomentum()),
         "product": replace(usual, score=ByProduct()),
         "adaptive": replace(usual, allocation=Adaptive()),
+        "adaptive-blocks": replace(usual, allocation=Adaptive(by_block=True)),
         "growth": replace(usual, allocation=AdaptiveGrowth()),
         "aligned": replace(usual, multiple=16),
         "unrefined": replace(usual, refine=False),

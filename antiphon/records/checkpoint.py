@@ -16,7 +16,15 @@ from typing import Any, TypeVar
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from antiphon.records.files import Damaged, make_folder, saving, sha256_of, sync, with_usual_mode
+from antiphon.records.files import (
+    Damaged,
+    make_folder,
+    read_whole,
+    saving,
+    sha256_of,
+    sync,
+    with_usual_mode,
+)
 
 FORMAT = "antiphon-checkpoint/1"
 CLASS = "__class__"  # of a dataclass in a packed state
@@ -150,7 +158,7 @@ def unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def load(folder: Path, like: T, device: str = "cpu") -> tuple[T, dict[str, Any]]:
     """Return the state and notes of a checkpoint; raise CorruptCheckpoint if any byte has changed."""
     try:
-        expected, text, *_ = (folder / "state.json").read_text().split("\n")
+        expected, text, *_ = read_whole(folder / "state.json").decode().split("\n")
         if hashlib.sha256(text.encode()).hexdigest() != expected:
             raise CorruptCheckpoint(f"checkpoint {folder} is damaged: state.json was changed")
         body = json.loads(text)

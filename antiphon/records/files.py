@@ -108,6 +108,12 @@ def regular(path: str, flags: int) -> int:
     raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file", path)
 
 
+def read_whole(path: Path) -> bytes:
+    """Return the bytes of a regular file."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
+
+
 def replace_file(path: Path, write: Callable[[Path], object], is_private: bool = False) -> None:
     """Write a file, which gets its name when it is complete and on the disk.
 
@@ -156,7 +162,7 @@ def write_text(path: Path, text: str, is_private: bool = False) -> None:
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 checksum of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -187,26 +193,38 @@ def _checksum(body: Mapping[str, Any]) -> str:
 
 
 def write_json(
-    path: Path, body: Mapping[str, Any], files: Iterable[str] = (), indent: int | None = 1
+    path: Path,
+    body: Mapping[str, Any],
+    files: Iterable[str] = (),
+    indent: int | None = 1,
+    is_private: bool = False,
 ) -> None:
     """Write a JSON object with its checksum, and with those of finished files in its folder."""
     sums = {name: sha256_of(path.parent / name) for name in files}
     whole = with_checksum({**body, FILES: sums} if sums else body)
-    write_text(path, json.dumps(whole, indent=indent, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(whole, indent=indent, ensure_ascii=False) + "\n", is_private)
 
 
 def check_files(
-    folder: Path, body: Mapping[str, Any], names: Iterable[str] | None = None, advice: str = ADVICE
+    folder: Path,
+    body: Mapping[str, Any],
+    names: Iterable[str] | None = None,
+    advice: str = ADVICE,
+    doubtful: str = "",
 ) -> None:
-    """Compare files of a folder, or those of `names`, with the checksums in the JSON object about it."""
+    """Compare files of a folder, or those of `names`, with the checksums in the JSON object about it.
+
+    `doubtful` is the name of its file if that may have been edited: it has no checksum of its own.
+    """
+    doubt = f", or {doubtful} was edited" if doubtful else ""
     sums: Mapping[str, str] = body.get(FILES) or {}
     for name in sums if names is None else names:
         if name not in sums:
             continue
         if not (folder / name).is_file():
-            raise Damaged(f"{folder / name} is missing. {advice}")
+            raise Damaged(f"{folder / name} is missing{doubt}. {advice}")
         if sha256_of(folder / name) != sums[name]:
-            raise Damaged(f"{folder / name} is damaged: its checksum does not match. {advice}")
+            raise Damaged(f"{folder / name} is damaged{doubt}: its checksum does not match. {advice}")
 
 
 def write_sums(path: Path) -> str:
@@ -228,7 +246,7 @@ class CheckedBlocks:
 
     def __init__(self, path: Path, read: Callable[[int, int], Any], has_sums: bool, advice: str) -> None:
         self.path, self.read, self.advice = path, read, advice
-        self._sums = path.with_name(path.name + SUMS).read_bytes() if has_sums else b""
+        self._sums = read_whole(path.with_name(path.name + SUMS)) if has_sums else b""
         self._unchecked = bytearray(b"\1") * (len(self._sums) // SUM_BYTES)
 
     def check(self, start: int, stop: int) -> None:

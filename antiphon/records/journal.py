@@ -20,6 +20,8 @@ from antiphon.records.files import (
     Damaged,
     NotWritten,
     make_folder,
+    read_whole,
+    regular,
     saving,
     sync,
     with_checksum,
@@ -46,6 +48,8 @@ class RoundFields:
     loss: float | None = None
     bytes_down: Count = 0
     bytes_up: Count = 0
+    simulated_seconds: Amount | None = None
+    simulated_time: Amount | None = None
     seconds: Amount | None = None
     rss_mib: Amount | None = None
     gpu_mib: Amount | None = None
@@ -64,7 +68,7 @@ class Journal:
             path.touch()
             sync(path.parent)
         self._so_far = hashlib.sha256()
-        self.truncate(path.read_bytes().rfind(b"\n") + 1)
+        self.truncate(read_whole(path).rfind(b"\n") + 1)
 
     @property
     def size(self) -> int:
@@ -103,7 +107,7 @@ class Journal:
         """Refuse a number of bytes that the file does not have, or after which no line ends."""
         if size > self.size:
             raise Damaged(f"{self.path} has {self.size} bytes but {size} were recorded: it was cut short")
-        with self.path.open("rb") as file:
+        with open(self.path, "rb", opener=regular) as file:
             file.seek(max(0, size - 1))
             if size and file.read(1) != b"\n":
                 raise Damaged(f"{self.path}: byte {size} is not the end of a line; it was edited")
@@ -126,7 +130,7 @@ def read(
     `note` is called for an incomplete last line; other damage is an error.
     """
     entries: list[dict[str, Any]] = []
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         for number, line in enumerate(io.BytesIO(file.read(size)), start=1):
             if not line.endswith(b"\n"):
                 note(f"{path.name}: line {number} is unfinished (stopped while writing it); left out")
@@ -150,11 +154,11 @@ def clock_entry(entry: Mapping[str, Any], journal: Journal) -> dict[str, Any]:
 def check_journal(path: Path, clock: Sequence[Mapping[str, Any]]) -> None:
     """Compare a journal with the checksums that the lines of the clock have; `Damaged` names the line."""
     so_far = hashlib.sha256()
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         for number, entry in enumerate(clock, start=1):
             so_far.update(file.readline())
             if SO_FAR in entry and entry[SO_FAR] != so_far.hexdigest():
                 raise Damaged(
-                    f"{path}: line {number} is damaged, missing or was edited: its checksum does not match. "
-                    f"{ADVICE}"
+                    f"{path}: line {number} is damaged, missing or was edited: its checksum in clock.jsonl "
+                    f"does not match. {ADVICE}"
                 )

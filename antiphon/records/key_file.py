@@ -7,7 +7,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from antiphon.records.files import make_folder, private, saving, sync
+from antiphon.records.files import make_folder, private, read_whole, saving, sync
 from antiphon.records.maker import beside
 
 NUM_BYTES = 32
@@ -37,7 +37,7 @@ def read_key(path: Path, what: str, advice: str) -> bytes:
     what: what the key is, in errors. advice: what to do if it cannot be read.
     """
     try:
-        key = path.read_bytes()
+        key = read_whole(path)
         mode = path.stat().st_mode
     except OSError as error:
         raise ValueError(f"the {what} {path} cannot be read ({error.strerror}): {advice}") from error

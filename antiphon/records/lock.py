@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from antiphon.records.files import make_folder, saving
+from antiphon.records.files import make_folder, read_whole, saving
 from antiphon.records.maker import has_ended, process_state, uninterrupted
 from antiphon.records.reading import parse_json
 from antiphon.records.schema import AtLeast, checked
@@ -104,7 +104,7 @@ def locked(folder: Path) -> Iterator[None]:
 def holder_of(folder: Path) -> Holder | None:
     """Return the process that a folder's lock names, which may have ended; None if there is none."""
     try:
-        return _holder((folder / LOCK).read_bytes())
+        return _holder(read_whole(folder / LOCK))
     except OSError:
         return None
 

@@ -16,7 +16,7 @@ from typing import IO, Any, AnyStr, TypeVar
 
 import yaml
 
-from antiphon.records.files import ADVICE, Damaged, check_files, regular, without_checksum
+from antiphon.records.files import ADVICE, CHECKSUM, Damaged, check_files, regular, without_checksum
 from antiphon.records.schema import checked, parse_number, shown, whole
 
 MAX_FILE = 1 << 28  # bytes of a file that is read at once, and of a line that we wrote
@@ -159,6 +159,11 @@ def read_object(
     The object is compared with its checksum, and with `check_all` the files that it lists with theirs; older
     files have none. If there is no such file, the error says that its folder holds no `what`.
     """
+    return _read(path, format, what, advice, check_all)[0]
+
+
+def _read(path: Path, format: str, what: str, advice: str, check_all: bool) -> tuple[dict[str, Any], str]:
+    """Return the object in a file, and its checksum: "" if it has none."""
     try:
         body = parse_json(read_text(path, opener=regular))
     except OSError as error:
@@ -171,10 +176,12 @@ def read_object(
     if format and body.get("format") != format:
         actual = shown(body.get("format"))
         raise ValueError(f"{path} has format {actual}, this antiphon reads {format!r}. {advice}")
+    checksum = str(body.get(CHECKSUM, ""))
     body = without_checksum(body, path, advice)
     if check_all:
-        check_files(path.parent, vars(fields_of(ListedFiles, body, str(path))), advice=advice)
-    return body
+        listed = vars(fields_of(ListedFiles, body, str(path)))
+        check_files(path.parent, listed, advice=advice, doubtful="" if checksum else path.name)
+    return body, checksum
 
 
 @dataclass(frozen=True)
@@ -185,10 +192,14 @@ class ListedFiles:
 
 
 def read_as(cls: type[T], path: Path, advice: str = "", check_all: bool = True) -> T:
-    """Read a file with one JSON object that has the fields of a dataclass; see `read_object`."""
+    """Read a file with one JSON object that has the fields of a dataclass; see `read_object`.
+
+    A field `sha256` gets the object's own checksum.
+    """
     advice = advice or getattr(cls, "advice", ADVICE)
-    body = read_object(path, getattr(cls, "format", ""), getattr(cls, "what", ""), advice, check_all)
-    return fields_of(cls, body, str(path), advice)
+    names = getattr(cls, "format", ""), getattr(cls, "what", "")
+    body, checksum = _read(path, *names, advice, check_all)
+    return fields_of(cls, {**body, CHECKSUM: checksum}, str(path), advice)
 
 
 def fields_of(cls: type[T], body: Any, where: str, advice: str = "") -> T:
@@ -228,6 +239,7 @@ def read_tensors(
     from safetensors.numpy import load_file as load_arrays
 
     try:
+        open(path, "rb", opener=regular).close()
         if framework == "np":
             return load_arrays(path)
         from safetensors.torch import load_file as load_tensors  # the report works without torch

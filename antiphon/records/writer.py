@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import socket
 import sys
@@ -194,6 +195,11 @@ class Record:
         self.events.add_rounds(read(self.journal.path), clock, started)
 
 
+def peak_memory_mib() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
 class EventWriter:
     """Writes the scalars of a run to a new TensorBoard file in `folder`, and removes its earlier ones.
 
@@ -244,6 +250,7 @@ def scalars_of(journal_entry: Entry, clock_entry: Entry) -> dict[str, float]:
         "train/loss": journal_entry.get("loss"),
         "bytes/down": journal_entry.get("bytes_down"),
         "bytes/up": journal_entry.get("bytes_up"),
+        "time/simulated": journal_entry.get("simulated_time"),
         **{f"train/{name}": value for name, value in journal_entry.get("metrics", {}).items()},
         **{f"valid/{name}": value for name, value in journal_entry.get("valid", {}).items()},
         **{f"clock/{name}": value for name, value in clock_entry.items() if name != "round"},

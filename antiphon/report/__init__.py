@@ -33,8 +33,8 @@ def report(
 
     Args:
         runs: A run folder, the folder of an experiment (all its runs), or several of them.
-        out: A file ending in .html, or a folder for report.html. By default report.html in the folder of
-            `runs`, or in the current folder if there are several.
+        out: A file ending in .html, or a folder for report.html. By default report.html, in the folder
+            of the run or experiment, or in the current folder if there are several.
         examples: The number of example utterances to show, with the texts that each model recognised. By
             default the report has no texts.
         follow: Write the page again whenever the runs change, until all have ended or Ctrl-C is pressed. A
@@ -54,7 +54,7 @@ def report(
         if path.exists() and not _is_ours(path.read_text(encoding="utf-8", errors="replace")):
             raise ValueError(
                 f"{path} exists, and antiphon did not write it: name another page with --out, such as "
-                "--out comparison.html (in Python: out=)"
+                f"--out {page.with_name(f'{page.stem}-2.html')} (in Python: out=)"
             )
     if follow:
         from antiphon.report.following import follow_runs

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from antiphon.report import plots, speaker_plots, tables
 from antiphon.report.drawing import look
 from antiphon.report.run_folder import RunFolder
+from antiphon.report.simulated_time import has_clock
 from antiphon.scoring.statistics import plural, worst_decile
 
 
@@ -104,6 +105,9 @@ def of_costs(runs: Sequence[RunFolder]) -> list[Figure]:
         figures.append(Figure(plots.bytes_by_round(runs), "As if every client were on a machine of its own."))
         if any("wer" in run.validation for run in runs):
             figures.append(Figure(plots.error_by_bytes(runs), "What an error rate costs in traffic."))
+    if timed := [run for run in runs if has_clock(run)]:
+        caption = "Time of simulated clients: computing, sending, receiving and waiting."
+        figures.append(Figure(plots.error_by_time(timed), caption))
     if any(run.clock for run in runs):
         figures += [Figure(plots.seconds_by_round(runs)), Figure(plots.memory_by_round(runs))]
     return figures

@@ -73,7 +73,7 @@ def _write(paths: Sequence[Path], page: Path, num_examples: int) -> None:
     rows = [*(progress_of(run) for run in runs), *waiting_runs(paths, runs)]
     following = Following(REFRESH, time.strftime("%H:%M:%S"), rows)
     text = render(runs, num_examples, following) if runs else render_waiting(paths, following)
-    write_text(page, text)
+    write_text(page, text, is_private=num_examples > 0)
 
 
 def _is_over(path: Path, at_start: _Start) -> bool:

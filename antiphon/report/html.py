@@ -21,6 +21,7 @@ from antiphon.report.formatting import NONE, bounds, duration, edits, percent, r
 from antiphon.report.headline import cards, headline, ranking
 from antiphon.report.run_folder import RunFolder
 from antiphon.report.run_progress import RunProgress, is_stopped
+from antiphon.report.simulated_time import time_rows
 from antiphon.scoring.statistics import NUM_RESAMPLES, expected_coverage, measured_coverage, plural, signed
 
 MAX_FAILURES = 60
@@ -122,6 +123,7 @@ def _context(runs: Sequence[RunFolder], num_examples: int) -> dict[str, Any]:
         "num_asked": sum(len(entry.get("cohort", ())) for run in runs for entry in run.trained),
         "costs": figures.of_costs(trained) if trained else [],
         "trained": trained,
+        "times": time_rows(trained),
         "differences": tables.differences(runs) if len(runs) > 1 else [],
         "commands": list(dict.fromkeys(_command(run) for run in runs)),
         "configurations": [(run.label, _as_yaml(tables.configuration(run))) for run in runs],
@@ -149,7 +151,9 @@ def _coverage(run: RunFolder) -> tuple[float, float]:
 
 
 def _command(run: RunFolder) -> str:
-    checkout = f"git checkout {run.about['commit']}\n" if run.about.get("commit") else ""
+    commit = run.about.get("commit") or ""
+    changed = "  # the code also had changes that were not committed" if commit.endswith("+") else ""
+    checkout = f"git checkout {commit.removesuffix('+')}{changed}\n" if commit else ""
     recipe, seed = run.about["recipe"], run.about["seed"]
     return f"{checkout}antiphon run {recipe} --data DATA --out OUT --set seed={seed}"
 

@@ -26,6 +26,7 @@ from antiphon.report.drawing import (
     thin,
 )
 from antiphon.report.run_folder import Array, Entry, RunFolder, series
+from antiphon.report.simulated_time import at_rounds, time_curve, total_bytes
 from antiphon.scoring.statistics import effective_number, expected_coverage, measured_coverage
 
 Series = tuple[Array, Array]  # x, y
@@ -161,14 +162,24 @@ def error_by_bytes(axes: Axes, runs: Sequence[RunFolder]) -> None:
     percent_axis(axes.yaxis)
     curves = [run.validation.get("wer", NOTHING) for run in runs]
     for run, (rounds, values) in zip(runs, curves, strict=True):
-        total = np.cumsum([entry.get("bytes_down", 0) + entry.get("bytes_up", 0) for entry in run.trained])
-        finished = np.array([entry["round"] for entry in run.trained])
-        before = np.searchsorted(finished, rounds, side="right")  # rounds finished by then
-        draw_line(axes, np.array([0.0, *total])[before], values, look(run.position))
+        draw_line(axes, at_rounds(run, rounds, total_bytes(run)), values, look(run.position))
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     bytes_axis(axes.xaxis, axes.get_xlim()[1])
     axes.set_xlabel("bytes, to clients and back")
+    _cap(axes, runs, [values for _, values in curves])
+
+
+@plot("Validation WER by simulated time")
+def error_by_time(axes: Axes, runs: Sequence[RunFolder]) -> None:
+    """Draw validation WER over the simulated time until then, of the runs that have a clock."""
+    percent_axis(axes.yaxis)
+    curves = [time_curve(run) for run in runs]
+    for run, curve in zip(runs, curves, strict=True):
+        draw_line(axes, *curve, look(run.position))
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.set_xlabel("hours of simulated time")
     _cap(axes, runs, [values for _, values in curves])
 
 

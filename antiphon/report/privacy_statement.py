@@ -12,6 +12,12 @@ NOT_COVERED = (
     "Not covered: the journal of the run (losses, numbers of utterances, who took part), the server itself, "
     "the model that the run started from, and floating-point rounding of the noise."
 )
+SHARES = (
+    "The noise was discrete. Clients added it in shares before their updates were summed under masks: for "
+    "updates, the guarantee holds against the server, too. Neighbouring data differ by the speech of one "
+    "client; that it took part is not hidden. Not covered: what clients report to the server beside their "
+    "updates (losses, numbers of utterances: the journal), and the model that the run started from."
+)
 
 
 def privacy_statement(run: RunFolder) -> str:
@@ -28,8 +34,9 @@ def privacy_statement(run: RunFolder) -> str:
         "by one client with all its speech.",
         f"Updates were clipped to an l2 norm of {how['bound']:g} ({clipping}) and got Gaussian noise; "
         f"cohorts were drawn by {cohorts} ({means}).",
-        NOT_COVERED,
     ]
+    shares = settings.get("noise", {}).get("distributed")
+    lines += [NOT_COVERED] if shares is None else [SHARES, _colluding(shares["colluding"])]
     if settings["trusts_clients"]:
         lines.append("Clients clipped their own updates; the server could not check it.")
     if settings["simulated"]:
@@ -38,6 +45,10 @@ def privacy_statement(run: RunFolder) -> str:
             "subtract the noise."
         )
     return " ".join(lines)
+
+
+def _colluding(number: int) -> str:
+    return f"It assumes that of all clients of a round, {number} at most tell others the noise they added."
 
 
 def _choice(tree: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -8,10 +8,22 @@ from collections.abc import Sequence
 from antiphon.report import tables
 from antiphon.report.attention_summary import AttentionRow, attention_rows
 from antiphon.report.examples import example_utterances
-from antiphon.report.formatting import MARK, NONE, bounds, edits, markdown_table, percent, plain, ranges, size
+from antiphon.report.formatting import (
+    MARK,
+    NONE,
+    bounds,
+    duration,
+    edits,
+    markdown_table,
+    percent,
+    plain,
+    ranges,
+    size,
+)
 from antiphon.report.privacy_statement import privacy_statement
 from antiphon.report.run_folder import RunFolder
 from antiphon.report.server_view import server_view
+from antiphon.report.simulated_time import TimeRow, time_rows
 from antiphon.scoring.statistics import NUM_RESAMPLES, plural, signed
 
 MAX_FAILURES = 100
@@ -33,6 +45,8 @@ def results_markdown(runs: Sequence[RunFolder], num_examples: int = 0) -> str:
         parts += ["## Example utterances", *_examples(next(iter(results.values())), num_examples)]
     if corrupted := [run for run in runs if run.corrupted]:
         parts += ["## Corrupted clients", _corrupted_table(corrupted)]
+    if timed := time_rows(runs):
+        parts += ["## Simulated time", _time_table(runs, timed)]
     parts += ["## Clients left out", _failure_table(runs)]
     parts += ["## What the server saw", *map(_server_view, runs)]
     if stated := [f"**{plain(run.label)}**: {text}" for run in runs if (text := privacy_statement(run))]:
@@ -153,6 +167,30 @@ def _corrupted_table(runs: Sequence[RunFolder]) -> str:
         cells.append([run.label, f"{len(run.corrupted)} of {run.num_clients}", *weights])
     return (
         markdown_table(head, *cells) + "\n\nWeights over an equal share of the round, as means over rounds."
+    )
+
+
+def _time_table(runs: Sequence[RunFolder], rows: Sequence[TimeRow]) -> str:
+    target = percent(tables.common_target(runs), 1)
+    head = ["run", "rounds", "simulated time", "median round", "late answers", "time to best"]
+    head += [f"time to {target} %", f"bytes to {target} %"]
+    cells = (
+        [
+            row.label,
+            row.num_rounds,
+            duration(row.seconds),
+            duration(row.median_round),
+            f"{row.num_late:,}",
+            duration(row.seconds_to_best),
+            duration(row.seconds_to_target),
+            size(row.bytes_to_target),
+        ]
+        for row in rows
+    )
+    return (
+        markdown_table(head, *cells)
+        + "\n\nTime of simulated clients, until a validation WER was reached that "
+        "all runs reached."
     )
 
 

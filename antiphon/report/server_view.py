@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from antiphon.report.run_folder import RunFolder
 
 ADDED = {"weight", "tasks", "state_bytes"}  # of the journal's statistics: the server's own
+
+
+def _noise(config: Mapping[str, Any]) -> str:
+    private = config.get("algorithm", {}).get("private", {})
+    return ", with the noise that clients added" if "distributed" in private.get("noise", {}) else ""
 
 
 def server_view(run: RunFolder) -> list[str]:
@@ -22,6 +30,7 @@ def server_view(run: RunFolder) -> list[str]:
         return [
             *seen,
             "The weight of every client, which follows from its report.",
-            "The weighted mean of the updates of each cohort, and no single update (secure aggregation).",
+            f"The weighted mean of the updates of each cohort{_noise(config)}, and no single update (secure "
+            "aggregation).",
         ]
     return [*seen, "Every single update: the change of each parameter that a client trained."]

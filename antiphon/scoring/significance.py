@@ -119,15 +119,20 @@ def matched_pairs(first: npt.ArrayLike, second: npt.ArrayLike) -> MatchedPairs:
     (4, -1.0, -2.4495, 0.0143)
     """
     difference = np.asarray(second, dtype=float) - np.asarray(first, dtype=float)
-    number = len(difference)
-    if not difference.any():
+    return pairs_of_sums(len(difference), float(difference.sum()), float((difference**2).sum()))
+
+
+def pairs_of_sums(number: int, total: float, squares: float) -> MatchedPairs:
+    """Run the test on the number of segments, Σ Z_i and Σ Z_i²: sums of whole numbers are exact.
+
+    >>> pairs_of_sums(4, -4.0, 6.0) == matched_pairs([1, 0, 2, 1], [0, 0, 0, 0])
+    True
+    """
+    if not squares:
         return MatchedPairs(number, 0.0, 0.0, 0.0, 1.0)
-    mean = float(difference.mean())
-    spread = float(difference.std(ddof=1)) if number > 1 else 0.0
-    if spread > 0:
-        z = mean / (spread / math.sqrt(number))
-    else:
-        z = float(difference.sum() / np.sqrt((difference**2).sum()))
+    mean = total / number
+    spread = math.sqrt(max(0.0, number * squares - total**2) / (number * (number - 1))) if number > 1 else 0.0
+    z = mean / (spread / math.sqrt(number)) if spread > 0 else total / math.sqrt(squares)
     return MatchedPairs(number, mean, spread, z, p=math.erfc(abs(z) / math.sqrt(2)))
 
 

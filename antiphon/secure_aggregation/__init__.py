@@ -22,7 +22,7 @@ Not protected:
 - reports (loss, number of utterances, ...), and who takes part and who drops out at which step;
 - weights, which all members of a round see; a DGA weight is a loss up to a constant;
 - the mean itself. It says much about a client in a small cohort or with a large weight (`max_share`); noise
-  protects it, secure aggregation does not;
+  protects it, secure aggregation does not (clients can add it themselves: `tasks.noised_update`);
 - the sum from a malicious client: nobody sees its update, so only the client itself checks the range.
 
 Deviations. Weights are decided after the reports, before the masks. A seed comes with its SHA-256 digest, so

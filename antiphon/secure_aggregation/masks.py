@@ -98,6 +98,18 @@ class FixedPoint:
         return mean
 
 
+@dataclass(frozen=True)
+class WholeSteps:
+    """Vectors in whole steps of a grid, all of one weight: updates with noise of their clients."""
+
+    step: float
+
+    def decode(self, total: np.ndarray, clients: list[str]) -> np.ndarray:
+        """Return the mean over these clients from their sum in the ring."""
+        mean: np.ndarray = total.view(np.int32) * (self.step / len(clients))
+        return mean
+
+
 def flatten(tensors: Tensors) -> np.ndarray:
     """Return all values as one vector of float64, in the order of names."""
     parts = [tensors[name].detach().cpu().double().numpy().ravel() for name in sorted(tensors)]

@@ -9,6 +9,10 @@ four requests and answers of its last reveal (`MemberRecord`), so that a server 
 and gets the same answers. After a session without a reveal it may begin again, with new keys. The sums of
 several sessions over the same updates then cannot be combined to an update of one client: those who revealed
 in a session, at least t, are in no later one.
+
+If a task adds noise (`tasks.noised_update`), a member draws its share when it masks: it then knows the
+threshold, below which it reveals nothing. In a federation the noise comes from the operating system, and the
+server has no part in it. Answers that were revealed are kept, so they are never drawn anew.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from antiphon.core import Task, Tensors, Update
+from antiphon.core import Task, Tensors, Unusable, Update
+from antiphon.privacy.samplers import Randomness, Secure
 from antiphon.secure_aggregation.masks import (
     FixedPoint,
     add_pair_mask,
@@ -38,6 +43,7 @@ from antiphon.secure_aggregation.masks import (
 )
 from antiphon.secure_aggregation.rules import MIN_CLIENTS
 from antiphon.secure_aggregation.secret_sharing import SHARE_BYTES, split
+from antiphon.tasks.noised_update import NoisedByClient, without_noise
 
 STEPS = ("work", "share", "mask", "reveal")
 NONCE_BYTES, TAG_BYTES = 12, 16
@@ -92,6 +98,8 @@ class Session:
     share_key: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
     seed: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     values: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
+    noise: NoisedByClient | None = None  # then `values` are on its grid, without noise
+    round: int = 0
     used: tuple[str, ...] = ()  # digests of the task and of the update
     roster: Mapping[str, list[str]] = field(default_factory=dict)  # client -> its two public keys
     threshold: int = 0
@@ -109,6 +117,7 @@ class Member:
     work: Callable[[Task], Update]
     record: MemberRecord = field(default_factory=MemoryRecord)
     max_share: float = 0.5  # of the weight, for one client; with more, the mean is close to its update
+    randomness: Randomness = Secure()  # of its noise
     _session: Session | None = field(default=None, init=False, repr=False)
 
     def answer(self, head: Mapping[str, Any], tensors: Tensors) -> Message:
@@ -140,7 +149,7 @@ class Member:
         except InvalidTag:
             return {"error": "the shares of a peer were changed on their way"}, {}
         except Exception as error:  # an error of one client must not end the process of its site
-            kind = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
+            kind = "" if isinstance(error, Refused | Unusable) else f"{type(error).__name__}: "
             return {"error": f"{kind}{error}"}, {}
 
     def _work(self, session: Session, head: Mapping[str, Any], tensors: Tensors) -> Message:
@@ -149,12 +158,14 @@ class Member:
         same = {key: value for key, value in task.config.items() if key not in ("round", "call")}
         digest = digest_of({"kind": task.kind, "config": same}, tensors)
         self._check_unused(digest)
+        task, session.noise = without_noise(task)
+        session.round = task.moment[0]
         update = self.work(task)
         if update.is_empty:
             raise Refused(update.failures[0].reason)
         if not all(tensor.is_floating_point() for tensor in update.mean.values()):
             raise Refused("only floating-point tensors can be added up")
-        session.values = flatten(update.mean)
+        session.values = session.noise.on_grid(update.mean) if session.noise else flatten(update.mean)
         session.used = (digest, hashlib.sha256(session.values.tobytes()).hexdigest())
         if update.mean:  # an answer of numbers only has nothing to mask
             self._check_unused(session.used[1])
@@ -200,12 +211,21 @@ class Member:
             raise Refused(f"{len(weights)} members, {session.threshold} needed")
         self._check_shares(weights, set(weights))
         session.weights, session.shares = weights, self._open(session, weights, tensors["parcels"].numpy())
-        masked = FixedPoint(float(head["bound"]), weights).encode(session.values, self.client)
+        masked = self._encoded(session, weights, float(head["bound"]))
         masked += self_mask(session.seed, session.name, len(masked))
         for peer in weights.keys() - {self.client}:
             add_pair_mask(masked, session.mask_key, self.client, peer, session.roster[peer][0], session.name)
         session.values = np.empty(0)
         return {}, {"masked": torch.from_numpy(masked.view(np.int32))}
+
+    def _encoded(self, session: Session, weights: Mapping[str, int], bound: float) -> np.ndarray:
+        """Return the update as elements of the ring, with its noise."""
+        if session.noise is None:
+            return FixedPoint(bound, weights).encode(session.values, self.client)
+        if len(set(weights.values())) > 1:
+            raise Refused("noise of clients is accounted for weights that are all the same")
+        words = self.randomness.words(session.round)
+        return session.noise.noised(session.values, session.threshold, words).astype(np.uint32)
 
     def _open(
         self, session: Session, weights: Mapping[str, int], parcels: np.ndarray

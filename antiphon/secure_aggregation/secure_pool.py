@@ -28,9 +28,11 @@ from antiphon.core import (
     size_in_bytes,
 )
 from antiphon.pools.local import check_stats, expected_tensors
+from antiphon.privacy.samplers import Seeded
 from antiphon.secure_aggregation.masks import (
     LARGEST,
     FixedPoint,
+    WholeSteps,
     add_pair_mask,
     layout_of,
     public_key,
@@ -40,6 +42,8 @@ from antiphon.secure_aggregation.masks import (
 from antiphon.secure_aggregation.member import PARCEL_BYTES, Member, Message
 from antiphon.secure_aggregation.rules import SecureAggregation
 from antiphon.secure_aggregation.secret_sharing import join
+from antiphon.seeding import derive
+from antiphon.tasks.noised_update import without_noise
 from antiphon.tasks.views import VIEWS, View, views_of
 
 # Sends each client its message; yields the answers as they arrive, or the reason why there is none.
@@ -89,7 +93,7 @@ def _summable(task: Task) -> Tensors:
     """Return tensors like those of an answer; refuse tasks whose answers cannot be summed under masks."""
     views = views_of(task) if VIEWS in task.config else []
     for view in views:
-        if type(view).arrive is not View.arrive:
+        if type(view).arrive is not View.arrive or type(view).decode is not View.decode:
             raise ValueError(
                 f"secure aggregation cannot be used with {type(view).__name__}: the server would have to "
                 "change single updates when they arrive, and it cannot see them"
@@ -145,7 +149,8 @@ class _Sum:
         shared = self.ask("share", dict.fromkeys(roster, share), self._accept_parcels(len(roster)))
         top = max(log_weights[client] for client in shared)
         weights = {c: round(LARGEST * math.exp(log_weights[c] - top)) for c in sorted(shared)}
-        fixed = FixedPoint(self.settings.bound, weights)
+        _, noise = without_noise(self.task)
+        numbers = WholeSteps(noise.step) if noise else FixedPoint(self.settings.bound, weights)
         requests: dict[str, Message] = {}
         for client in shared:
             parcels = np.stack([shared[peer][1][number[client]] for peer in sorted(shared)])
@@ -170,7 +175,7 @@ class _Sum:
                 raise _SumClosed(f"the shares of {client!r} do not match its public key")
             for peer in survivors:
                 add_pair_mask(total, key, client, peer, roster[peer][0], self.session)
-        return unflatten(fixed.decode(total, survivors), self.like), set(survivors)
+        return unflatten(numbers.decode(total, survivors), self.like), set(survivors)
 
     def ask(
         self, step: str, requests: Mapping[str, Message], accept: Callable[[Message], Any]
@@ -258,14 +263,20 @@ def _array(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> 
     return tensor.cpu().numpy()
 
 
-def in_process(worker: Worker, max_share: float) -> Exchange:
-    """Return an exchange with members in this process, for simulations."""
+def in_process(worker: Worker, max_share: float, seed: int = 0) -> Exchange:
+    """Return an exchange with members in this process, for simulations: their noise follows from the seed."""
     members: dict[str, Member] = {}
 
     def member(client: str) -> Member:
-        return members.setdefault(
-            client, Member(client, lambda task: next(iter(worker.run(task, [client]))), max_share=max_share)
-        )
+        if client not in members:
+            noise = Seeded(derive(seed, "noise of a client", client))
+            members[client] = Member(
+                client,
+                lambda task: next(iter(worker.run(task, [client]))),
+                max_share=max_share,
+                randomness=noise,
+            )
+        return members[client]
 
     def exchange(messages: Mapping[str, Message]) -> Iterator[tuple[str, Message | str]]:
         for client, (head, tensors) in messages.items():

@@ -129,6 +129,26 @@ class _Optimizer:
         """Return the new parameters; store the moments in `moments.new`."""
         raise NotImplementedError
 
+    def lasting_effect(self, step: int) -> float:
+        """Return what a delta does in this and all later steps, divided by what it does in this step.
+
+        Steps are counted from 1. To first order: rate, second moment and ratios of layers stay as they are.
+        """
+        return 1.0
+
+
+def _with_bias_correction(beta1: float, step: int) -> float:
+    """Return Σ_k β1^k / (1 − β1^(step+k)), the effects on steps `step` + k, divided by its first term.
+
+    >>> [round(_with_bias_correction(0.9, step), 2) for step in (1, 2, 40)]
+    [3.01, 4.24, 9.93]
+    """
+    total, share, number = 0.0, 1.0, step
+    while share > 1e-12:
+        total += share / (1 - beta1**number)
+        share, number = share * beta1, number + 1
+    return total * (1 - beta1**step)
+
 
 @dataclass(frozen=True)
 class Sgd(_Optimizer):
@@ -152,6 +172,9 @@ class Sgd(_Optimizer):
         if self.nesterov:
             direction = torch._foreach_add(grads, direction, alpha=self.momentum)
         return torch._foreach_add(old, direction, alpha=-lr)
+
+    def lasting_effect(self, step: int) -> float:
+        return 1 / (1 - self.momentum) / (1 + self.nesterov * self.momentum)
 
 
 @dataclass(frozen=True)
@@ -178,6 +201,9 @@ class Adam(_Optimizer):
         divisor = moments.debiased_root(grads, self.beta2, self.epsilon)
         return torch._foreach_addcdiv(old, first, divisor, value=-lr / (1 - self.beta1**moments.step))
 
+    def lasting_effect(self, step: int) -> float:
+        return _with_bias_correction(self.beta1, step)
+
 
 @dataclass(frozen=True)
 class Yogi(_Optimizer):
@@ -200,6 +226,9 @@ class Yogi(_Optimizer):
         torch._foreach_sign_(sign)
         second = torch._foreach_addcmul(before, squares, sign, value=-(1 - self.beta2))
         return torch._foreach_addcdiv(old, first, moments.root(second, self.epsilon), value=-lr)
+
+    def lasting_effect(self, step: int) -> float:
+        return 1 / (1 - self.beta1)
 
 
 @dataclass(frozen=True)
@@ -241,6 +270,9 @@ class Lamb(_Optimizer):
         torch._foreach_add_(direction, old)
         return direction
 
+    def lasting_effect(self, step: int) -> float:
+        return _with_bias_correction(self.beta1, step)
+
 
 @dataclass(frozen=True)
 class Lars(_Optimizer):
@@ -265,6 +297,9 @@ class Lars(_Optimizer):
             grads = torch._foreach_add(grads, old, alpha=self.weight_decay)
         velocity = moments.velocity(torch._foreach_mul(grads, rates), self.momentum)
         return torch._foreach_add(old, velocity, alpha=-lr)
+
+    def lasting_effect(self, step: int) -> float:
+        return 1 / (1 - self.momentum)
 
 
 class ServerOptimizer(Protocol):

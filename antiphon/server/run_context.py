@@ -29,6 +29,7 @@ class RunContext:
     cohort: int = 0  # the number of clients that a round is planned for
     save_every: int = 1  # rounds between checkpoints
     num_processes: int = 1
+    has_server_speech: bool = True  # whether the server has speech of its own
     folder: Path | None = None  # of the run; None while settings are only checked
     # Runs an action in the first process of the run; all processes get its result.
     on_first_process: Callable[[Callable[[], Any]], Any] = lambda action: action()
@@ -67,7 +68,8 @@ def check_order(algorithm: Any) -> None:
         refuses = getattr(part, "refuses", {})
         for inside in parts_of(getattr(part, "inner", None)):
             if advice := refuses.get(getattr(inside, "effect", "")):
-                raise ValueError(f"{choice_name(type(part))} around {choice_name(type(inside))}: {advice}")
+                name = choice_name(type(inside))
+                raise ValueError(f"{choice_name(type(part))} around {name}: {advice.format(inside=name)}")
 
 
 def parts_of(algorithm: Any) -> Iterator[Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 from antiphon.core import Pool, Task, Tensors
+from antiphon.seeding import derive
 from antiphon.server.weighting import Uniform
 
 
@@ -21,3 +23,16 @@ def measure(pool: Pool, params: Tensors, clients: Sequence[str], held_out: bool 
         "wer": errors["words"] / max(1.0, total["words"]),
         "cer": errors["characters"] / max(1.0, total["characters"]),
     }
+
+
+def measuring_clients(clients: Sequence[str], names: Sequence[str] = (), num: int = 0) -> tuple[str, ...]:
+    """Return those of the validation clients that measure models in a round: `names`, or `num` of all.
+
+    Always the same ones, in every round and run; 0: all of them.
+    """
+    if unknown := sorted(set(names) - set(clients)):
+        raise ValueError(f"validation: no client {unknown[0]!r}; there are {', '.join(sorted(clients))}")
+    if num > len(clients):
+        raise ValueError(f"num_validation is {num} but there are {len(clients)} clients")
+    drawn = random.Random(derive(0, "validation")).sample(sorted(clients), num or len(clients))
+    return tuple(names) or tuple(sorted(drawn))

@@ -1,6 +1,6 @@
 """Local training: what an algorithm writes into a task about training, and a client reads from it.
 
-Work that trains is a pair of functions: `plan` says which SGD steps to take, `answer` makes an update of
+Work that trains is a pair of functions: `plan` says which steps to take, `answer` makes an update of
 their result. A client takes the steps alone, or a GPU takes those of many clients at once; the work is the
 same. This is plain local training:
 
@@ -11,21 +11,25 @@ same. This is plain local training:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from antiphon import config as configuration
 from antiphon.core import Report, Scalar, ServerState, Task, Tensors, Update, WrapperState
 from antiphon.seeding import derive
+from antiphon.tasks.client_optimizers import CLIENT_OPTIMIZERS, ClientOptimizer, ClientSgd
+from antiphon.tasks.client_storage import CLIENT_STORAGE, ClientStorage, Exact
 from antiphon.tasks.client_work import CLIENT_WORK, COUNT, LOSS, ROUNDING, Answer, Bounds
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Plain SGD on the client's own utterances, without state.
+    """Steps on the client's own utterances, without state from one task to the next.
 
     The objective is the mean over utterances of (loss of the utterance / its number of tokens).
     """
@@ -36,6 +40,8 @@ class LocalTraining:
     batch_seconds: float = 60.0  # of audio in a batch, with padding; 0: all utterances in one batch
     clip_norm: float = 1.0  # largest l2 norm of a step's gradient; 0: no clipping
     proximal: float = 0.0  # FedProx (Li et al. 2020): adds proximal/2 · ||w − w_server||² to the loss
+    optimizer: ClientOptimizer = ClientSgd()  # how a client takes a step
+    storage: ClientStorage = Exact()  # how a client stores parameters between steps
 
     def __post_init__(self) -> None:
         if self.steps <= 0 and self.epochs <= 0:
@@ -46,21 +52,48 @@ class LocalTraining:
             if getattr(self, name) < 0:
                 raise ValueError(f"local training: {name} must not be negative, not {getattr(self, name)}")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is that of plain SGD: the gradient times the learning rate."""
+        return self.optimizer == ClientSgd()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether clients store parameters as they are."""
+        return self.storage == Exact()
+
     def task_config(
         self, state: ServerState | WrapperState, scale: float = 1.0, purpose: str = "train"
     ) -> dict[str, Scalar]:
         """Return the configuration of a task: these settings, the scaled learning rate, the round's seed."""
         seed = derive(state.seed, purpose, state.round)
-        return {**asdict(self), "lr": self.lr * scale, "round": state.round, "seed": seed}
+        return {**self.to_task(), "lr": self.lr * scale, "round": state.round, "seed": seed}
+
+    def to_task(self) -> dict[str, Scalar]:
+        """Return the settings as part of a task's configuration; plain SGD, exact storage are not written."""
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        choices = {"optimizer": CLIENT_OPTIMIZERS, "storage": CLIENT_STORAGE}
+        chosen = {name: settings.pop(name) for name in choices}
+        for name in [*["optimizer"] * (not self.is_plain), *["storage"] * (not self.is_exact)]:
+            written = {choices[name].name_of(type(chosen[name])): configuration.to_dict(chosen[name])}
+            settings[name] = json.dumps(written, separators=(",", ":"))
+        return settings
 
     @classmethod
     def from_task(cls, config: Mapping[str, Scalar]) -> LocalTraining:
-        return cls(**{field.name: config[field.name] for field in fields(cls)})  # type: ignore[arg-type]
+        """Return the settings in a task's configuration."""
+        choices = ("optimizer", "storage")
+        settings: dict[str, Any] = {f.name: config[f.name] for f in fields(cls) if f.name not in choices}
+        for name in choices:
+            if name in config:
+                written = {name: json.loads(str(config[name]))}
+                settings[name] = getattr(configuration.from_dict(cls, written), name)
+        return cls(**settings)
 
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """SGD steps for a client.
+    """Local steps for a client.
 
     start: the parameters to train, with their first values.
     correction: added to the gradient of every step, for the parameters it names.
@@ -92,6 +125,7 @@ TRAINED: Mapping[str, Bounds] = {
     "num_filtered": replace(COUNT, is_required=False),
     "confidence": Bounds(-ROUNDING, 1 + ROUNDING, is_required=False),
     "label_seconds": Bounds(0, 1e9, is_required=False),
+    "parameter_bytes": replace(COUNT, most=1e13, is_required=False),
 }
 
 

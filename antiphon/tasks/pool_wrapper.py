@@ -31,6 +31,15 @@ class PoolWrapper:
         self.answered(collected.reports)
         return collected
 
+    def arrival(self, task: Task, client: str, sent: float) -> float:
+        return arrival(self.pool, self.outgoing(task, [client]), client, sent)
+
+
+def arrival(pool: Pool, task: Task, client: str, sent: float) -> float:
+    """Return the simulated time at which a client answers a task; `sent` if the pool has no clock."""
+    ask: Callable[[Task, str, float], float] | None = getattr(pool, "arrival", None)
+    return sent if ask is None else ask(task, client, sent)
+
 
 @dataclass(frozen=True)
 class WatchedUpdates:

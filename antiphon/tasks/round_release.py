@@ -13,6 +13,7 @@ import torch
 
 from antiphon.core import Tensors, Update
 from antiphon.privacy.correlated_noise import noise_rows
+from antiphon.privacy.distributed_noise import DistributedPlan
 from antiphon.privacy.noise_key import derived_key
 from antiphon.privacy.update_accounting import Plan
 from antiphon.privacy.update_ledger import check_release
@@ -34,6 +35,11 @@ class RoundRelease:
     count_deviation: float = 0.0  # of the noise on the count of an adaptive bound; 0: there is no count
 
     @property
+    def has_shares(self) -> bool:
+        """Whether the noise arrives with the updates: then the server adds none."""
+        return isinstance(self.plan, DistributedPlan)
+
+    @property
     def relative_deviation(self) -> float:
         """The standard deviation of the independent noise z on the sum, in bounds.
 
@@ -52,12 +58,14 @@ class RoundRelease:
         layout = [[name, list(tensor.shape)] for name, tensor in like.items()]
         facts = [self.plan.coefficients, self.plan.deviation, self.first_bound, self.cohort, layout]
         facts += [self.count_deviation] if self.count_deviation else []
+        facts += ["shares", self.plan.colluding] if isinstance(self.plan, DistributedPlan) else []
         return hashlib.blake2b(json.dumps(facts).encode(), key=self.key, digest_size=16).hexdigest()
 
     def mean(self, update: Update, like: Tensors, largest_weight: float, count: float = 0.0) -> Tensors:
         """Return (sum of the updates + noise) / planned number of clients.
 
-        The sum counts a client by its weight over the largest one. An empty update gives noise alone.
+        The sum counts a client by its weight over the largest one. An empty update gives noise alone; if
+        clients add the noise, it gives zeros.
         count: what `share_within` is asked for after it.
         """
         weight = 0.0 if update.is_empty else math.exp(update.log_weight) / largest_weight
@@ -82,5 +90,7 @@ class RoundRelease:
     def _row(self, like: Tensors) -> np.ndarray:
         """Return the noise of the round: an entry for each parameter, and one for the count."""
         size = sum(tensor.numel() for tensor in like.values()) + bool(self.count_deviation)
+        if self.has_shares:
+            return np.zeros(size)
         rows = noise_rows(derived_key(self.key, "noise"), self.plan.matrix, size, self.folder or None)
-        return rows.row(self.round).copy()
+        return rows.row(self.round)

@@ -6,7 +6,8 @@ client may not have clipped, and because other views may round on the way.
 All bounds are l2 norms. Clipping by layer has a bound for each tensor; their squares add up to the square of
 the bound of the whole update, so the sensitivity of the sum is the same. (H. B. McMahan et al., "Learning
 Differentially Private Recurrent Language Models", ICLR 2018, §3: flat and per-layer clipping; M. Pelikan et
-al., arXiv:2310.00098: by dimension, for speech recognition.)
+al., arXiv:2310.00098: by dimension, for speech recognition. By norm: a layer with long updates gets a large
+bound; the norms are those of an update on data that are not private.)
 
 >>> import torch
 >>> EachLayer(bound=5.0)({"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([0.3])})["b"]
@@ -16,7 +17,7 @@ tensor([0.3000])
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -31,6 +32,7 @@ from antiphon.tasks.views import CLIENT_VIEWS, View
 ROOM = 2.0**-20
 WITHIN = "within_bound"  # in a report: whether the update was within an adaptive bound, as the server finds
 SUM_ROOM = 2.0**-10  # for updates that are rounded to the grid of secure aggregation
+LEAST_SHARE = 0.01  # of a layer in bound², times the number of layers, if the norms of layers decide
 FEWEST_STEPS = 2**31  # of that grid, for a sum of values within its bound; see `fits_grid`
 
 
@@ -42,8 +44,8 @@ class _Clipping:
         if not 0 < self.bound < math.inf:
             raise ValueError(f"clipping of updates needs a bound above 0, not {self.bound}")
 
-    def shares(self, sizes: Sequence[int]) -> list[float]:
-        """Return the share of bound² of each tensor, from their numbers of entries."""
+    def shares(self, sizes: Mapping[str, int]) -> list[float]:
+        """Return the share of bound² of each tensor, from their numbers of entries by name."""
         raise NotImplementedError
 
     def __call__(self, update: Tensors, room: float = ROOM) -> Tensors:
@@ -55,10 +57,11 @@ class _Clipping:
         if not bool(norms.isfinite().all()):
             raise Unusable("NaN or infinity in its update")
         room = 1 - max(room, *(torch.finfo(tensor.dtype).eps for tensor in tensors))
-        scales = self._scales(norms, [tensor.numel() for tensor in tensors], self.bound * room)
+        sizes = {name: tensor.numel() for name, tensor in update.items()}
+        scales = self._scales(norms, sizes, self.bound * room)
         return {name: _scaled(update[name], scale) for name, scale in zip(update, scales, strict=True)}
 
-    def _scales(self, norms: Tensor, sizes: Sequence[int], bound: float) -> list[float]:
+    def _scales(self, norms: Tensor, sizes: Mapping[str, int], bound: float) -> list[float]:
         shares = self.shares(sizes)
         total = sum(shares)
         limits = [bound * math.sqrt(share / total) for share in shares]
@@ -69,7 +72,7 @@ class _Clipping:
 class WholeUpdate(_Clipping):
     """Scales all layers of an update together: its direction stays."""
 
-    def _scales(self, norms: Tensor, sizes: Sequence[int], bound: float) -> list[float]:
+    def _scales(self, norms: Tensor, sizes: Mapping[str, int], bound: float) -> list[float]:
         return [_scale(float(torch.linalg.vector_norm(norms)), bound)] * len(sizes)
 
 
@@ -77,7 +80,7 @@ class WholeUpdate(_Clipping):
 class EachLayer(_Clipping):
     """Scales each tensor to a bound of its own, the same for all."""
 
-    def shares(self, sizes: Sequence[int]) -> list[float]:
+    def shares(self, sizes: Mapping[str, int]) -> list[float]:
         return [1.0] * len(sizes)
 
 
@@ -85,8 +88,40 @@ class EachLayer(_Clipping):
 class EachLayerByDimension(_Clipping):
     """Scales each tensor to a bound of its own, which grows with the root of its number of entries."""
 
-    def shares(self, sizes: Sequence[int]) -> list[float]:
-        return [float(size) for size in sizes]
+    def shares(self, sizes: Mapping[str, int]) -> list[float]:
+        return [float(size) for size in sizes.values()]
+
+
+@dataclass(frozen=True)
+class EachLayerByNorm(_Clipping):
+    """Scales each tensor to a bound of its own, in proportion to the norm of its update on public data.
+
+    C_l = C n_l / √(Σ n_j²). A layer whose norm is tiny could not learn at all (the first factor of LoRA does
+    not move in the first step), so no layer gets less than about a tenth of the bound that `EachLayer` gives
+    it. This makes the other bounds smaller by 0.5 % at most.
+    """
+
+    # n, for the tensors in the order of their names; (): of an update on the server's speech, in round 1
+    norms: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norms and not (min(self.norms) >= 0 and 0 < sum(self.norms) < math.inf):
+            raise ValueError("each_layer_by_norm needs finite norms of at least 0, and one above 0")
+
+    def shares(self, sizes: Mapping[str, int]) -> list[float]:
+        if len(sizes) != len(self.norms):
+            raise ValueError(
+                f"each_layer_by_norm has norms of {len(self.norms)} tensors, and an update has {len(sizes)}"
+            )
+        squares = {name: norm**2 for name, norm in zip(sorted(sizes), self.norms, strict=True)}
+        least = LEAST_SHARE * sum(squares.values()) / len(squares)
+        return [max(least, squares[name]) for name in sizes]
+
+    def learnt_from(self, update: Tensors) -> EachLayerByNorm:
+        """Return the clipping with the norms of an update on data that are not private."""
+        norms = (torch.linalg.vector_norm(update[name], dtype=torch.float64) for name in sorted(update))
+        return replace(self, norms=tuple(map(float, norms)))
 
 
 @dataclass(frozen=True)
@@ -138,7 +173,7 @@ class AdaptiveUpdate(WholeUpdate):
         return replace(self, bound=self.bound * math.exp(-self.rate * (share - self.quantile)))
 
 
-UpdateClipping = AdaptiveUpdate | WholeUpdate | EachLayer | EachLayerByDimension
+UpdateClipping = AdaptiveUpdate | WholeUpdate | EachLayer | EachLayerByDimension | EachLayerByNorm
 
 
 def _scale(norm: float, limit: float) -> float:

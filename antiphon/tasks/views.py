@@ -2,7 +2,8 @@
 
 A view is a frozen dataclass of plain values, registered under a name. A task carries the name and the values;
 a client builds only views that it has registered itself. The first view of a task is nearest to the work, the
-last one nearest to the network: `Compressed(Private(FedAvg))` clips, then compresses.
+last one nearest to the network. Views that encode what travels stay outside of those that come later, so
+`Private(Compressed(FedAvg))` clips, then compresses.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from antiphon import config
-from antiphon.core import Task, Update
+from antiphon.core import Task, Tensors, Update
 from antiphon.registry import Registry
 from antiphon.tasks.client_work import Answer
 from antiphon.tasks.pool_wrapper import PoolWrapper
@@ -38,6 +39,11 @@ class View:
     effect: ClassVar[str] = ""
     refuses: ClassVar[Mapping[str, str]] = {}
     consumes: ClassVar[tuple[str, ...]] = ()  # parts of a task's tensors that the work does not see
+    is_outside: ClassVar[bool] = False  # it encodes what travels: other views need what is decoded
+
+    def depart(self, task: Task) -> Task:
+        """On the server: change a task that leaves; it has its round and call, and all its views."""
+        return task
 
     def before(self, task: Task, client: Any) -> tuple[Task, Any]:
         """On the client: change the task or the client before the work."""
@@ -47,13 +53,24 @@ class View:
         """On the client: change the answer. Task and client are the arguments of `before`."""
         return answer
 
+    def decode(self, update: Update, task: Task, like: Tensors | None) -> Update:
+        """On the server: undo what `after` encoded, before `arrive`.
+
+        like: tensors with the names and shapes that the answer to the task must have; None: not declared.
+        """
+        return update
+
     def arrive(self, update: Update) -> Update:
         """On the server: change one client's update before it is added to others."""
         return update
 
 
 def through(task: Task, view: View) -> Task:
-    """Return the task with one more view, outside those it has."""
+    """Return the task with one more view, outside those it has.
+
+    Views that encode stay outside. A view that reshapes tensors is outside even of them: what they keep on
+    the client is shaped like the tensors that they see.
+    """
     return through_named(task, CLIENT_VIEWS.name_of(type(view)), config.to_dict(view))
 
 
@@ -63,8 +80,18 @@ def through_named(task: Task, name: str, values: Mapping[str, Any]) -> Task:
     for nearer in views_of(task) if refuses else ():
         if advice := refuses.get(nearer.effect):
             raise ValueError(f"{name} outside {CLIENT_VIEWS.name_of(type(nearer))}: {advice}")
-    views = [*_written(task), [name, dict(values)]]
+    views = _written(task)
+    views.insert(_place_of(CLIENT_VIEWS[name], views), [name, dict(values)])
     return replace(task, config={**task.config, VIEWS: json.dumps(views, separators=(",", ":"))})
+
+
+def _place_of(view: Any, views: Sequence[Any]) -> int:
+    """Return where a view is inserted into a task's views, as they are written."""
+    if not view.is_outside and view.effect != "reshapes":
+        for place, (name, _) in enumerate(views):
+            if CLIENT_VIEWS[name].is_outside:
+                return place
+    return len(views)
 
 
 def views_of(task: Task) -> list[View]:

@@ -39,6 +39,7 @@ from antiphon.workflows.arguments import (
     paths_of,
     screen_for,
 )
+from antiphon.workflows.run_federation import SiteOptions, on_server, run_in_federation
 
 Rate = tuple[int, int]  # words wrong, words
 
@@ -76,7 +77,7 @@ class Adaptation:
 def adapt(
     run: str | Path,
     text: Paths,
-    rehearse: str | Path,
+    rehearse: str | Path | None,
     out: str | Path,
     *,
     organisation: Paths = (),
@@ -87,6 +88,9 @@ def adapt(
     speech_only: bool = False,
     resume: bool = False,
     device: str = "auto",
+    federation: str | Path | None = None,
+    site_timeout: float = 600.0,
+    min_sites: int = 0,
     processes: int = 1,
     progress: Progress = no_progress,
     notify: Notify = no_messages,
@@ -101,8 +105,9 @@ def adapt(
     Args:
         run: A finished run, such as out/seed, or the folder of a model.
         text: Texts of sessions: a file for each session, folders of such files, or .jsonl files with the
-            fields session and text.
-        rehearse: The corpus of real speech that the model was trained on.
+            fields session and text. Empty with `federation`: sites have the sessions.
+        rehearse: The corpus of real speech that the model was trained on. A site has none: None with
+            `speech_only`.
         out: The folder for the speech, the runs and the report.
         organisation: Texts of the whole organisation.
         train: The part of the model to train: encoder, decoder, all, prediction, joint, or a pattern of
@@ -113,6 +118,10 @@ def adapt(
         speech_only: Make the corpus and its features, and stop.
         resume: Continue the runs that are in `out`.
         device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
+        federation: The server's kit of a federation: the sessions are at its sites, which have joined with
+            speech of their texts and sessions as clients.
+        site_timeout: The seconds that a site may take for one client before it counts as lost.
+        min_sites: The number of sites that must join before a run begins; 0: all of them.
         processes: The number of processes that speak and compute features.
         progress: A function that is called with (stage, steps done, number of steps).
         notify: A function that is called with a line of text: skipped sentences, length of the speech.
@@ -124,10 +133,12 @@ def adapt(
     """
     out = Path(out)
     check_new_folder(out)
+    _check_roles(paths_of(text), rehearse, speech_only, federation)
     runs = out / "runs"
-    seed, corpus = SeedModel.open(Path(run)), Corpus.open(Path(rehearse))
+    seed, corpus = SeedModel.open(Path(run)), Corpus.open(Path(rehearse)) if rehearse else None
     how = config.override(Speaking(), speaking)
     experiment = adapted_experiment(seed, bool(organisation), train, rounds, settings)
+    experiment = on_server(experiment) if federation is not None else experiment
     check_folder(runs, experiment, resume)
     texts = read_texts(seed, paths_of(text), paths_of(organisation), corpus, how)
     for line in _skipped(texts):
@@ -141,9 +152,12 @@ def adapt(
         if speech_only:
             return Adaptation(spoken.corpus.path, runs / "adapted", {}, ())
         screen = screen_for(progress, listeners, experiment, runs)
-        scores = run_experiment(
-            experiment, spoken.corpus.path, runs, resume, False, device, processes, screen
-        )
+        options = (resume, False, device, processes, screen)
+        if federation is not None:
+            sites = SiteOptions(federation, site_timeout, min_sites, notify)
+            scores = run_in_federation(experiment, spoken.corpus.path, runs, *options, (), sites)
+            return Adaptation(spoken.corpus.path, runs / "adapted", scores, ())
+        scores = run_experiment(experiment, spoken.corpus.path, runs, *options)
         sessions = _report_sessions(texts, spoken, store, seed.folder, runs, list(experiment.runs))
         skipped = [one for text in (*texts.sessions, *texts.organisation) for one in text.skipped]
         body = {
@@ -153,6 +167,19 @@ def adapt(
         }
         write_json(runs / "sessions.json", body)
         return Adaptation(spoken.corpus.path, runs / "adapted", scores, tuple(sessions))
+
+
+def _check_roles(
+    text: Sequence[Path], rehearse: str | Path | None, speech_only: bool, federation: str | Path | None
+) -> None:
+    """Refuse texts of sessions on the server of a federation, and training without real speech."""
+    if federation is not None and (text or speech_only):
+        raise ValueError(
+            "with --federation, the texts of the sessions are at the sites, which make speech of them: leave "
+            "out --text and --speech-only here"
+        )
+    if rehearse is None and not speech_only:
+        raise ValueError("name the corpus of real speech that the model was trained on with --rehearse")
 
 
 def _skipped(texts: Texts) -> Iterator[str]:

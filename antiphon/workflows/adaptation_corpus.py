@@ -58,28 +58,36 @@ class Texts:
 
 
 def read_texts(
-    seed: SeedModel, sessions: Sequence[Path], organisation: Sequence[Path], real: Corpus, speaking: Speaking
+    seed: SeedModel,
+    sessions: Sequence[Path],
+    organisation: Sequence[Path],
+    real: Corpus | None,
+    speaking: Speaking,
 ) -> Texts:
-    """Read and check all text. Sentences of the test speech of the corpus `real` are dropped."""
+    """Read and check all text. Sentences of the test speech of the corpus `real` are dropped.
+
+    There may be no sessions: then they are at the sites of a federation. A site has no corpus `real`.
+    """
     rules = TextRules(
-        real.alphabet,
+        real.alphabet if real else None,
         speaking.wrapped,
         speaking.max_words,
         holds=lambda written: UNKNOWN not in seed.tokens.encode(written),
     )
-    session_texts = read_session_texts(sessions, rules)
+    session_texts = read_session_texts(sessions, rules) if sessions else []
     other_texts = read_session_texts(organisation, rules) if organisation else []
-    tested = ForbiddenSequences.of(u.text for u in scored_speech(real, [text.name for text in session_texts]))
+    scored = scored_speech(real, [text.name for text in session_texts]) if real else []
+    tested = ForbiddenSequences.of(utterance.text for utterance in scored)
     session_texts, other_texts = (
         [text.without(tested) for text in texts] for texts in (session_texts, other_texts)
     )
-    if not any(text.sentences for text in session_texts):
+    if sessions and not any(text.sentences for text in session_texts):
         reasons = {skipped.kind for text in session_texts for skipped in text.skipped}
         reason = "; ".join(sorted(reasons)) or "the files are empty"
         raise ValueError(f"no session has a sentence that can be used: {reason}")
     if organisation and not any(text.sentences for text in other_texts):
         raise ValueError("the organisation's text has no sentence that can be used")
-    return Texts(tuple(session_texts), tuple(other_texts), known_words(real))
+    return Texts(tuple(session_texts), tuple(other_texts), known_words(real) if real else frozenset())
 
 
 def known_words(corpus: Corpus) -> frozenset[str]:
@@ -90,25 +98,33 @@ def known_words(corpus: Corpus) -> frozenset[str]:
 def make_corpus(
     destination: Path,
     texts: Texts,
-    rehearse: Corpus,
+    rehearse: Corpus | None,
     speaking: Speaking,
     num_processes: int = 1,
     progress: Progress = lambda done, total: None,
-) -> tuple[SpokenCorpus, RealSpeech]:
-    """Write a corpus of all texts, spoken, and of real speech for rehearsal, validation and test."""
+) -> tuple[SpokenCorpus, RealSpeech | None]:
+    """Write a corpus of all texts, spoken, and of real speech for rehearsal, validation and test.
+
+    Without a corpus to rehearse on, nothing is there to choose a round by either: it is for a site.
+    """
+    if rehearse is not None and not (texts.sessions or texts.organisation):
+        real = choose_real(rehearse, [], speaking)
+        return speak_corpus(destination, [], [], {}, real, num_processes, progress), real
     engines = find_engines(speaking.engines)
     *voices, other = draw_voices(engines, speaking.num_voices + 1, speaking.seed)
     checked = [replace(text, sentences=text.sentences[: speaking.checked]) for text in texts.used]
+    checked = checked if rehearse is not None else []
     sayings = [
         *plan_sayings(VALID, checked, [other], 1, speaking.seed),
         *plan_sayings(ORGANISATION, texts.organisation, voices, speaking.takes, speaking.seed),
         *plan_sayings(SESSIONS, texts.used, voices, speaking.takes, speaking.seed),
     ]
-    real = choose_real(rehearse, [text.name for text in texts.sessions], speaking)
-    spoken = speak_corpus(destination, sayings, voices, engines, real, num_processes, progress)
-    if not any(utterance.split == SESSIONS for utterance in spoken.corpus.utterances()):
+    names = [text.name for text in texts.sessions]
+    chosen = choose_real(rehearse, names, speaking) if rehearse is not None else None
+    spoken = speak_corpus(destination, sayings, voices, engines, chosen, num_processes, progress)
+    if names and not any(utterance.split == SESSIONS for utterance in spoken.corpus.utterances()):
         raise ValueError(f"no voice can say anything of the sessions: {spoken.unsaid[0].reason}")
-    return spoken, real
+    return spoken, chosen
 
 
 def choose_real(corpus: Corpus, sessions: Sequence[str], speaking: Speaking) -> RealSpeech:
@@ -146,9 +162,13 @@ def _utterances(corpus: Corpus, split: str) -> list[Utterance]:
 
 
 def compute_features(
-    seed: SeedModel, spoken: SpokenCorpus, real: RealSpeech, num_processes: int, progress: Progress | None
+    seed: SeedModel,
+    spoken: SpokenCorpus,
+    real: RealSpeech | None,
+    num_processes: int,
+    progress: Progress | None,
 ) -> FeatureStore:
     """Compute the features of synthetic speech; copy those of real speech if they exist."""
-    ids = frozenset(utterance.id for utterance, _ in real.chosen)
-    frontend = seed.blueprint.frontend
-    return compute_store(spoken.corpus, frontend, num_processes, progress, lender=real.corpus, lent=ids)
+    ids = frozenset(utterance.id for utterance, _ in real.chosen) if real else frozenset()
+    lender, frontend = real.corpus if real else None, seed.blueprint.frontend
+    return compute_store(spoken.corpus, frontend, num_processes, progress, lender=lender, lent=ids)

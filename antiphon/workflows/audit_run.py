@@ -65,7 +65,7 @@ def audit(run: str | Path, *, confidence: float = 0.95) -> RunAudit:
 
     Args:
         run: The folder of a run with `private.canaries`, such as out/fedavg. It need not be finished.
-        confidence: The probability that a run that keeps its claim is not refuted.
+        confidence: A run that keeps its claim is not refuted with at least this probability.
 
     Example:
         found = antiphon.audit("out/fedavg")

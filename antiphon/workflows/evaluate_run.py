@@ -123,8 +123,10 @@ def _transcriptions(
     for number, file in enumerate(files, 1):
         try:
             yield Transcription(file, recognizer.transcribe(file))
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             yield Transcription(file, error=str(error))
+        except OSError as error:
+            yield Transcription(file, error=error.strerror or str(error))
         progress("transcribe", number, len(files))
 
 

@@ -11,7 +11,6 @@ import torch
 from antiphon import config
 from antiphon.algorithms.fedavg import hierarchical
 from antiphon.algorithms.pruning import FederatedPruning, prunable_algorithm
-from antiphon.algorithms.pruning_scores import Unified
 from antiphon.algorithms.pruning_slices import weights_of
 from antiphon.core import Tensors, size_in_bytes
 from antiphon.data.partition import Iid
@@ -28,7 +27,15 @@ from antiphon.records.listener import Listen
 from antiphon.records.reading import read_as
 from antiphon.records.run_files import ExperimentFile
 from antiphon.tasks.submodel import shrink
-from antiphon.workflows.arguments import Names, Progress, names_of, no_progress, screen_for
+from antiphon.workflows.arguments import (
+    Names,
+    Notify,
+    Progress,
+    names_of,
+    no_messages,
+    no_progress,
+    screen_for,
+)
 
 # Built for 80 log-mel filters and 500 tokens; the prunable layers do not depend on either.
 PRESETS: dict[str, LasConfig | TransducerConfig] = {
@@ -83,8 +90,12 @@ def prune(
     data: str | Path | None = None,
     resume: bool = False,
     device: str = "auto",
+    federation: str | Path | None = None,
+    site_timeout: float = 600.0,
+    min_sites: int = 0,
     feature_processes: int = 1,
     progress: Progress = no_progress,
+    notify: Notify = no_messages,
     listeners: Sequence[Listen] = (),
 ) -> dict[str, Scores]:
     """Make a run's model smaller by Federated Pruning; the new run is `out`/pruned.
@@ -98,8 +109,13 @@ def prune(
         data: A corpus folder; by default the corpus that the run was trained on.
         resume: Continue the run that is in `out`.
         device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
+        federation: The server's kit of a federation: the clients are at its sites, and `data` is the server's
+            own corpus.
+        site_timeout: The seconds that a site may take for one client before it counts as lost.
+        min_sites: The number of sites that must join before the run begins; 0: all of them.
         feature_processes: The number of processes that compute features.
         progress: A function that is called with (stage, steps done, number of steps).
+        notify: A function that is called with each line for the user.
         listeners: Functions that are called with a `RunInfo` as the run begins, and return its `Listener`.
 
     Returns:
@@ -108,9 +124,16 @@ def prune(
     Example:
         scores = antiphon.prune("out/dga", "small", sparsity=0.3, rounds=20)
     """
-    experiment, corpus = _pruned_experiment(Path(run), sparsity, rounds, settings)
-    screen = screen_for(progress, listeners, experiment, Path(out))
-    return run_experiment(experiment, data or corpus, out, resume, False, device, feature_processes, screen)
+    is_away = federation is not None
+    experiment, corpus = pruned_experiment(Path(run), sparsity, rounds, settings, is_away)
+    data, out = Path(data or corpus), Path(out)
+    options = (resume, False, device, feature_processes, screen_for(progress, listeners, experiment, out))
+    if federation is None:
+        return run_experiment(experiment, data, out, *options)
+    from antiphon.workflows.run_federation import SiteOptions, run_in_federation
+
+    sites = SiteOptions(federation, site_timeout, min_sites, notify)
+    return run_in_federation(experiment, data, out, *options, (), sites)
 
 
 def plan_pruning(model: str | Path, *, sparsity: float = 0.5, settings: Names = ()) -> Plan:
@@ -127,8 +150,8 @@ def plan_pruning(model: str | Path, *, sparsity: float = 0.5, settings: Names = 
     """
     whole, params = _open_model(str(model))
     pruning = config.override(whole, [f"sparsity={sparsity}", *names_of(settings)])
-    if pruning.allocation != Unified() and str(model) in PRESETS:
-        raise ValueError("adaptive sparsity depends on the weights: name the folder of a trained model")
+    if str(model) in PRESETS and (reason := pruning.needs_weights):
+        raise ValueError(f"{reason}: name the folder of a trained model")
     pruning.init(params)
     submodel = pruning.keep(params, sparsity)
     pieces = submodel.pieces(params)
@@ -154,8 +177,13 @@ def _open_model(name: str) -> tuple[FederatedPruning, Tensors]:
     return FederatedPruning(structure=structure_of(recognizer.model)), params
 
 
-def _pruned_experiment(run: Path, sparsity: float, rounds: int, settings: Names) -> tuple[Experiment, Path]:
-    """Return an experiment whose one run, `pruned`, prunes a finished run's model; and its corpus."""
+def pruned_experiment(
+    run: Path, sparsity: float, rounds: int, settings: Names, is_away: bool
+) -> tuple[Experiment, Path]:
+    """Return an experiment whose one run, `pruned`, prunes a finished run's model; and its corpus.
+
+    If the clients are away, at the sites of a federation, they are all that train.
+    """
     if rounds < 2:
         raise ValueError(f"pruning needs at least 2 rounds, not {rounds}: half of them fine-tune")
     about = run.resolve().parent / "experiment.json"
@@ -171,12 +199,14 @@ def _pruned_experiment(run: Path, sparsity: float, rounds: int, settings: Names)
     pruning = config.override(pruning, [f"sparsity={sparsity}", *names_of(settings)])
     is_central = prunable_algorithm(before.algorithm) is None and before.clients == Iid(1)
     # After a central run, the federated clients train: everybody if no speaker is a client only.
-    speakers = "both" if experiment.speakers.seed_fraction == 1.0 else "federated"
+    has_clients = is_away or experiment.speakers.seed_fraction < 1.0
+    speakers = "federated" if has_clients else "both"
     after = Run(
         pruning,
         speakers if is_central else before.data,
         Run().clients if is_central else before.clients,
         rounds=replace(Rounds() if is_central else before.rounds, total=rounds),
         start_folder=str(run.resolve()),
+        secure_aggregation=None if is_central else before.secure_aggregation,
     )
     return replace(experiment, recipe="prune", runs={"pruned": after}), Path(body.data)

@@ -1,10 +1,11 @@
-"""A federation of real machines: make its kits, join it with a corpus, run a recipe in it, look at it."""
+"""A federation of real machines: make its kits, join it with data, run a recipe in it, look at it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from antiphon.data.corpus import Corpus
 from antiphon.experiment.runner import Scores, Screen, run_experiment
 from antiphon.experiment.settings import Experiment
 from antiphon.federation.engine_process import ask_engine
-from antiphon.federation.federation_server import FederationServer
+from antiphon.federation.federation_server import FederationServer, read_announcements
 from antiphon.federation.federation_site import Site, serve
 from antiphon.federation.kits import Kit, create_kits, open_kit
 from antiphon.federation.remote_clients import NOTES, RemoteClients, read_announced
+from antiphon.federation.remote_lists import RemoteLists, read_known_lists, read_lists
+from antiphon.federation.site_lists import KINDS, LISTS, SiteLists, lines_about
 from antiphon.federation.site_policy import SitePolicy
 from antiphon.pools.remote_exchange import Patience
 from antiphon.records.lock import locked
@@ -50,8 +53,10 @@ def create_federation(
 
 def join_federation(
     kit: str | Path,
-    data: str | Path,
+    data: str | Path | None = None,
     *,
+    lists: str | Path | None = None,
+    clients: str = "",
     policy: str | Path | None = None,
     device: str = "auto",
     dry_run: bool = False,
@@ -59,16 +64,20 @@ def join_federation(
     progress: Progress = no_progress,
     notify: Notify = no_messages,
 ) -> dict[str, Any]:
-    """Join a federation with the speech of a corpus, and do the work that its server sends, until stopped.
+    """Join a federation with speech or N-best lists, and do the work that its server sends, until stopped.
 
-    Each speaker of the corpus is a client. Speech, texts and features stay on this machine.
+    Each speaker, or each session, is a client. Speech, texts, features and lists stay on this machine.
 
     Args:
         kit: The kit of this site.
         data: A corpus folder, made by antiphon corpus import.
+        lists: A file of N-best lists in time order (JSON lines, plain or .gz), for antiphon personalize. If
+            they have references, the server gets the number of errors of each client.
+        clients: What a client is: speaker, session or meeting. By default, speakers of `data` and meetings of
+            `lists`.
         policy: A YAML file with limits on the work; without it, everything is allowed.
         device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
-        dry_run: Say what would leave this machine, and leave it at that.
+        dry_run: Say what would leave this machine, and stop.
         stop: An event that ends the work.
         progress: A function that is called with (stage, steps done, number of steps).
         notify: A function that is called with each line for the user.
@@ -80,22 +89,40 @@ def join_federation(
         antiphon.join_federation("kits/oslo", data="speech", dry_run=True)
     """
     opened = _open(kit, False)
-    corpus, limits = Corpus.open(data), SitePolicy.read(Path(policy) if policy else None)
+    if data is None and lists is None:
+        raise ValueError("a site joins with speech (--data), with N-best lists (--lists), or with both")
+    if clients not in ("", *KINDS):
+        raise ValueError(f"a client is a {', a '.join(KINDS)}, not {clients!r}")
+    corpus, limits = Corpus.open(data) if data else None, SitePolicy.read(Path(policy) if policy else None)
+    own_lists = SiteLists.read(Path(lists), clients or "meeting") if lists else None
     with locked(opened.work):
-        site = Site(opened.name, corpus, opened.work, limits, device, notify, partial(progress, "features"))
-        sizes = [site.clients[client] for client in site.clients]
+        options = (opened.work, limits, device, notify, partial(progress, "features"))
+        kind = KINDS[clients or "speaker"]
+        site = Site(opened.name, corpus, *options, kind=kind, lists=own_lists)
         notify(
             f"site {opened.name} of the federation {opened.fingerprint[:16]} at {opened.host}:{opened.port}"
         )
-        notify(
-            f"{len(sizes)} clients, {sum(n for n, _ in sizes)} utterances, {sum(s for _, s in sizes):.0f} s"
-        )
+        for line in _sizes(site):
+            notify(line)
+        if limits.epsilon:
+            costs = site.ledger.costs
+            spent = f"{site.ledger.epsilon(costs, limits.delta):.3g} in {len(costs)} private runs"
+            notify(f"epsilon of a client: {spent}, of {limits.epsilon:g} at delta {limits.delta:g}")
         if dry_run:
             for line in leaving(site):
                 notify(line)
         else:
             serve(opened, site, stop or threading.Event())
-    return {"site": opened.name, "clients": site.clients}
+    return {"site": opened.name, "clients": site.clients, "lists": own_lists.facts() if own_lists else {}}
+
+
+def _sizes(site: Site) -> Iterator[str]:
+    """Yield how much speech a site has, and how many lists."""
+    if site.corpus is not None:
+        sizes = site.clients.values()
+        yield f"{len(sizes)} clients, {sum(n for n, _ in sizes)} utterances, {sum(s for _, s in sizes):.0f} s"
+    if site.lists is not None:
+        yield f"{len(site.lists.clients)} clients with {site.lists.num_lists} N-best lists"
 
 
 def leaving(site: Site) -> Iterator[str]:
@@ -104,54 +131,89 @@ def leaving(site: Site) -> Iterator[str]:
     yield f"before a run, once: {len(announcement)} bytes, which say"
     for client, (count, seconds) in site.clients.items():
         yield f"  {client}: {count} utterances, {seconds:g} s"
+    if site.lists is not None:
+        yield from lines_about(site.lists, site.setups(LISTS))
+    if site.corpus is not None:
+        yield from _updates(site)
+    yield "for a client that fails: the kind of the error, and no text of it"
+
+
+def _updates(site: Site) -> Iterator[str]:
+    """Yield how large the answers of clients with speech are."""
     yield "for each task of a client: one answer, with an update and a report of numbers"
     sizes = list(site.answer_sizes())
     for setup, (tensors, rest) in sizes:
         yield f"  model {setup[:8]}: {tensors} bytes for all its parameters, at most {rest} bytes of report"
     if not sizes:
         yield "  it is as large as the parameters that the server sends; no model has been sent here yet"
-    yield "for a client that fails: the kind of the error, and no text of it"
+
+
+@dataclass(frozen=True)
+class SiteOptions:
+    """How the server meets its sites: its kit, and how long and for how many of them it waits."""
+
+    kit: str | Path
+    timeout: float = 600.0  # seconds that a site may take for one client
+    min_sites: int = 0  # sites that must join; 0: all
+    notify: Notify = no_messages
+
+
+@contextmanager
+def joined_sites(options: SiteOptions, out: Path, resume: bool) -> Iterator[RemoteClients]:
+    """Open a federation from its server, wait for its sites, and yield their clients.
+
+    A resumed experiment in `out` has the clients that it began with.
+    """
+    with _open_server(options) as (server, enough):
+        announced = server.greet(PATIENCE, enough, read_announcements, "utterances")
+        if resume and (out / NOTES).exists():
+            announced = read_announced(out / NOTES)
+        yield RemoteClients(server.link, announced, Patience(timeout=options.timeout))
+
+
+@contextmanager
+def joined_lists(options: SiteOptions, out: Path | None, resume: bool) -> Iterator[RemoteLists]:
+    """Open a federation from its server, wait for its sites, and yield their clients with N-best lists."""
+    with _open_server(options) as (server, enough):
+        announced = server.greet(PATIENCE, enough, read_lists, "lists")
+        if resume and out is not None:
+            announced = read_known_lists(out) or announced
+        yield RemoteLists(server.link, announced, Patience(timeout=options.timeout))
+
+
+@contextmanager
+def _open_server(options: SiteOptions) -> Iterator[tuple[FederationServer, int]]:
+    """Yield the server of a kit, and the number of sites that must join."""
+    opened = _open(options.kit, True)
+    with locked(opened.work), FederationServer.open(opened, options.notify) as server:
+        yield server, options.min_sites or len(opened.sites)
+
+
+def on_server(experiment: Experiment) -> Experiment:
+    """Return the experiment for the server's corpus: all its speakers are the server's own."""
+    speakers = experiment.speakers
+    own = replace(speakers, pool=speakers.server or speakers.pool, server="", seed_fraction=1.0)
+    return replace(experiment, speakers=own)
 
 
 def run_in_federation(
     experiment: Experiment,
-    kit: str | Path,
     data: Path,
     out: Path,
     resume: bool,
+    skip_corrupt: bool,
     device: str,
     feature_processes: int,
     screen: Screen,
     only: Names,
-    site_timeout: float,
-    min_sites: int,
-    skip_corrupt: bool,
-    notify: Notify,
+    sites: SiteOptions,
 ) -> dict[str, Scores]:
     """Run an experiment whose federated clients are at the sites of a federation."""
-    opened = _open(kit, True)
-    # The speakers of the server's corpus are all its own: the clients are elsewhere.
-    speakers = experiment.speakers
-    own = replace(speakers, pool=speakers.server or speakers.pool, server="", seed_fraction=1.0)
-    experiment = replace(experiment, speakers=own)
-    with locked(opened.work), FederationServer.open(opened, notify) as server:
-        announced = server.greet(PATIENCE, min_sites or len(opened.sites))
-        if resume and (out / NOTES).exists():
-            announced = read_announced(out / NOTES)  # a resumed experiment has the clients it began with
-        clients = RemoteClients(server.link, announced, Patience(timeout=site_timeout))
+    experiment = on_server(experiment)
+    with joined_sites(sites, out, resume) as clients:
         clients.check(experiment)
-        return run_experiment(
-            experiment,
-            data,
-            out,
-            resume,
-            skip_corrupt,
-            device,
-            feature_processes,
-            screen,
-            only,
-            elsewhere=clients,
-        )
+        options = (resume, skip_corrupt, device, feature_processes, screen, only)
+        return run_experiment(experiment, data, out, *options, elsewhere=clients)
 
 
 def federation_status(kit: str | Path, *, ask: bool = True) -> dict[str, Any]:

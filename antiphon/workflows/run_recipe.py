@@ -37,6 +37,7 @@ def run(
     device: str = "auto",
     num_processes: int = 1,
     ordered: bool = False,
+    dispatch: bool = False,
     jobs: int = 1,
     federation: str | Path | None = None,
     site_timeout: float = 600.0,
@@ -64,6 +65,7 @@ def run(
         device: cpu, cuda, cuda:1, or auto (the GPU if there is one).
         num_processes: The number of processes that share the clients of a round.
         ordered: Make several processes give the same bits as one process; this costs traffic and memory.
+        dispatch: Let each process take the next clients when it is free, for processes of unequal speed.
         jobs: The number of runs to carry out at the same time, each in its own process.
         federation: The server's kit of a federation: the clients are at its sites, and `data` is the server's
             own corpus.
@@ -94,12 +96,11 @@ def run(
     if federation is not None:
         if process is not None or max(num_processes, jobs) > 1:
             raise ValueError("a federation has one server process: leave out --workers and --jobs")
-        from antiphon.workflows.run_federation import run_in_federation
+        from antiphon.workflows.run_federation import SiteOptions, run_in_federation
 
-        sites = (site_timeout, min_sites, skip_corrupt, notify)
-        return run_in_federation(
-            experiment, federation, data, out, resume, device, feature_processes, screen, only, *sites
-        )
+        sites = SiteOptions(federation, site_timeout, min_sites, notify)
+        options = (resume, skip_corrupt, device, feature_processes, screen, only)
+        return run_in_federation(experiment, data, out, *options, sites)
     if jobs > 1:
         if name := own_job():
             end_with_starter()
@@ -108,7 +109,7 @@ def run(
         return run_side_by_side(experiment, data, out, jobs, resume, device, feature_processes, screen, only)
     if process is None and num_processes > 1:
         sys.exit(run_processes(num_processes))
-    with joined_group(process, device, ordered) as (group, chosen):
+    with joined_group(process, device, ordered, dispatch) as (group, chosen):
         return run_experiment(
             experiment, data, out, resume, skip_corrupt, chosen, feature_processes, screen, only, group
         )
@@ -124,7 +125,7 @@ def demo(
     progress: Progress = no_progress,
     listeners: Sequence[Listen] = (),
 ) -> dict[str, Scores]:
-    """Run the demo: make a small corpus, train a seed model, and train that by three federated algorithms.
+    """Make a small corpus, train a seed model, and train it further by three federated algorithms.
 
     Args:
         out: The folder for the corpus and the runs.
@@ -185,7 +186,9 @@ def _check_processes(process: Rank | None, num_processes: int, jobs: int) -> Non
 
 
 @contextmanager
-def joined_group(process: Rank | None, device: str, ordered: bool) -> Iterator[tuple[ProcessGroup, str]]:
+def joined_group(
+    process: Rank | None, device: str, ordered: bool, dispatch: bool = False
+) -> Iterator[tuple[ProcessGroup, str]]:
     """Join the processes that were started with this one; yield them, and the device of this process."""
     if process is None:
         yield SingleProcess(), device
@@ -193,5 +196,5 @@ def joined_group(process: Rank | None, device: str, ordered: bool) -> Iterator[t
     end_with_starter()
     # Refuse a wrong device before the other processes wait for this one.
     chosen = str(choose_device(choose_gpu(process, device)))
-    with join(process, chosen, ordered) as group:
+    with join(process, chosen, ordered, dispatch) as group:
         yield group, chosen

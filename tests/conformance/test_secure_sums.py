@@ -26,6 +26,8 @@ PLAIN_SERVERS = (
     "rehearsed subspace",
     "scaffold",
     "q_fed_avg",
+    "fed_dyn",
+    "afl",
     "ditto scaffold",
     "personal_layers scaffold",
     "federated_pruning rehearsed scaffold",

@@ -17,6 +17,7 @@ the name of the culprit. All others are faults. A case runs in a fork of this pr
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import random
@@ -30,6 +31,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,9 +49,10 @@ from written_folders import Folder, files_of, is_named, make_folders, read_corpu
 from antiphon import cli, config
 from antiphon.decoding.nbest import Hypothesis, NBest, read_nbest, write_nbest
 from antiphon.experiment.settings import Experiment
+from antiphon.federation.site_policy import SitePolicy
 from antiphon.lm.arpa import load_ngram, save_ngram
 from antiphon.lm.kneser_ney import estimate
-from antiphon.recipes import RECIPES, recipe
+from antiphon.recipes import recipe
 
 PATIENCE = 60.0  # seconds after which a case hangs
 MEMORY = 6 << 30  # bytes that a case may use beyond what this process has
@@ -104,6 +107,9 @@ def sources(base: Path) -> Draw:
     for name, write in SOURCES.items():
         (base / name).mkdir(parents=True)
         write(base / name)
+        with redirect_stdout(io.StringIO()):  # imports what the forks need, too
+            assert command("corpus", "import", base / name, base / "intact") == 0, name
+        shutil.rmtree(base / "intact")
 
     def draw(chance: random.Random) -> Case:
         name = chance.choice(list(SOURCES))
@@ -153,8 +159,9 @@ def folders(base: Path) -> Draw:
 
 def settings(base: Path) -> Draw:
     base.mkdir()
-    texts = [path.read_text() for path in sorted(EXAMPLES.glob("*.yaml")) if "recipe:" in path.read_text()]
-    names = [name for name in RECIPES if name in ("dga", "fedavg", "scaffold", "private", "pruning")]
+    examples = [path for path in sorted(EXAMPLES.glob("*.yaml")) if "recipe:" in path.read_text()]
+    texts, policy = [path.read_text() for path in examples], (EXAMPLES / "site_policy.yaml").read_text()
+    names = ["dga", "fedavg", "scaffold", "pruning", *map(str, examples)]
     path = base / "settings.yaml"
 
     def read() -> Experiment:
@@ -164,11 +171,16 @@ def settings(base: Path) -> Draw:
         return experiment
 
     def draw(chance: random.Random) -> Case:
-        how = chance.randrange(3)
-        if how == 0:
+        how = chance.randrange(7)
+        if how < 2:
             path.write_bytes(chance.choice(BYTES)(chance.choice(texts).encode(), chance))
             return Case("bytes of YAML", read, lambda m: path.name in m)
-        if how == 1:
+        if how == 2:
+            tree = change_value(yaml.safe_load(policy), chance)
+            damaged_bytes = chance.choice(BYTES)(policy.encode(), chance)
+            path.write_bytes(json.dumps(tree).encode() if chance.random() < 0.7 else damaged_bytes)
+            return Case("the policy of a site", lambda: SitePolicy.read(path), lambda m: path.name in m)
+        if how < 5:
             tree = {"recipe": "dga", **config.to_dict(recipe("dga"))} if chance.random() < 0.5 else None
             tree = change_value(tree or yaml.safe_load(chance.choice(texts)), chance)
             path.write_text(json.dumps(tree))  # YAML, too
@@ -176,10 +188,13 @@ def settings(base: Path) -> Draw:
         keys = list(_keys(config.to_dict(recipe(name := chance.choice(names)))))
         key, value = chance.choice(keys), str(chance.choice(HOSTILE))
         assignment = chance.choice((f"{key}={value}", f"{key}.{value}=1", f"{value}={key}", f"{key}{value}"))
+        words = [key.rpartition(".")[2], repr(value)[1:20], assignment[:20]]
+        words += [f"key {part!r}" for part in value.split(".")[:1] if part]  # -0.0 is the key 0 of the key -0
+        words += [f"{holder}:"] if (holder := key.rpartition(".")[0]) else []  # its values do not go together
         return Case(
             f"--set {assignment[:60]!r} of {name}",
             lambda: config.override(recipe(name), [assignment]),
-            lambda m: any(word in m for word in (key.rpartition(".")[2], repr(value)[1:20], assignment[:20])),
+            lambda m: any(word in m for word in words),
         )
 
     return draw
@@ -254,6 +269,7 @@ KINDS: dict[str, Callable[[Path], Draw]] = {
     "recordings": recordings,
     "texts": texts,
 }
+NEEDED = {"recordings": ["folders", "recordings"]}  # kinds that a kind needs, if not only itself
 SHARES = {"sources": 40, "folders": 30, "settings": 15, "recordings": 10, "texts": 5}
 
 
@@ -350,7 +366,8 @@ def main() -> int:
     table, num_bad = Table(), 0
     base = Path(tempfile.mkdtemp(prefix="fuzz-"))
     try:
-        draws = {kind: make(base / kind) for kind, make in KINDS.items()}
+        needed = NEEDED.get(options.kind, [options.kind]) if options.kind else KINDS
+        draws = {kind: KINDS[kind](base / kind) for kind in needed}
         for number in numbers:
             chance = random.Random(f"{options.seed}/{number}")
             (kind,) = chance.choices(list(SHARES), list(SHARES.values()))

@@ -22,7 +22,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Folder]:
     return make_folders(tmp_path_factory.mktemp("folders"))
 
 
-KINDS = ("corpus", "features", "experiment", "n-gram", "language model", "export")
+KINDS = (
+    "corpus",
+    "features",
+    "experiment",
+    "newer runs",
+    "n-gram",
+    "language model",
+    "export",
+    "ledgers",
+    "site",
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)

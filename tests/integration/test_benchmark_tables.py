@@ -40,7 +40,7 @@ def test_lists_of_several_seeds_are_scored_beside_each_other(tmp_path: Path) -> 
     write("student-0", ("the cat", "the dog"))
     write("student-1", ("the cat", "a dog"))
     lists = [f"{name}={tmp_path}/{name}-*.jsonl.gz" for name in ("teacher", "student")]
-    run_script("lists", *lists, "--baseline", "teacher", "--out", tmp_path, out=tmp_path)
+    run_script("lists", *lists, "--baseline", "teacher", "--seeds", "0", "1", "--out", tmp_path, out=tmp_path)
     found = json.loads((tmp_path / "lists.json").read_text())["lists"]
     assert found["teacher"]["wer"]["by_seed"] == [0.5, 0.25]
     assert found["student"]["wer"]["by_seed"] == [0.25, 0.0]

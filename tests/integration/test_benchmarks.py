@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from command import script_in_fork
 from world import FRONTEND, MODELS, World
 
+from antiphon.algorithms.afl import Afl
 from antiphon.algorithms.central import Central
+from antiphon.algorithms.fedavg import hierarchical
 from antiphon.algorithms.self_training import SelfTrained
 from antiphon.data.partition import Iid
 from antiphon.data.tokens import Characters
@@ -94,6 +97,17 @@ def test_secure_sums_are_measured_with_and_without_dropouts(tmp_path: Path) -> N
     assert all(1 < case["bytes_up_over_float32"] < 1.1 for case in cases)
 
 
+def test_codecs_are_measured_on_updates_of_a_conformer(tmp_path: Path) -> None:
+    found = run_quickly("compression", tmp_path)
+    assert found["bytes"] == 4 * found["parameters"]
+    for name, row in found["codecs"].items():
+        assert row["bytes"] == pytest.approx(min(row["plain"], row["lzma"]), rel=0.1), name
+        assert row["share"] == pytest.approx(row["bytes"] / found["bytes"]), name
+    errors = {name: row["error"] for name, row in found["codecs"].items()}
+    assert errors["int8"] < errors["int4"] < errors["2 bits"]
+    assert errors["top_k 10 %"] < errors["top_k 5 %"] < errors["top_k 1 %"] < 1
+
+
 def test_one_process_and_two_do_the_same_work_and_more_gpus_take_longer_to_talk(tmp_path: Path) -> None:
     found = run_quickly("scaling", tmp_path)
     (case,) = found["cases"]
@@ -105,6 +119,16 @@ def test_one_process_and_two_do_the_same_work_and_more_gpus_take_longer_to_talk(
     for row in found["on_paper"]:
         share = found["assumptions"]["share_seconds"]
         assert row["efficiency"] == pytest.approx(share / row["round_seconds"])
+
+
+def test_fixed_shares_and_free_groups_do_the_same_work(tmp_path: Path) -> None:
+    # Not in a fork: the script starts itself again, twice.
+    command = [sys.executable, str(BENCHMARKS / "dispatch.py"), "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "dispatch.json").read_text())
+    assert found["largest_difference"] < 1e-5
+    assert found["ratio"] > 0
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are measured through /proc")
@@ -138,6 +162,36 @@ def test_decoding_gives_every_way_its_error_rate(tmp_path: Path, world: World) -
         <= ways["oracle_5"]["wer"]
         <= min(ways["ngram"]["wer"], ways["rescored"]["wer"])
     )
+
+
+def test_fairness_is_that_of_the_scores_of_clients_and_test_speakers(tmp_path: Path, world: World) -> None:
+    local, rounds = LocalTraining(lr=0.05, steps=1, batch_seconds=1.5), Rounds(total=1, cohort=2)
+    runs = {
+        "even": Run(hierarchical(local), start_run="", rounds=rounds, held_out=0.4),
+        "agnostic": Run(Afl(local=local), start_run="", rounds=rounds, held_out=0.4),
+    }
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for seed, folder in enumerate(folders):
+        chosen = Experiment("tiny", seed=seed, frontend=FRONTEND, model=MODELS["ctc"], runs=runs)  # type: ignore[arg-type]
+        run_experiment(chosen, world.corpus, folder, device="cpu")
+    run_script("fairness", *folders, "--baseline", "even", "--out", tmp_path, out=tmp_path)
+    found = json.loads((tmp_path / "fairness.json").read_text())
+    assert {
+        split: part["num_speakers"] for split, part in found.items() if split in ("held-out", "test")
+    } == {
+        "held-out": 4,  # half of the speakers of the pool are the server's
+        "test": 2,
+    }
+    for part in (found["held-out"], found["test"]):
+        assert list(part["runs"]) == ["even", "agnostic"]
+        for rows in part["runs"].values():
+            assert [row["seed"] for row in rows] == [0, 1]
+            assert all(row["wer"] <= row["worst_tenth"] <= row["largest"] for row in rows)
+    path = folders[1] / "agnostic" / "evaluation" / "test" / "best" / "scores.json"
+    words = [one["words"] for one in json.loads(path.read_text())["speakers"].values()]
+    wrong = [one["substitutions"] + one["deletions"] + one["insertions"] for one in words]
+    rates = [100 * count / one["length"] for count, one in zip(wrong, words, strict=True)]
+    assert found["test"]["runs"]["agnostic"][1]["wer"] == pytest.approx(sum(rates) / len(rates))
 
 
 def test_labels_are_counted_beside_the_transcripts_their_teacher_does_not_get(
@@ -221,6 +275,50 @@ def test_a_planted_word_is_found_without_noise_and_the_bounds_follow_from_epsilo
     assert paper["bound"] == pytest.approx(0.9820, abs=1e-4)
     run_script("canary_plots", tmp_path / "canary.json", tmp_path / "canary.svg", out=tmp_path)
     assert "most that the claimed ε allows" in (tmp_path / "canary.svg").read_text(encoding="utf-8")
+
+
+def test_attacks_on_updates_try_every_setting_and_signs_prove_tokens(tmp_path: Path) -> None:
+    """Gradients of the output bias are negative only for tokens of the text: no token is named wrongly."""
+    found = run_quickly("who_spoke", tmp_path)
+    rows = {row["setting"]: row for row in found["identification"]}
+    assert {"plain", "clipped, each layer", "low rank (LoRA, rank 8)", "noise, ε = 7.2 (recommended)"} <= set(
+        rows
+    )
+    for row in rows.values():
+        assert row["chance"] == pytest.approx(1 / found["speakers"])
+        assert row["attackers"][row["best"]]["rate"] == max(one["rate"] for one in row["attackers"].values())
+    tokens = {row["setting"]: row for row in found["tokens"]}
+    assert tokens["plain"]["precision"] == 1.0
+    assert tokens["plain"]["recall"] > 0.5
+    assert tokens["noise, ε = 7.2 (recommended)"]["precision"] < 0.8
+    left = {row["setting"]: row["distance"] for row in found["inversions"]}
+    assert left["plain"] < left["noise, ε = 7.2 (recommended)"]
+
+
+def test_audits_refute_no_run_without_a_fault_and_find_clients_that_add_no_noise(tmp_path: Path) -> None:
+    found = {
+        (row["mechanism"], row["fault"]): row["seeds"][0] for row in run_quickly("audits", tmp_path)["rows"]
+    }
+    assert len({mechanism for mechanism, _ in found}) == 3
+    assert not any(seed["refuted"] for (_, fault), seed in found.items() if not fault)
+    assert found["flat, noise of clients", "clients add no noise"]["refuted"]
+    assert all(seed["claimed"] == pytest.approx(3.0, rel=1e-3) for seed in found.values())
+
+
+def test_private_rounds_are_timed_and_their_noise_weighed(tmp_path: Path) -> None:
+    rows = {row["noise"]: row for row in run_quickly("private_rounds", tmp_path)["rows"]}
+    assert rows["independent"]["bands"] == 1
+    assert rows["banded"]["bands"] == 4
+    for row in rows.values():
+        assert row["private_seconds"] > 0
+        assert row["memory_mib"]["peak"] > row["memory_mib"]["before"]
+
+
+def test_discrete_samplers_have_the_probabilities_that_opendp_s_have(tmp_path: Path) -> None:
+    pytest.importorskip("opendp")
+    for row in run_quickly("opendp_samplers", tmp_path)["rows"]:
+        assert row["ours"]["p_value"] > 1e-6
+        assert row["opendp"]["p_value"] > 1e-6
 
 
 def test_a_personalised_second_pass_is_timed(tmp_path: Path) -> None:
@@ -328,3 +426,13 @@ def test_every_engine_is_measured_or_named_as_missing(tmp_path: Path) -> None:
     found = run_quickly("synthesis", tmp_path)
     assert found["engines"].keys() | found["missing"].keys() == {"flite", "festival", "pico", "espeak"}
     assert all(own["one"]["speech_seconds"] > 10 for own in found["engines"].values())
+
+
+def test_untrained_matrices_differ_by_their_inputs_and_blocks_do_not(tmp_path: Path) -> None:
+    """A block of width d has 12 d² weights of d inputs, and 8 d² of 4 d, half as large: c (12 + 4) = 10."""
+    found = run_quickly("pruning_layers", tmp_path)["models"]["untrained, seed 0"]
+    matrices = found["matrix"]["matrices"]
+    assert matrices["feed_forward_before.1"] == pytest.approx(0.625, abs=0.005)
+    assert matrices["feed_forward_before.4"] == pytest.approx(0.3125, abs=0.005)
+    assert list(found["block"]["matrices"].values()) == pytest.approx([0.5] * 6, abs=1e-6)
+    assert list(found["block"]["blocks"].values()) == pytest.approx([0.5] * 6, abs=0.005)

@@ -148,6 +148,33 @@ def test_an_import_never_waits_for_a_pipe(antiphon: Antiphon, tmp_path: Path, na
     assert not (tmp_path / "corpus").exists()
 
 
+def test_a_pipe_in_place_of_a_recording_is_named_and_does_not_stop_the_others(
+    antiphon: Antiphon, copy: Path, world: World
+) -> None:
+    os.mkfifo(copy / "pipe.wav")
+    recording = next(world.corpus.parent.glob("source/*.wav"))
+    done = antiphon("transcribe", copy / "seed", copy / "pipe.wav", recording)
+    assert done.code == 1
+    assert "pipe.wav: it is a pipe or a device, not a regular file" in " ".join(done.output.split())
+    assert f"{recording}\t" in done.output
+
+
+PARTS = ("journal.jsonl", "clock.jsonl", "checkpoints/round-000001/state.json")
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_resumed_run_never_waits_for_a_pipe(
+    antiphon: Antiphon, copy: Path, world: World, name: str
+) -> None:
+    path = copy / "fedavg" / name
+    assert path.is_file()
+    path.unlink()
+    os.mkfifo(path)
+    done = antiphon(*run_arguments(world.corpus, copy, "--resume", "--only", "fedavg"))
+    assert done.code == 2
+    assert (path.parent.name if "state" in name else path.name) in done.output
+
+
 @pytest.mark.parametrize("name", ["model.json", "tokens.json", "model.safetensors"])
 def test_a_pipe_in_place_of_a_file_of_a_model_is_named(antiphon: Antiphon, copy: Path, name: str) -> None:
     path = copy / "seed" / "model" / name

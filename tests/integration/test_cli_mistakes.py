@@ -180,12 +180,12 @@ def test_resuming_with_another_configuration_is_refused_by_key(
 def test_a_folder_of_before_a_setting_was_invented_can_be_resumed(tmp_path: Path) -> None:
     experiment = recipe("dga")
     body = config.to_dict(experiment)
-    del body["runs"]["dga"]["labelled"], body["bfloat16"]
+    del body["runs"]["dga"]["labelled"], body["precision"]
     about = {"format": "antiphon-experiment/1", "runs": list(body["runs"]), "config": body}
     (tmp_path / "experiment.json").write_text(json.dumps(about))
     check_folder(tmp_path, experiment, resume=True)
-    with pytest.raises(ValueError, match="bfloat16: was False, now True"):
-        check_folder(tmp_path, replace(experiment, bfloat16=True), resume=True)
+    with pytest.raises(ValueError, match="precision: was 'float32', now 'bfloat16'"):
+        check_folder(tmp_path, replace(experiment, precision="bfloat16"), resume=True)
 
 
 def test_resuming_on_another_corpus_is_refused(
@@ -196,3 +196,22 @@ def test_resuming_on_another_corpus_is_refused(
     done = antiphon(*run_arguments(tmp_path / "corpus", finished, "--resume"))
     assert done.code == 2
     assert "is not the corpus it began with" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            ["adapt", "seed", "--text", "a.txt", "--rehearse", "speech"],
+            "sessions are at the sites",
+        ),
+        (["personalize", "--background", "a.txt"], "give one number of rounds"),
+    ],
+)
+def test_what_cannot_be_done_with_sites_is_said(
+    antiphon: Antiphon, tmp_path: Path, words: list[str], reason: str
+) -> None:
+    done = antiphon(*words, "--out", tmp_path / "out", "--federation", "kits/server")
+    assert done.code == 2
+    assert reason in " ".join(done.output.split())
+    assert not (tmp_path / "out").exists()

@@ -122,7 +122,9 @@ def test_a_comparison_replaces_no_file_that_antiphon_did_not_write(
     assert "RESULTS.md exists, and antiphon did not write it: name another page with --out" in done.output
     assert own.read_text() == "# Results of my thesis\n"
     (tmp_path / "page.html").write_text("<html>my page</html>")
-    assert antiphon("report", *runs, "--out", "page.html").code == 2
+    done = antiphon("report", *runs, "--out", "page.html")
+    assert done.code == 2
+    assert "such as --out page-2.html" in done.output.replace("\n", " ")
     assert (tmp_path / "page.html").read_text() == "<html>my page</html>"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "RESULTS.md", "comparison.html", "comparison.md", "page.html",

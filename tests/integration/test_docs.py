@@ -282,7 +282,8 @@ def settings_of(recipe: str) -> Experiment:
     if Path(recipe).name == "experiment.yaml":  # what `antiphon new` makes
         return RECIPES["dga"]()
     if recipe.endswith(".yaml"):
-        settings = yaml.safe_load((EXAMPLES / Path(recipe).name).read_text())
+        folder = ROOT / "benchmarks" if recipe.startswith("benchmarks/") else EXAMPLES
+        settings = yaml.safe_load((folder / Path(recipe).name).read_text())
         return config.overlay(RECIPES[settings["recipe"]](), settings)
     if recipe not in RECIPES:
         raise config.unknown(recipe, RECIPES, "", "recipe")
@@ -297,7 +298,11 @@ LATER = ("error: run ", "error: out ", "error: checkpoint ", "error: another pro
 def test_settings_in_commands_are_as_right_or_as_wrong_as_the_page_says(
     page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for folder in (EXAMPLES, new_project(tmp_path / "mine").folder):  # pages choose classes in them
+    for folder in (
+        EXAMPLES,
+        ROOT / "benchmarks",
+        new_project(tmp_path / "mine").folder,
+    ):  # pages choose classes in them
         monkeypatch.syspath_prepend(str(folder))
     for command, output in commands(page):
         words = shlex.split(command)

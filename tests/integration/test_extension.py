@@ -45,6 +45,8 @@ def test_a_settings_file_chooses_a_part_of_every_kind(
     parts = read(out / "parts" / "journal.jsonl")[1:]
     assert [entry["metrics"]["server_lr"] for entry in parts] == [1.0, 0.5]
     assert all(client.startswith("length/") for entry in parts for client in entry["cohort"])
+    timed = read(out / "timed" / "journal.jsonl")[1:]
+    assert 0 < timed[0]["simulated_time"] < 3600 < timed[1]["simulated_time"]  # clients begin on the hour
     scored = antiphon("evaluate", out / "fedavg", "--data", corpus, "--split", "test")
     assert scored.code == 0, scored.output
 

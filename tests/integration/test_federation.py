@@ -7,13 +7,25 @@ import json
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from federated import SITES, Federation, assert_same_run, federation, journal_of, simulated, wait_until
+from federated import (
+    SITES,
+    Federation,
+    assert_same_run,
+    federation,
+    journal_of,
+    settings_for,
+    simulated,
+    wait_until,
+)
 
-from antiphon.federation.federation_server import FederationServer
+import antiphon
+from antiphon.federation.federation_server import FederationServer, read_announcements
 from antiphon.federation.kits import create_kits, open_kit
 from antiphon.pools.remote_messages import pack
 
@@ -43,21 +55,124 @@ def test_a_run_has_the_bits_of_a_simulation_and_the_sites_keep_the_states(
     assert "PRIVATE KEY" not in log
 
 
-def test_a_run_under_secure_aggregation_has_the_bits_of_its_simulation(
+def test_self_training_under_secure_aggregation_has_the_bits_of_its_simulation(
     sites: Federation, tmp_path: Path
 ) -> None:
-    """Masks differ each time; the sums of integers do not."""
-    away, secure = tmp_path / "away", "runs.fedavg.secure_aggregation={max_share: 0.9}"
-    words = sites.run_words("fedavg", away, "--set", secure)
+    """Masks differ each time; the sums of integers do not.
+
+    The teacher and its language model are files on the server. Every site gets them once, and keeps them.
+    """
+    secure = "runs.fedavg.secure_aggregation={max_share: 0.9}"
+    inner, teacher = "{fed_avg: {local: {batch_seconds: 1.0}}}", "{other_model: {run: seed}}"
+    taught = f"{{self_trained: {{inner: {inner}, teacher: {teacher}, labels: {{lm: {{weight: 0.2}}}}}}}}"
+    changes = (f"runs.fedavg.algorithm={taught}", "runs.fedavg.labelled=0.5", secure)
     policy = tmp_path / "policy.yaml"
     policy.write_text("only_secure: true\nmax_share: 0.9\n")
     for site in SITES:
         sites.kill(site)
         sites.start(site, "--policy", str(policy))
+    away = tmp_path / "away"
+    options = [word for change in changes for word in ("--set", change)]
+    server = sites.command(sites.run_words("fedavg", away, *options), tmp_path / "server.log")
+    assert server.wait(120) == 0, (tmp_path / "server.log").read_text()
+    here = simulated(sites, "fedavg", tmp_path / "here", *changes)
+    assert_same_run(away, here, "fedavg", but=["bytes_up"])  # masked reports have the seconds of labelling
+    assert all(entry["metrics"]["num_labelled"] > 0 for entry in journal_of(away, "fedavg")[1:])
+    assert "no single update" in (away / "RESULTS.md").read_text()
+    for site in SITES:
+        sent = list((sites.kit(site) / "work" / "sent").glob("*/*"))
+        assert [path.name for path in sent].count("model.json") == 1
+        assert [path.name for path in sent].count("ngram.json") == 1
+        assert {path.suffix for path in sent} == {".json", ".safetensors"}
+        sites.kill(site)
+        sites.start(site)
+
+
+def test_a_pruned_model_has_the_bits_of_a_simulation_after_a_kill(sites: Federation, tmp_path: Path) -> None:
+    """`antiphon prune --federation`: the clients at the sites prune the model of a finished run."""
+    antiphon.run(
+        "fedavg", sites.folder / "all", tmp_path / "first", settings=settings_for("fedavg"), device="cpu"
+    )
+    here, away, model = tmp_path / "here", tmp_path / "away", tmp_path / "first" / "fedavg"
+    antiphon.prune(model, here, rounds=4, data=sites.folder / "all", device="cpu")
+    words = [
+        "prune",
+        str(model),
+        "--federation",
+        str(sites.kit("server")),
+        "--rounds",
+        "4",
+        "--device",
+        "cpu",
+    ]
+    words += ["--data", str(sites.folder / "server"), "--out", str(away)]
+    server = sites.command(words, tmp_path / "server.log")
+    wait_until("two rounds", lambda: len(journal_of(away, "pruned")) > 2, 90)
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+    again = sites.command([*words, "--resume"], tmp_path / "server.log")
+    assert again.wait(120) == 0, (tmp_path / "server.log").read_text()
+    assert_same_run(away, here, "pruned")
+    assert not any(entry.get("failures") for entry in journal_of(away, "pruned"))
+
+
+def test_a_site_refuses_a_private_run_above_its_limit_and_the_others_go_on(
+    sites: Federation, tmp_path: Path
+) -> None:
+    away, policies = tmp_path / "away", {}
+    for site, epsilon in zip(SITES, (4.0, 8.0, 8.0), strict=True):
+        policies[site] = tmp_path / f"{site}.yaml"
+        policies[site].write_text(f"epsilon: {epsilon}\ndelta: 0.001\n")
+        sites.kill(site)
+        sites.start(site, "--policy", str(policies[site]))
+    inner, turns = "{fed_avg: {weighting: uniform}}", "{round_robin: {separation: 2}}"
+    private = f"{{private: {{inner: {inner}, delta: 0.001, cohorts: {turns}, simulated: true}}}}"
+    changes = (f"algorithm={private}", "rounds.min_clients=0", "rounds.cohort=3")
+    options = [word for change in changes for word in ("--set", f"runs.fedavg.{change}")]
+    server = sites.command(sites.run_words("fedavg", away, *options), tmp_path / "server.log")
+    assert server.wait(120) == 0, (tmp_path / "server.log").read_text()
+    reasons = {c: why for entry in journal_of(away, "fedavg") for c, why in entry.get("failures", {}).items()}
+    assert set(reasons) == {"speaker/s00", "speaker/s03"}  # the clients of berlin
+    wanted = "refuses by its policy: epsilon of a client would be 8 at delta 0.001"
+    assert all(wanted in why for why in reasons.values())
+    answered = {client for entry in journal_of(away, "fedavg") for client in entry.get("clients", {})}
+    assert answered == {f"speaker/s0{number}" for number in (1, 2, 4, 5)}
+    for site in SITES:
+        sites.kill(site)
+        sites.start(site)
+
+
+def test_sessions_at_sites_adapt_a_model_as_in_a_simulation(sites: Federation, tmp_path: Path) -> None:
+    """Each site makes speech of the text of its session, which never leaves; the server rehearses."""
+    for package in ("espeakng_loader", "soxr"):
+        pytest.importorskip(package)
+    everything, seed = sites.folder / "all", tmp_path / "first" / "seed"
+    settings = settings_for("fedavg")
+    antiphon.run("fedavg", everything, tmp_path / "first", settings=settings, only="seed", device="cpu")
+    speak = ["engines=espeak", "num_voices=3", "takes=1", "rehearse_hours=0.002", "valid_hours=0.001"]
+    small = ["runs.adapted.algorithm.local.steps=2", "runs.adapted.algorithm.inner.local.batch_seconds=4"]
+    for site, text in zip(SITES, ("A bad cab.", "Decade by decade!", "Add a bead"), strict=True):
+        (tmp_path / f"{site}.txt").write_text(text)
+        out = tmp_path / site
+        antiphon.adapt(seed, tmp_path / f"{site}.txt", None, out, speaking=speak, speech_only=True)
+        sites.kill(site)
+        sites.start(site, "--data", str(out / "corpus"), "--clients", "session")
+    texts, here = [tmp_path / f"{site}.txt" for site in SITES], tmp_path / "here"
+    options = {"rounds": 2, "speaking": speak, "settings": small, "device": "cpu"}
+    antiphon.adapt(seed, texts, everything, here, **options)  # type: ignore[arg-type]
+
+    away = tmp_path / "away"
+    words = ["adapt", str(seed), "--federation", str(sites.kit("server")), "--rehearse", str(everything)]
+    words += ["--out", str(away), "--rounds", "2", "--device", "cpu"]
+    words += [word for one in speak for word in ("--speak", one)]
+    words += [word for one in small for word in ("--set", one)]
     server = sites.command(words, tmp_path / "server.log")
     assert server.wait(120) == 0, (tmp_path / "server.log").read_text()
-    assert_same_run(away, simulated(sites, "fedavg", tmp_path / "here", secure), "fedavg")
-    assert "no single update" in (away / "RESULTS.md").read_text()
+    rounds = zip(journal_of(away / "runs", "adapted"), journal_of(here / "runs", "adapted"), strict=True)
+    for one, other in list(rounds)[1:]:
+        assert one["clients"].keys() == {f"session/{site}" for site in SITES}
+        for key in ("cohort", "clients", "metrics", "loss"):  # validation here has sentences of the sessions
+            assert one[key] == other[key]
     for site in SITES:
         sites.kill(site)
         sites.start(site)
@@ -74,7 +189,7 @@ def test_callers_without_a_certificate_of_the_federation_are_refused(
     own = sites.kit("oslo") / "engine" / "startup"
     expired = expired_certificate(sites, tmp_path)
     with FederationServer.open(open_kit(sites.kit("server")), lambda text: None) as server:
-        assert server.greet(60.0, 3).keys() == set(SITES)
+        assert server.greet(60.0, 3, read_announcements, "utterances").keys() == set(SITES)
         assert is_greeted(sites.port, own / "rootCA.pem", own / "client.crt", own / "client.key")
         assert not is_greeted(sites.port, own / "rootCA.pem")
         assert not is_greeted(sites.port, own / "rootCA.pem", other / "client.crt", other / "client.key")
@@ -87,6 +202,25 @@ def test_callers_without_a_certificate_of_the_federation_are_refused(
         arrival = wait_until("quito is back", lambda: server.link.poll(1.0), 60)
         assert arrival.ticket == ticket
         assert arrival.message is not None
+
+
+def test_nobody_can_submit_a_job_to_nvflare(sites: Federation, tmp_path: Path) -> None:
+    submit = """
+import os, sys
+from nvflare.fuel.flare_api.flare_api import new_secure_session
+try:
+    new_secure_session("admin@antiphon.local", sys.argv[1], timeout=20.0).submit_job(sys.argv[2])
+except Exception as error:
+    print(error, flush=True)
+os._exit(0)  # threads of the session would keep the process
+"""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "meta.json").write_text('{"name": "job", "deploy_map": {}}')
+    with FederationServer.open(open_kit(sites.kit("server")), lambda text: None) as server:
+        server.greet(60.0, 3, read_announcements, "utterances")
+        words = [sys.executable, "-c", submit, str(sites.kit("server") / "admin"), str(tmp_path / "job")]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert "is not authorized for 'submit_job'" in done.stdout
 
 
 def expired_certificate(sites: Federation, folder: Path) -> Path:

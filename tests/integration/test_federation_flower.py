@@ -29,7 +29,7 @@ from federated import (
 )
 
 import antiphon
-from antiphon.federation.federation_server import FederationServer
+from antiphon.federation.federation_server import FederationServer, read_announcements
 from antiphon.federation.kits import create_kits, open_kit
 from antiphon.pools.remote_messages import pack
 
@@ -47,10 +47,11 @@ def test_a_run_over_flower_has_the_bits_of_a_simulation_though_its_server_was_ki
 ) -> None:
     away = tmp_path / "away"
     server = sites.command(sites.run_words("scaffold", away), tmp_path / "server.log")
+    joined = {"running": True, "sites": dict.fromkeys(SITES, True)}
+    wait_until(
+        "all sites", lambda: antiphon.federation_status(sites.kit("server")).items() >= joined.items(), 90
+    )
     wait_until("two rounds", lambda: len(journal_of(away, "scaffold")) > 2, 90)
-    status = antiphon.federation_status(sites.kit("server"))
-    assert status["running"]
-    assert status["sites"] == dict.fromkeys(SITES, True)
     server.send_signal(signal.SIGKILL)
     server.wait()
     again = sites.command(sites.run_words("scaffold", away, "--resume"), tmp_path / "server.log")
@@ -67,7 +68,7 @@ def test_flower_answers_the_sites_of_the_kit_and_nobody_else(sites: Federation, 
     other = create_kits(f"localhost:{sites.port}", ["oslo"], tmp_path / "other", carrier="flower")[1]
     other = other / "engine" / "startup" / "node.key"
     with FederationServer.open(open_kit(sites.kit("server")), lambda text: None) as server:
-        assert server.greet(60.0, 3).keys() == set(SITES)
+        assert server.greet(60.0, 3, read_announcements, "utterances").keys() == set(SITES)
         uninvited = supernode(sites, tmp_path, "--auth-supernode-private-key", str(other))
         assert "Failed to activate SuperNode" in uninvited.stdout
         assert uninvited.returncode != 0

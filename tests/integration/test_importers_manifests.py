@@ -121,10 +121,13 @@ def check_lhotse(source: Path, split: str) -> None:
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
-def test_lhotse_recordings_and_supervisions(lhotse_set: tuple[Path, Any, Any], ending: str) -> None:
+@pytest.mark.parametrize("other", ["jsonl", "jsonl.gz"])
+def test_lhotse_recordings_and_supervisions(
+    lhotse_set: tuple[Path, Any, Any], ending: str, other: str
+) -> None:
     folder, recordings, supervisions = lhotse_set
     recordings.to_file(folder / f"x_recordings_dev.{ending}")
-    supervisions.to_file(folder / f"x_supervisions_dev.{ending}")
+    supervisions.to_file(folder / f"x_supervisions_dev.{other}")
     check_lhotse(folder, "dev")
 
 

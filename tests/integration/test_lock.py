@@ -65,7 +65,7 @@ MOMENTS = {  # where the first command is when the second starts, and what that 
     "lm ngram arpa": ("antiphon.workflows.train_lm.estimate", SAFE),
     "lm train": ("antiphon.workflows.train_lm.train_lm", REFUSED),
     "adapt": (TRAINING, REFUSED),
-    "personalize": ("antiphon.workflows.personalize_lists.search_grid", REFUSED),
+    "personalize": ("antiphon.workflows.personalisation_plan.search_grid", REFUSED),
     "prune": (TRAINING, REFUSED),
     "export": ("antiphon.exporting.export_folder.write_folder", r"is being made by process \d+: wait"),
     "report": ("antiphon.report.html.render", SAFE),

@@ -90,7 +90,22 @@ def test_an_old_model_is_evaluated(name: str, tmp_path: Path) -> None:
     assert_close(new, old, name)
 
 
-@pytest.mark.parametrize("name", INTERRUPTED)
+def ends_in_a_tie(name: str) -> bool:
+    """Whether both candidates of DGA-RL were as good in the last round, and the noisy one went on."""
+    last = EXPECTED[name]["journal"][-1]["metrics"]
+    return "policy_cer" in last and last["policy_cer"] == last["rival_cer"]
+
+
+@pytest.mark.parametrize("name", [name for name in INTERRUPTED if ends_in_a_tie(name)])
+def test_an_old_run_of_dga_rl_keeps_the_rival_on_a_tie(name: str, resumed: Path) -> None:
+    """This was wrong in 821f128. What was measured before the choice is the same."""
+    before, after = (run[-1]["metrics"] for run in (EXPECTED[name]["journal"], read_journal(resumed / name)))
+    assert (before["policy_won"], after["policy_won"]) == (1.0, 0.0)
+    for key in ("policy_cer", "rival_cer", "reward", "exploration"):
+        assert_close(after[key], before[key], f"{name}/{key}")
+
+
+@pytest.mark.parametrize("name", [name for name in INTERRUPTED if not ends_in_a_tie(name)])
 def test_an_old_run_is_resumed_to_the_same_end(name: str, resumed: Path) -> None:
     assert not (FIXTURE / "out" / name / "model").exists()
     parameters = load_file(resumed / name / "model" / "model.safetensors")

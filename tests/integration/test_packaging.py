@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,21 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(built: Path) -
     assert "antiphon/py.typed" in names
     assert all(name.startswith("antiphon/") for name in names)
     assert names >= set(listed)
+
+
+def test_the_wheel_says_who_wrote_it_and_where_its_papers_are(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        (name,) = [name for name in file.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = message_from_bytes(file.read(name))
+    assert metadata["Author"] == "The antiphon contributors"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert {"federated learning", "speech recognition"} <= set(metadata["Keywords"].split(","))
+    papers = dict(line.rsplit(", ", 1) for line in metadata.get_all("Project-URL", []))
+    assert len(papers) == 3
+    for page in ("README.md", "CITATION.cff"):
+        text = (CHECKOUT / page).read_text()
+        assert [url for url in papers.values() if url not in text] == [], page
 
 
 def test_the_source_package_has_the_licence_and_no_tests(built: Path) -> None:

@@ -77,6 +77,41 @@ def test_a_language_model_is_on_the_disk_before_it_has_its_name(tmp_path: Path) 
         assert follow(command, out.parent, tmp_path) == []
 
 
+REMEMBERED = """
+import sys
+from datetime import datetime
+from pathlib import Path
+import numpy as np
+from antiphon.federation.site_policy import Ledger
+from antiphon.privacy.update_accounting import GaussianCost
+from antiphon.privacy.update_ledger import SharedBudget, check_release
+from antiphon.secure_aggregation.member import Revealed
+from antiphon.secure_aggregation.record_files import RecordFiles
+
+folder = Path(sys.argv[1])
+SharedBudget(str(folder / "budgets" / "budget.json"), 8.0).spend("run", 1, GaussianCost(0.5), 1e-6)
+check_release(folder / "run", bytes(32), 0, {"w": np.arange(3.0)})
+record = RecordFiles(folder / "secure" / "run" / "ada")
+for session in "12":
+    record.add(Revealed(session, ("a", "b", "c", "d"), (({}, {}),) * 4), (session,))
+Ledger(folder / "ledger.json").add(datetime(2026, 1, 2), 300, "run", "ada")
+"""
+
+
+def test_what_was_spent_and_revealed_is_on_the_disk_before_the_answer(tmp_path: Path) -> None:
+    """What is forgotten could be spent, released or revealed again."""
+    folder, trace = tmp_path / "made", tmp_path / "trace"
+    folder.mkdir()
+    done = traced([sys.executable, "-c", REMEMBERED, str(folder)], trace, "-e", f"trace={CALLS}")
+    assert done.returncode == 0, done.stderr
+    disk = Disk(folder)
+    for call in calls_in(trace):
+        disk.follow(call)
+    names = {path.name for path in disk.names if path.suffix}
+    assert {"budget.json", "releases.json", "used.json", "last.message", "ledger.json"} <= names
+    assert disk.unsafe() == []
+
+
 def test_a_trace_shows_a_file_that_was_renamed_before_it_was_on_the_disk(tmp_path: Path) -> None:
     """The test of the tests: what a careless program does is found."""
     script = "import os, sys; f = open('part', 'w'); f.write('x'); f.close(); os.rename('part', 'whole')"

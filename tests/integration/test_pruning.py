@@ -13,13 +13,16 @@ from world import World
 
 from antiphon import config
 from antiphon.algorithms.pruning import FederatedPruning
+from antiphon.algorithms.pruning_slices import HalfColumn, weights_of
+from antiphon.data.partition import BySpeaker
 from antiphon.engine import Rounds
+from antiphon.experiment.folder import claim_folder
 from antiphon.experiment.runner import run_experiment
 from antiphon.experiment.settings import Experiment, Run
-from antiphon.models.reduced import ReducedConfig
+from antiphon.models.reduced import ReducedConfig, structure_of
 from antiphon.recipes import recipe
 from antiphon.recognizer import Recognizer
-from antiphon.workflows.prune_model import plan_pruning
+from antiphon.workflows.prune_model import PRESETS, plan_pruning, pruned_experiment
 
 
 def experiment() -> Experiment:
@@ -152,3 +155,43 @@ def test_a_plan_names_every_weight_with_what_is_kept(antiphon: Antiphon) -> None
     assert antiphon("prune", "--plan", "conformer-huge").code == 2
     adaptive = antiphon("prune", "--plan", "las-small", "--set", "allocation=adaptive")
     assert "adaptive sparsity depends on the weights" in adaptive.output
+
+
+@pytest.mark.parametrize("pattern", ["half_column", "half_row"])
+def test_a_preset_has_no_weights_to_say_which_halves_go_together(pattern: str, antiphon: Antiphon) -> None:
+    """A hidden unit is removed with both halves. Weights of 0 lose the same halves everywhere: 0.600."""
+    refused = antiphon("prune", "--plan", "transducer-small", "--set", f"pattern={pattern}")
+    assert refused.code == 2
+    assert "the number of hidden units that are left depends on the weights" in refused.output
+    # Layers without hidden units keep the same number of weights whichever halves are removed.
+    plans = [plan_pruning("las-small", settings=[f"pattern={one}"]) for one in (pattern, "whole_column")]
+    assert plans[0].zero_ratio == plans[1].zero_ratio
+
+
+def test_random_weights_lose_a_quarter_of_the_hidden_units_by_halves() -> None:
+    """Half of the halves go, independently: 0.4 · 0.5 + 0.4 · (1 − 0.5 · 0.75) + 0.2 · 0.5 = 0.55."""
+    torch.manual_seed(0)
+    model = PRESETS["transducer-small"].build(80, 500)
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    pruning = FederatedPruning(structure=structure_of(model), pattern=HalfColumn())
+    pieces = pruning.keep(params, 0.5).pieces(params)
+    full = weights_of(params, pruning.slices)
+    kept = sum(piece.of(full[name]).numel() for name in full for piece in pieces[name])
+    assert 1 - kept / sum(weight.numel() for weight in full.values()) == pytest.approx(0.55, abs=0.005)
+
+
+def test_after_a_run_of_a_federation_its_clients_prune_under_the_same_protection(tmp_path: Path) -> None:
+    """Such an experiment has seed_fraction 1: all speakers of the corpus are the server's."""
+    tiny = config.override(
+        recipe("fedavg"),
+        [*SETTINGS, "speakers.seed_fraction=1.0", "runs.fedavg.secure_aggregation={max_share: 0.4}"],
+    )
+    claim_folder(tmp_path / "out", tiny, tmp_path / "corpus", "fingerprint")
+    for name, secure in (("seed", None), ("fedavg", tiny.runs["fedavg"].secure_aggregation)):
+        pruned, corpus = pruned_experiment(tmp_path / "out" / name, 0.5, 4, (), is_away=True)
+        assert corpus == tmp_path / "corpus"
+        assert pruned.runs["pruned"].data == "federated"
+        assert pruned.runs["pruned"].clients == BySpeaker()
+        assert pruned.runs["pruned"].secure_aggregation == secure
+    alone, _ = pruned_experiment(tmp_path / "out" / "seed", 0.5, 4, (), is_away=False)
+    assert alone.runs["pruned"].data == "both"

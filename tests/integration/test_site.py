@@ -106,6 +106,16 @@ def test_a_link_that_names_a_file_shows_the_title_of_its_page(site: Path) -> Non
     assert ">bring-your-corpus.md<" not in page
 
 
+def test_no_line_breaks_within_a_figure_or_a_name(site: Path) -> None:
+    page = (site / "robust.html").read_text()
+    assert "WER of 23.1\N{NO-BREAK SPACE}%" in page
+    assert '<code><span class="name">krum.num_averaged</span></code>' in page
+    commands = re.findall(r"<pre>.*?</pre>", page, re.DOTALL)
+    assert commands
+    assert not [text for text in commands if "\N{NO-BREAK SPACE}" in text or 'class="name"' in text]
+    assert 'class="name"' not in (site / "code/antiphon/engine.py.html").read_text()
+
+
 def test_links_to_code_lead_to_a_copy_of_it(site: Path) -> None:
     assert "code/antiphon/engine.py.html" in (site / "tour.html").read_text()
     assert "def sample_cohort" in re.sub(r"<[^>]+>", "", (site / "code/antiphon/engine.py.html").read_text())

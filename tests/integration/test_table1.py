@@ -63,11 +63,17 @@ def test_rates_are_constant_after_the_warm_up() -> None:
             assert algorithm.server_schedule(number) == algorithm.client_schedule(number) == 1.0, name
 
 
-def test_one_pass_of_central_training_is_one_round() -> None:
-    run = recipe("table1").runs["central-online"]
-    assert isinstance(run.algorithm, Central)
-    assert (run.rounds.total, run.algorithm.local.epochs, run.algorithm.local.steps) == (1, 1, 0)
-    assert (run.data, run.start_run) == ("federated", "seed")
+def test_central_training_on_the_clients_speech_takes_as_many_steps_as_the_federated_rows() -> None:
+    """It had one pass over the speech of the clients before, a twentieth of these steps."""
+    table = recipe("table1").runs
+    online, federated = table["central-online"], table["hierarchical"]
+    assert isinstance(online.algorithm, Central)
+    assert (online.data, online.start_run) == ("federated", "seed")
+    local = federated.algorithm.local  # type: ignore[union-attr]
+    steps = federated.rounds.total * federated.rounds.cohort * local.steps
+    assert online.algorithm.local.batch_seconds == local.batch_seconds
+    assert 0.75 * steps <= online.rounds.total * online.algorithm.local.steps <= steps
+    assert online == replace(recipe("librispeech").runs["central-clients"], rounds=online.rounds)
 
 
 def test_every_row_runs_and_goes_on(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +83,8 @@ def test_every_row_runs_and_goes_on(world: World, tmp_path: Path, monkeypatch: p
     tiny = replace(wrong, frontend=FRONTEND, model=MODELS["ctc"], augment=MASKS)
     settings = ["runs.*.rounds.cohort=3", "runs.*.rounds.valid_every=1", "runs.seed.rounds.total=1"]
     settings += [f"runs.{run}.clients.parts=3" for run in ("hierarchical-iid", "bmuf")]
-    settings += [f"runs.{run}.algorithm.local.steps=2" for run in ("seed", "central-offline")]
+    central = ("seed", "central-offline", "central-online")
+    settings += [f"runs.{run}.algorithm.local.steps=2" for run in central]
     further = ["central-online", "rl", "median"]
     for total, only in ((1, []), (2, further)):
         experiment = config.override(tiny, [f"runs.*.rounds.total={total}", *settings])
@@ -296,10 +303,28 @@ def test_rows_of_any_experiment_are_compared_over_seeds(
     assert "'hard' has not been scored" in capsys.readouterr().err
 
 
+def test_trials_are_chosen_for_each_condition(
+    table1: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The best block momentum of clean clients is not that of mislabelled ones."""
+    for name, corruption, best in (("clean", CLEAN, 0.8), ("wrong", WRONG, 0.2)):
+        curves = {f"bmuf-{value:g}": QUICK if value == best else SLOW for value in TRIALS["bmuf"].values}
+        write_experiment(tmp_path / name, 0, {"hierarchical": PLAIN, **curves}, corruption)
+    folders = [str(tmp_path / name) for name in ("clean", "wrong")]
+    monkeypatch.setattr(sys, "argv", ["table1.py", *folders, "--choose"])
+    table1.main()
+    assert capsys.readouterr().out.splitlines() == [
+        "# clean",
+        "runs.bmuf.algorithm.server.momentum=0.8",
+        "# 30% of clients: transcripts of others",
+        "runs.bmuf.algorithm.server.momentum=0.2",
+    ]
+
+
 def test_the_settings_of_every_choice_are_taken_by_the_recipe(table1: Any) -> None:
     choice = table1.choice
     assert choice("fedavg", 0.2) == ["runs.fedavg.algorithm.local.lr=0.2"]
-    assert len(choice("hierarchical", 5e-3)) == 11
+    assert len(choice("hierarchical", 5e-3)) == 12
     table = recipe("table1")
     for row, tried in TRIALS.items():
         for value, run in tried.runs.items():

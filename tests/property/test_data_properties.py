@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.data.batches import plan_batches
-from antiphon.data.partition import BySession, BySpeaker, Dirichlet, Iid, Partition
+from antiphon.data.partition import BySession, BySpeaker, Dirichlet, Iid, IidSpeakers, Partition
 from antiphon.data.tokens import Characters, CharactersConfig, Unigram, UnigramConfig
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
@@ -35,6 +35,7 @@ partitions = st.one_of(
     st.just(BySpeaker()),
     st.just(BySession()),
     st.builds(Iid, parts=st.integers(1, 10)),
+    st.builds(IidSpeakers, parts=st.integers(1, 8)),
     st.builds(Dirichlet, parts=st.integers(1, 10), concentration=st.floats(1e-8, 1e8)),
 )
 
@@ -47,6 +48,9 @@ def test_every_utterance_is_in_exactly_one_client(
     indices = np.array(sorted(data.draw(st.sets(st.integers(0, num - 1), min_size=1))))
     if isinstance(partition, Iid) and partition.parts > len(indices):
         partition = Iid(len(indices))
+    num_speakers = len(np.unique(store.speaker_codes[indices]))
+    if isinstance(partition, IidSpeakers) and partition.parts > num_speakers:
+        partition = IidSpeakers(num_speakers)
     clients = partition(store, indices, seed)
     assert sorted(index for own in clients.values() for index in own.tolist()) == indices.tolist()
     assert all(len(own) > 0 and (np.diff(own) > 0).all() for own in clients.values())
@@ -57,6 +61,22 @@ def test_iid_parts_differ_by_one_at_most(store: Store, parts: int, seed: int) ->
     num = len(store.speaker_codes)
     sizes = [len(own) for own in Iid(min(parts, num))(store, np.arange(num), seed).values()]
     assert max(sizes) - min(sizes) <= 1
+
+
+@given(store=stores(), parts=st.integers(1, 8), seed=st.integers(0, 1000), data=st.data())
+def test_parts_of_speakers_share_no_speaker_and_differ_by_one_at_most(
+    store: Store, parts: int, seed: int, data: st.DataObject
+) -> None:
+    num = len(store.speaker_codes)
+    indices = np.array(data.draw(st.permutations(range(num))))
+    partition = IidSpeakers(min(parts, len(np.unique(store.speaker_codes))))
+    clients = partition(store, indices, seed)
+    speakers = [set(store.speaker_codes[own].tolist()) for own in clients.values()]
+    assert len(clients) == partition.parts
+    assert sum(len(own) for own in speakers) == len(set().union(*speakers))
+    assert max(map(len, speakers)) - min(map(len, speakers)) <= 1
+    again = partition(store, np.sort(indices), seed)
+    assert all(np.array_equal(again[name], own) for name, own in clients.items())
 
 
 @given(

@@ -106,8 +106,8 @@ def test_a_body_that_is_known_may_be_left_out() -> None:
     assert error.value.digest == digest
     _, tensors = unpack(message.without_body(), {digest: message.body})
     assert torch.equal(tensors["w"], torch.arange(3.0))
-    with pytest.raises(WireError, match="damaged"):
-        unpack(message.without_body(), {digest: bytes(message.body[:-1]) + b"x"})
+    with pytest.raises(WireError, match="damaged"):  # its bytes were compared when it arrived
+        unpack(message.without_body(), {digest: bytes(message.body[:-1])})
 
 
 def test_what_json_cannot_say_is_not_sent_and_not_read() -> None:

@@ -158,6 +158,8 @@ def test_a_choice_with_a_required_field_is_completed_by_the_next_assignment():
         ("rounds=null", "rounds: expected int, not None"),
         ("kernel=1,2,3", r"kernel: expected tuple\[int, int\]"),
         ("kernel=1,x", r"kernel\[1\]: expected int, not 'x'"),
+        ("../victim=1", "'../victim=1' is not an assignment"),
+        (".=1", "'.=1' is not an assignment"),
         ("round=5", "configuration: unknown key 'round'; did you mean 'rounds'.*valid: rounds, lr"),
         (
             "run.server.momentun=1",

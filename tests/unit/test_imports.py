@@ -76,7 +76,10 @@ EXTRAS = {
     "uvicorn",
 }
 # What runs in the processes of NVFLARE and Flower alone.
-INSIDE_EXTRAS = {f"antiphon.federation.{name}" for name in ("nvflare_relay", "flower_relay", "flower_site")}
+INSIDE_EXTRAS = {
+    f"antiphon.federation.{name}"
+    for name in ("nvflare_relay", "nvflare_streams", "flower_relay", "flower_site")
+}
 # Modules that are of no use without an extra: others import them only inside functions.
 NEED_EXTRAS = {
     "antiphon.secure_aggregation.masks",

@@ -100,6 +100,11 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
         sounds()["tonne"]
 
 
+def test_an_unknown_name_of_thousands_of_characters_is_cut() -> None:
+    with pytest.raises(ValueError, match=r"^unknown choice '(x{199})…; valid: tone, noise$"):
+        sounds()["x" * 5000]
+
+
 def test_an_unknown_name_in_a_configuration_is_refused_with_its_place() -> None:
     with pytest.raises(ValueError, match=r"algorithm: unknown choice 'fed_avgg'; did you mean 'fed_avg'\?"):
         from_dict(Run, {"algorithm": "fed_avgg"})

@@ -1,8 +1,9 @@
-"""The parameters of many clients in one matrix, and one SGD step for all of them at once.
+"""The parameters of many clients in one matrix, and one step for all of them at once.
 
-Every client has a row of parameters. One `vmap` of the model's forward pass runs each client's batch through
-its own parameters; the losses, which have no parameters, are one call over all utterances; one backward pass
-gives each client its own gradient. A step of some of the clients copies their rows out and back.
+Every client has a row of parameters, and one for each moment of its optimiser. One `vmap` of the model's
+forward pass runs each client's batch through its own parameters; the losses, which have no parameters, are
+one call over all utterances; one backward pass gives each client its own gradient. A step of some of the
+clients copies their rows out and back.
 
 Most of the time of a step on a GPU is spent on launching kernels. So rows are clipped and moved as a whole,
 and where shapes repeat, forward and backward are CUDA graphs.
@@ -11,9 +12,8 @@ and where shapes repeat, forward and backward are CUDA graphs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,69 +21,18 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from antiphon.clients.client import ClientRuntime
+from antiphon.clients.stacked.stacked_rows import Layout, StackedBatch
 from antiphon.core import Tensors
 from antiphon.data.batches import Batch
 from antiphon.models.noise import noise_from
+from antiphon.tasks.client_optimizers import ClientOptimizer
+from antiphon.tasks.client_storage import ClientStorage
+from antiphon.tasks.codecs.small_floats import is_short
 from antiphon.tasks.local_training import LocalSteps, LocalTraining
 
 CAPTURED_AFTER = 2  # steps of a shape before its graph is captured: capturing costs about as much as three
 MAX_GRAPHS = 4  # each keeps its own activations
 RARER = 2  # a graph is replaced by that of a shape which is seen so many times as often
-ALIGNED = 32  # numbers: tensors that begin at multiples of 128 bytes are multiplied fastest
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Tensors one after another in a row, each at a multiple of ALIGNED, with zeros between them."""
-
-    shapes: dict[str, torch.Size]
-
-    @classmethod
-    def of(cls, tensors: Tensors) -> Layout:
-        dtypes = sorted({str(tensor.dtype) for tensor in tensors.values()})
-        if len(dtypes) > 1:
-            raise ValueError(f"parameters of {' and '.join(dtypes)} do not share a row")
-        return cls({name: tensor.shape for name, tensor in tensors.items()})
-
-    def join(self, tensors: Iterable[Tensor]) -> Tensor:
-        """Return rows [n, width] of the tensors of n clients, each [n, ...], in the order of the shapes."""
-        pieces = []
-        for tensor, shape in zip(tensors, self.shapes.values(), strict=True):
-            pieces.append(tensor.reshape(len(tensor), -1))
-            if gap := -shape.numel() % ALIGNED:
-                pieces.append(tensor.new_zeros(len(tensor), gap))
-        return torch.cat(pieces, dim=1)
-
-    def split(self, rows: Tensor) -> Tensors:
-        """Return views of the tensors in rows [n, width], each [n, ...]."""
-        tensors, begin = {}, 0
-        for name, shape in self.shapes.items():
-            tensors[name] = rows[:, begin : begin + shape.numel()].view(len(rows), *shape)
-            begin += shape.numel() + -shape.numel() % ALIGNED
-        return tensors
-
-
-@dataclass(frozen=True)
-class StackedBatch:
-    """The batches of n clients, padded to B rows each: `batch` and `keys` hold n · B utterances.
-
-    share [n, B] is 1 / (utterances of the client) on real rows and 0 on placeholders; members [n] are the
-    rows of the clients in the stack, ascending.
-    """
-
-    batch: Batch
-    keys: Tensor
-    share: Tensor
-    members: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return *self.batch.tensors, self.keys, self.share, self.members
-
-    def per_client(self) -> Iterator[Tensor]:
-        """Yield keys and the batch's tensors, each [n, B, ...]; those of texts [n, B · N, ...]."""
-        for tensor in (self.keys, *self.batch.tensors):
-            yield tensor.unflatten(0, (len(self.share), -1))
 
 
 class Stack:
@@ -99,8 +48,12 @@ class Stack:
         self.layout = Layout.of(start)
         self.start = self.anchor = self._row(start)
         self.correction: Tensor | None = None
+        self.short: Tensor | None = None  # [size, tensors]: which a client does not store exactly
         self._tables = {"start": self.start}
         self.rows = self.start.repeat(size, 1)
+        self.moments: list[Tensor] = []  # [size, width] each
+        # Steps that each client has taken. In float64, 1 − β^t has enough digits.
+        self.taken = torch.zeros(size, 1, dtype=torch.float64, device=self.rows.device)
         self._seen: Counter[tuple[object, ...]] = Counter()
         self._graphs: dict[tuple[object, ...], Captured] = {}
 
@@ -108,10 +61,17 @@ class Stack:
         """Return whether the stack fits these parameters of this many clients."""
         return size == self.size and Layout.of(start) == self.layout
 
-    def restart(self, wanted: Sequence[LocalSteps]) -> None:
-        """Set every client to the start of its steps."""
+    def restart(self, wanted: Sequence[LocalSteps], chosen: Sequence[frozenset[str]] = ()) -> None:
+        """Set every client to the start of its steps. chosen: tensors that each does not store exactly."""
         self.start = self._table("start", [steps.start for steps in wanted])
         self.rows.copy_(self.start.expand_as(self.rows))
+        self.short = None
+        if any(chosen):
+            short = torch.tensor([[name in names for name in self.layout.shapes] for names in chosen])
+            self.short = self._keep("short", short.to(self.rows.device))
+            self.store(self.rows, self.short, wanted[0].local.storage)
+            self.start = self._keep("stored start", self.rows.clone())
+        self._forget(wanted[0].local.optimizer.num_moments)
         self.anchor, self.correction = self.start, None
         if any(steps.anchor for steps in wanted):
             self.anchor = self._table("anchor", [{**steps.start, **steps.anchor} for steps in wanted])
@@ -119,13 +79,23 @@ class Stack:
             zeros = {name: torch.zeros_like(p) for name, p in wanted[0].start.items()}
             self.correction = self._table("correction", [{**zeros, **steps.correction} for steps in wanted])
 
-    def _table(self, name: str, clients: Sequence[Tensors]) -> Tensor:
-        """Return the rows of all clients [size, width]; a single row if all have the same tensors.
+    def _forget(self, num_moments: int) -> None:
+        """Set moments and counts of steps to zero, in the memory that captured graphs use."""
+        if len(self.moments) != num_moments:
+            self._graphs.clear()
+            self.moments = [torch.zeros_like(self.rows) for _ in range(num_moments)]
+        for table in (*self.moments, self.taken):
+            table.zero_()
 
-        Captured graphs read the memory of the last table of this name: it is used again if it fits.
-        """
+    def _table(self, name: str, clients: Sequence[Tensors]) -> Tensor:
+        """Return the rows of all clients [size, width]; a single row if all have the same tensors."""
         is_shared = all(tensors.get(n) is p for tensors in clients for n, p in clients[0].items())
-        table = torch.cat([self._row(tensors) for tensors in (clients[:1] if is_shared else clients)])
+        return self._keep(
+            name, torch.cat([self._row(tensors) for tensors in (clients[:1] if is_shared else clients)])
+        )
+
+    def _keep(self, name: str, table: Tensor) -> Tensor:
+        """Return the table in the memory of the last one of its name, if it fits: graphs read that."""
         before = self._tables.get(name)
         if before is not None and before.shape == table.shape:
             return before.copy_(table)
@@ -147,13 +117,19 @@ class Stack:
         return self.layout.join(tensors[name].detach()[None] for name in self.layout.shapes)
 
     def step(self, batch: StackedBatch, local: LocalTraining) -> Tensor:
-        """Take one SGD step of the members; return the losses per token of all utterances [n, B]."""
+        """Take one step of the members; return the losses per token of all utterances [n, B]."""
+        with self.runtime.tf32():
+            return self._captured_step(batch, local)
+
+    def _captured_step(self, batch: StackedBatch, local: LocalTraining) -> Tensor:
+        """Take a step by a CUDA graph, if its shape has come often enough."""
         rate = torch.full((), local.lr, dtype=batch.share.dtype, device=batch.share.device)
         if not self.graphs:
             return self._step(batch, rate, local)
         shapes = tuple(tensor.shape for tensor in batch.tensors)
         corrected, anchored = self.correction is not None, self.anchor is not self.start
-        key = (shapes, local.clip_norm, local.proximal, corrected, anchored)
+        short = self.short is not None and local.storage
+        key = (shapes, local.clip_norm, local.proximal, local.optimizer, short, corrected, anchored)
         self._seen[key] += 1
         if key not in self._graphs:
             if not self._pays(key):
@@ -178,17 +154,18 @@ class Stack:
         outputs = self.forward(trained, batch)
         losses, upstream = self.score(outputs, batch)
         self.descend(rows, trained, outputs, upstream, rate, local, batch.members)
-        self.put_back(rows, batch.members)
+        self.put_back(self.rows, rows, batch.members)
         return losses
 
     def leaves(self, rows: Tensor) -> Tensors:
         """Return the parameters in the rows [n, ...], with gradients."""
         return {n: p.detach().requires_grad_() for n, p in self.layout.split(rows).items()}
 
-    def put_back(self, rows: Tensor, members: Tensor) -> None:
+    def put_back(self, table: Tensor, rows: Tensor, members: Tensor) -> None:
+        """Write the members' rows into a table that `rows_of` took them from."""
         if len(members) < self.size:
             with nondeterministic():
-                self.rows.index_copy_(0, members, rows)
+                table.index_copy_(0, members, rows)
 
     def forward(self, trained: Tensors, batch: StackedBatch) -> tuple[Tensor, ...]:
         """Return the model's outputs, each [n, B, ...] or [n, B · N, ...]."""
@@ -200,7 +177,7 @@ class Stack:
                 )
                 return outputs
 
-        with self.runtime.precision(), sdpa_kernel(SDPBackend.MATH):  # fused kernels have no rule for vmap
+        with self.runtime.autocast(), sdpa_kernel(SDPBackend.MATH):  # fused kernels have no rule for vmap
             outputs: tuple[Tensor, ...] = vmap(alone)(trained, *batch.per_client())
         return outputs
 
@@ -235,8 +212,31 @@ class Stack:
             grads.add_(rows - self.rows_of(self.anchor, members), alpha=local.proximal)
         if local.clip_norm > 0:
             length = torch.linalg.vector_norm(grads, dim=1, keepdim=True)
-            rate = rate * (local.clip_norm / (length + 1e-12)).clamp(max=1.0)
-        rows.addcmul_(grads, rate, value=-1)
+            scale = (local.clip_norm / (length + 1e-12)).clamp(max=1.0)
+            if local.is_plain:
+                rate = rate * scale  # saves a pass over the rows
+            else:
+                grads.mul_(scale)
+        directions = grads if local.is_plain else self.directions(rows, grads, local.optimizer, members)
+        rows.addcmul_(directions, rate, value=-1)
+        if self.short is not None:
+            self.store(rows, self.rows_of(self.short, members), local.storage)
+
+    def store(self, rows: Tensor, short: Tensor, storage: ClientStorage) -> None:
+        """Replace what members do not store exactly, in place, by what they read of it."""
+        for place, (name, tensor) in enumerate(self.layout.split(rows).items()):
+            if is_short(self.layout.shapes[name]):
+                values = tensor.flatten(1)
+                values.copy_(torch.where(short[:, place, None], storage.restored(values), values))
+
+    def directions(self, rows: Tensor, grads: Tensor, optimizer: ClientOptimizer, members: Tensor) -> Tensor:
+        """Return the members' directions [n, width]; their moments and counts of steps move on."""
+        taken = self.rows_of(self.taken, members).add_(1)
+        moments = [self.rows_of(table, members) for table in self.moments]
+        directions = optimizer.direction(rows, grads, moments, taken)
+        for table, moved in zip((self.taken, *self.moments), (taken, *moments), strict=True):
+            self.put_back(table, moved, members)
+        return directions
 
 
 @contextmanager
@@ -260,6 +260,7 @@ class Captured:
         self.rate = torch.zeros((), dtype=batch.share.dtype, device=batch.share.device)  # no client moves yet
         rows = stack.rows_of(stack.rows, members)
         trained = stack.leaves(rows)
+        kept = [(table, table.clone()) for table in (stack.taken, *stack.moments)]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -268,6 +269,9 @@ class Captured:
             stack.descend(rows, trained, outputs, self.upstream, self.rate, local, members)
             del outputs
         torch.cuda.current_stream().wait_stream(side)
+        for table, before in kept:
+            table.copy_(before)
+        del kept
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.forward):
             rows = stack.rows_of(stack.rows, members)
@@ -275,7 +279,7 @@ class Captured:
             outputs = stack.forward(trained, self.inputs)
         with torch.cuda.graph(self.backward, pool=self.forward.pool()):
             stack.descend(rows, trained, outputs, self.upstream, self.rate, local, members)
-            stack.put_back(rows, members)
+            stack.put_back(stack.rows, rows, members)
         self.outputs = [tensor.detach() for tensor in outputs]
 
     def replay(self, batch: StackedBatch, rate: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from antiphon.clients.client import ClientRuntime
-from antiphon.clients.stacked.client_stack import Stack, StackedBatch
+from antiphon.clients.stacked.client_stack import Stack
+from antiphon.clients.stacked.stacked_rows import StackedBatch
 from antiphon.core import Tensors, size_in_bytes
 from antiphon.data.batches import Batch
 from antiphon.tasks.local_training import LocalTraining
@@ -18,6 +19,7 @@ LONG = 512  # frames of the longer of two measured utterances; the other has a q
 FRAMES_PER_TOKEN = 8
 COPIES = 4  # copies of a client's parameters in a launch: parameters, gradients, and buffers
 WAITING = 2  # copies between launches: parameters and update
+BUFFERED = 2  # copies of a moment in a launch
 SHARE = 0.7  # the share of the process's memory that stacked training may fill
 HELD = 0.3  # the share of that for clients and updates that wait
 FREE = 0.9  # the share of the free memory that is relied on
@@ -27,25 +29,29 @@ FREE = 0.9  # the share of the free memory that is relied on
 class Footprint:
     """Memory in bytes. `room` is available; an update takes `update`.
 
-    A client takes WAITING updates during its round, and COPIES more while it takes a step. In a step an
-    utterance of T frames takes linear·T + quadratic·T².
+    A client takes WAITING updates during its round, and COPIES more while it takes a step; each of its
+    optimiser's moments takes one more, and BUFFERED in a step. In a step an utterance of T frames takes
+    linear·T + quadratic·T².
     """
 
     room: float = math.inf
     update: float = 1.0
     linear: float = 0.0
     quadratic: float = 0.0
+    num_moments: int = 0
 
     def fits(self, num_clients: np.ndarray, shapes: np.ndarray) -> np.ndarray:
         """Return whether launches fit: num_clients [launches], and shapes [launches, 2] of their batches."""
         rows, frames = shapes[:, 0].astype(float), shapes[:, 1].astype(float)
         largest = rows * (self.linear * frames + self.quadratic * frames**2)
-        fits: np.ndarray = num_clients * (COPIES * self.update + largest) <= (1 - HELD) * self.room
+        copies = COPIES + BUFFERED * self.num_moments
+        fits: np.ndarray = num_clients * (copies * self.update + largest) <= (1 - HELD) * self.room
         return fits
 
     def max_in_training(self, max_clients: int) -> int:
         """Return how many clients may be in training at once: from 1 to `max_clients`."""
-        return int(max(1, min(max_clients, HELD * self.room / (WAITING * self.update))))
+        waiting = WAITING + self.num_moments
+        return int(max(1, min(max_clients, HELD * self.room / (waiting * self.update))))
 
 
 def measure_footprint(runtime: ClientRuntime, tensors: Tensors) -> Footprint:

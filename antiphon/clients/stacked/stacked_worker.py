@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 
 from antiphon.clients.client import ClientRuntime
-from antiphon.clients.stacked.client_stack import Stack, StackedBatch
+from antiphon.clients.stacked.client_stack import Stack
 from antiphon.clients.stacked.footprint import Footprint, measure_footprint
 from antiphon.clients.stacked.grouping import Launch, Plan, launches
-from antiphon.clients.train import report
+from antiphon.clients.stacked.stacked_rows import StackedBatch
+from antiphon.clients.train import chosen_by, memory_stats, report
 from antiphon.clients.worker import PlainTask, SpeechWorker, named_failure
 from antiphon.core import Task, Tensors, Update
 from antiphon.tasks.client_work import work_for
@@ -96,7 +97,10 @@ class Window:
         """The memory that a client takes; None if no client has a plan, or if the model cannot be stacked."""
         if not self.plans:
             return None
-        return self.trainer.footprint(next(iter(self.plans.values())).wanted.start)
+        wanted = next(iter(self.plans.values())).wanted
+        footprint = self.trainer.footprint(wanted.start)
+        kept = wanted.local.optimizer.num_moments + (not wanted.local.is_exact)  # the start of each client
+        return footprint and replace(footprint, num_moments=kept)
 
     def answers(self) -> Iterator[Update]:
         """Train the clients and yield every client's update, in order."""
@@ -171,7 +175,7 @@ class StackedTrainer:
             self._stack = None  # free its memory first
             self._stack = Stack(self.runtime, start, len(plans), self.graphs)
         stack = self._stack
-        stack.restart([plan.wanted for plan in plans])
+        stack.restart([plan.wanted for plan in plans], [chosen_by(p.client, p.wanted) for p in plans])
         self.runtime.model.train()
         totals = torch.zeros(len(plans), device=self.runtime.device, dtype=torch.float64)
         for batch in stacked_batches(self.runtime, plans, together):
@@ -186,6 +190,7 @@ class StackedTrainer:
             loss = total / sum(len(step.indices) for step in plan.steps)
             stats = delta_stats(sums[0][row], sums[1][row], num_entries)
             delta = MeasuredDelta({name: values[row] for name, values in deltas.items()}, stats)
+            stats = {**stats, **memory_stats(plan.client, plan.wanted)}
             trained.append(Trained(delta, report(plan.client, loss, len(plan.steps), **stats)))
         return trained
 

@@ -33,7 +33,7 @@ from antiphon.data.extraction import Extracted, extract_in_order
 from antiphon.data.frontends import Frontend
 from antiphon.data.partition import BySpeaker, Clients, Partition
 from antiphon.data.store import FeatureStore, Progress, open_or_write
-from antiphon.seeding import derive
+from antiphon.seeding import chosen_share, derive
 
 VERSION = 1  # of the sound of distortions: a new version makes all stores again
 
@@ -135,8 +135,7 @@ class Corruption:
                     f"corruption.names: no client {name!r} among the {len(clients)} federated ones; "
                     f"did you mean {near[0]!r}?"
                 )
-        order = sorted(clients, key=lambda name: (derive(self.seed, "corrupted", name), name))
-        return sorted(self.names or order[: max(1, round(self.fraction * len(order)))])
+        return sorted(self.names or chosen_share(clients, self.fraction, self.seed))
 
 
 # --- Features -------------------------------------------------------------------------------------

@@ -55,8 +55,12 @@ def _manifests(source: Path) -> list[Path]:
 
 
 def _supervisions(recordings: Path) -> Path | None:
-    path = recordings.with_name(recordings.name.replace("recordings", "supervisions"))
-    return path if path != recordings and path.is_file() else None
+    """The file of supervisions beside a file of recordings; one of them may be compressed."""
+    if "recordings" not in recordings.name:
+        return None
+    name = recordings.name.replace("recordings", "supervisions")
+    other = name.removesuffix(".gz") if name.endswith(".gz") else f"{name}.gz"
+    return next((path for path in map(recordings.with_name, (name, other)) if path.is_file()), None)
 
 
 class Cut(NamedTuple):

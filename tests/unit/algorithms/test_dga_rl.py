@@ -13,10 +13,11 @@ from world import Broken
 
 from antiphon import config
 from antiphon.algorithms.dga_rl import DgaRl, Rewards, describe
-from antiphon.algorithms.dga_rl_policy import Learnt, Policy
+from antiphon.algorithms.dga_rl_policy import Learnt, PerClient, PerCohort
 from antiphon.algorithms.fedavg import dga
-from antiphon.core import Report
-from antiphon.engine import sample_cohort
+from antiphon.core import Report, Task, Update
+from antiphon.engine import Rounds, sample_cohort
+from antiphon.experiment.settings import Run
 from antiphon.pools.local import LocalPool
 from antiphon.server.optimizers import Adam, Sgd
 from antiphon.server.run_context import RunContext
@@ -106,7 +107,7 @@ def test_the_better_model_goes_on_with_its_optimiser_s_state(is_won: bool) -> No
 
 
 @dataclass(frozen=True)
-class Prejudiced(Policy):
+class Prejudiced(PerClient):
     """Scores bad clients, whose updates' entries all have one size, by its taste."""
 
     taste: float = 0.0
@@ -133,6 +134,67 @@ def test_models_are_measured_further_apart_than_the_candidates_are(exaggeration:
     for name, seen in (("policy_cer", middle + half), ("rival_cer", middle - half)):
         assert metrics[name] == measure(LocalPool(worker), {"w": seen}, VALID)["cer"]
     assert metrics["policy_cer"] < metrics["rival_cer"]
+
+
+def test_the_models_are_as_far_apart_as_the_final_effects_of_adam_with_its_bias_correction() -> None:
+    """By hand for β1 = 0.5: in step t + k Adam uses 0.5^(k+1) / (1 − 0.5^(t+k)) of an aggregate.
+
+    In round 1 these are 0.5/0.5, 0.25/0.75, 0.125/0.875, … = 1/1, 1/3, 1/7, …: they sum to 1.6067, the
+    Erdős–Borwein constant E, and the first is 1. In round 2 they are 2/3, 2/7, … = 2 (E − 1) in sum, and the
+    first is 2/3. In round 3: 4 (E − 1 − 1/3), and 4/7. Without the correction, the ratio is always 2.
+    """
+    erdos_borwein = 1.6066951524152917
+    algorithm = DgaRl(dga(server=Adam(lr=0.1, beta1=0.5)), validation=VALID)
+    state, found = begin(algorithm), []
+    for _ in range(3):
+        state, metrics = algorithm.round(state, CLIENTS[:6], LocalPool(Garden(LOUD)))
+        found.append(metrics["exaggeration"])
+    second = 2 * (erdos_borwein - 1) / (2 / 3)
+    third = 4 * (erdos_borwein - 1 - 1 / 3) / (4 / 7)
+    assert found == pytest.approx([erdos_borwein, second, third], rel=1e-9)
+
+
+def test_an_optimiser_that_does_not_say_how_long_a_delta_acts_needs_a_number() -> None:
+    @dataclass(frozen=True)
+    class Foreign:
+        lr: float = 0.1
+
+    with pytest.raises(ValueError, match="does not say how long a delta acts: set a number"):
+        DgaRl(dga(server=Foreign()))  # type: ignore[arg-type]
+    assert DgaRl(dga(server=Foreign()), exaggeration=2.0).exaggeration == 2.0  # type: ignore[arg-type]
+
+
+@dataclass
+class Deaf(Garden):
+    """Every model makes the same number of errors."""
+
+    def evaluate(self, task: Task, client: str) -> Update:
+        stats = {"words": 10.0, "words_wrong": 4.0, "characters": 50.0, "characters_wrong": 9.0}
+        return Update({}, reports=(Report(client, stats),))
+
+
+def test_on_a_tie_the_weights_of_the_rival_go_on() -> None:
+    """The noise of exploration has shown nothing: it does not reach the model."""
+    algorithm, cohort = replace(ALGORITHM, exploration=2.0), CLIENTS[2:9]
+    after, metrics = algorithm.round(begin(algorithm), cohort, LocalPool(Deaf(LOUD)))
+    expected, _ = INNER.round(INNER.init(params()), cohort, LocalPool(Deaf(LOUD)))
+    assert metrics["policy_cer"] == metrics["rival_cer"] == 0.18
+    assert metrics["reward"] == 0.1
+    assert metrics["policy_won"] == 0.0
+    torch.testing.assert_close(after.params, expected.params, rtol=1e-14, atol=0.0)
+
+
+def test_the_network_of_the_paper_takes_cohorts_up_to_its_size() -> None:
+    algorithm = replace(ALGORITHM, policy=PerCohort(num_clients=6))
+    state = begin(algorithm)
+    for size, lost in [(6, 0), (6, 2), (3, 0)]:
+        worker = Broken(Garden(LOUD), frozenset(CLIENTS[:lost]))
+        state, _ = algorithm.round(state, CLIENTS[:size], LocalPool(worker))
+    assert state.learnt["duels"]["count"].tolist() == [6, 4, 3]
+    with pytest.raises(ValueError, match="the policy's network is for 6 clients, but 7 answered"):
+        algorithm.round(state, CLIENTS[:7], LocalPool(Garden(LOUD)))
+    with pytest.raises(ValueError, match=r"rounds\.cohort is 10, .* set policy\.per_cohort\.num_clients"):
+        Run(DgaRl(policy=PerCohort(num_clients=6)), rounds=Rounds(total=2, cohort=10))
 
 
 def test_noise_is_a_function_of_features_the_same_for_all_clients_of_a_round() -> None:
@@ -218,5 +280,7 @@ def test_validation_clients_that_are_not_there_are_refused() -> None:
 
 
 def test_settings_go_to_a_dict_and_back() -> None:
-    algorithm = DgaRl(INNER, Policy(hidden=9), Rewards(similar=0.0), num_validation=2, validation=VALID)
+    algorithm = DgaRl(INNER, PerClient(hidden=9), Rewards(similar=0.0), num_validation=2, validation=VALID)
     assert config.from_dict(DgaRl, config.to_dict(algorithm)) == algorithm
+    old = {"policy": {"hidden": 9, "bottleneck": 4}, "exaggeration": 10.0}  # before there were two networks
+    assert config.from_dict(DgaRl, old) == DgaRl(policy=PerClient(hidden=9), exaggeration=10.0)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from antiphon.algorithms.dga_rl_policy import (
     Comparison,
-    Policy,
+    PerClient,
+    PerCohort,
     clients_of,
     empty_memory,
     remember,
@@ -19,14 +20,14 @@ from antiphon.algorithms.dga_rl_policy import (
 from antiphon.core import Tensors
 from antiphon.server.optimizers import Adam
 
-SMALL = Policy(hidden=5, bottleneck=3)
+SMALL = PerClient(hidden=5, bottleneck=3)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def network(policy: Policy = SMALL, num_features: int = 4, seed: int = 1) -> Tensors:
+def network(policy: PerClient = SMALL, num_features: int = 4, seed: int = 1) -> Tensors:
     """One whose last layer says something."""
     fresh = policy.begin(num_features, seed)["network"]
     return {name: random(*tensor.shape, seed=place) for place, (name, tensor) in enumerate(fresh.items())}
@@ -48,7 +49,7 @@ def memory_of(*comparisons: Comparison, capacity: int = 1000) -> Tensors:
 
 
 def test_the_network_has_five_layers_and_a_bottleneck_before_the_last() -> None:
-    fresh = Policy(hidden=7, bottleneck=3).begin(6, seed=0)["network"]
+    fresh = PerClient(hidden=7, bottleneck=3).begin(6, seed=0)["network"]
     shapes = [tuple(fresh[f"{layer}.weight"].shape) for layer in range(5)]
     assert shapes == [(7, 6), (7, 7), (7, 7), (3, 7), (1, 3)]
     assert len(fresh) == 11
@@ -67,6 +68,48 @@ def test_scores_are_those_of_plain_loops() -> None:
             ]
             values = [max(0.0, v) for v in values] if layer < 4 else values
         assert score == pytest.approx(5 * math.tanh(values[0] / 5), rel=1e-12)
+
+
+def test_the_network_of_the_paper_has_inputs_and_outputs_for_each_client_of_a_cohort() -> None:
+    fresh = PerCohort(hidden=7, bottleneck=3, num_clients=5).begin(6, seed=0)["network"]
+    shapes = [tuple(fresh[f"{layer}.weight"].shape) for layer in range(5)]
+    assert shapes == [(7, 15), (7, 7), (7, 7), (3, 7), (5, 3)]  # 3 features of 5 clients
+
+
+def test_the_network_of_the_paper_by_plain_loops() -> None:
+    """Three of four clients answer: the inputs of the last are 0, and its output is not used."""
+    policy = PerCohort(hidden=5, bottleneck=3, num_clients=4)
+    fresh = policy.begin(6, seed=1)["network"]
+    weights = {name: random(*tensor.shape, seed=place) for place, (name, tensor) in enumerate(fresh.items())}
+    inputs = random(3, 6)
+    values = [value for row in inputs.tolist() for value in row[:3]] + [0.0] * 3
+    for layer in range(5):
+        matrix, bias = weights[f"{layer}.weight"].tolist(), weights[f"{layer}.bias"].tolist()
+        sums = [sum(w * v for w, v in zip(line, values, strict=True)) for line in matrix]
+        values = [b + total for b, total in zip(bias, sums, strict=True)]
+        values = [max(0.0, v) for v in values] if layer < 4 else values
+    expected = [5 * math.tanh(value / 5) for value in values[:3]]
+    assert policy.scores(weights, inputs).tolist() == pytest.approx(expected, rel=1e-12)
+    # Positions matter to it, unlike to the network of one client.
+    assert policy.scores(weights, inputs.flip(0)).flip(0).tolist() != pytest.approx(expected, rel=1e-3)
+
+
+def test_the_network_of_the_paper_learns_from_cohorts_of_different_sizes() -> None:
+    """As if it had learnt from each cohort alone: what pads a smaller one is not seen."""
+    policy = PerCohort(hidden=5, bottleneck=3, num_clients=5, shrinkage=0.0)
+    fresh = policy.begin(4, seed=1)["network"]
+    weights = {name: random(*tensor.shape, seed=place) for place, (name, tensor) in enumerate(fresh.items())}
+    comparisons = [comparison(2, 1.0, 0), comparison(5, -1.0, 1), comparison(3, 0.1, 2)]
+    apart = [float(policy.loss(weights, memory_of(one))) for one in comparisons]
+    assert float(policy.loss(weights, memory_of(*comparisons))) == pytest.approx(sum(apart) / 3, rel=1e-12)
+    learnt = {"network": weights, "opt": None, "duels": memory_of(*comparisons)}
+    after = policy.learn(learnt, comparison(2, 1.0, 3), seed=0)
+    # Inputs of the fifth client of a cohort are seen only where five answered: with that round gone, never.
+    assert not torch.equal(after["network"]["0.weight"][:, 8:], weights["0.weight"][:, 8:])
+    learnt["duels"] = memory_of(comparisons[0], comparisons[2])
+    after = policy.learn(learnt, comparison(2, 1.0, 3), seed=0)
+    assert torch.equal(after["network"]["0.weight"][:, 6:], weights["0.weight"][:, 6:])
+    assert not torch.equal(after["network"]["0.weight"][:, :6], weights["0.weight"][:, :6])
 
 
 def test_a_fresh_policy_scores_everyone_zero() -> None:
@@ -113,7 +156,7 @@ def test_cohorts_of_different_sizes_are_remembered_side_by_side() -> None:
 
 
 def test_padding_changes_no_loss() -> None:
-    policy, weights = Policy(hidden=5, bottleneck=3, shrinkage=0.0), network()
+    policy, weights = PerClient(hidden=5, bottleneck=3, shrinkage=0.0), network()
     comparisons = [comparison(2, 1.0, 0), comparison(5, -1.0, 1), comparison(3, 0.1, 2)]
     apart = [float(policy.loss(weights, memory_of(one))) for one in comparisons]
     assert float(policy.loss(weights, memory_of(*comparisons))) == pytest.approx(sum(apart) / 3, rel=1e-12)
@@ -131,7 +174,7 @@ def test_a_duel_is_the_difference_of_two_softmaxes() -> None:
 
 def test_losses_of_uneven_weights_are_put_down_to_the_price_and_not_to_clients() -> None:
     """Features that say nothing, a noisy policy that always loses."""
-    policy = Policy()
+    policy = PerClient()
     learnt = policy.begin(6, seed=0)
     before = float(learnt["network"]["price"])
     for round in range(60):
@@ -156,7 +199,7 @@ def test_the_loss_is_the_cross_entropy_of_the_reward(reward: float, target: floa
 
 def test_the_gradient_is_reward_less_baseline_times_what_was_played_differently() -> None:
     """By q_k it is −(p − σ(m)) d_k: checked on the last layer, whose inputs are found by other means."""
-    policy, one = Policy(hidden=5, bottleneck=3, shrinkage=0.0, limit=1e6), comparison(4, 1.0, 3)
+    policy, one = PerClient(hidden=5, bottleneck=3, shrinkage=0.0, limit=1e6), comparison(4, 1.0, 3)
     weights = {name: tensor.requires_grad_() for name, tensor in network().items()}
     (gradient,) = torch.autograd.grad(policy.loss(weights, memory_of(one)), [weights["4.weight"]])
     with torch.no_grad():
@@ -177,7 +220,7 @@ def test_the_gradient_is_reward_less_baseline_times_what_was_played_differently(
 
 def test_an_optimum_is_the_expected_reward() -> None:
     """Even duels with one contrast, won three times out of four: tanh(½ Σ d q) goes to the mean reward, ½."""
-    policy = Policy(16, 8, shrinkage=0.0, optimizer=Adam(lr=0.01, epsilon=1e-6), steps=500)
+    policy = PerClient(16, 8, shrinkage=0.0, optimizer=Adam(lr=0.01, epsilon=1e-6), steps=500)
     features = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
     contrast = torch.tensor([0.3, -0.3], dtype=torch.float64)
     learnt = policy.begin(1, seed=0)
@@ -207,4 +250,4 @@ def test_learning_changes_nothing_it_was_given_and_is_the_same_twice() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Policy(**wrong)  # type: ignore[arg-type]
+        PerClient(**wrong)  # type: ignore[arg-type]

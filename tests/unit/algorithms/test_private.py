@@ -42,7 +42,7 @@ from antiphon.seeding import derive
 from antiphon.server.optimizers import Adam, Sgd
 from antiphon.server.run_context import RunContext, prepare
 from antiphon.server.weighting import ByExamples, ByNorm, Uniform
-from antiphon.tasks.update_clipping import EachLayer, EachLayerByDimension, WholeUpdate
+from antiphon.tasks.update_clipping import EachLayer, EachLayerByDimension, EachLayerByNorm, WholeUpdate
 
 CLIENTS = [f"speaker/{number:02d}" for number in range(24)]
 PARAMS = {"w": torch.ones(6, 3), "b": torch.zeros(4)}
@@ -144,12 +144,16 @@ def test_capped_weights_count_a_client_by_its_share_of_the_cap() -> None:
 # --- What one client can change -------------------------------------------------------------------
 
 
+def by_norm(bound: float) -> EachLayerByNorm:
+    return EachLayerByNorm(bound, (1.0, 0.3))
+
+
 @settings(max_examples=40)
 @given(
     power=st.floats(-3, 30),
     seed=st.integers(0, 9999),
     number=st.integers(1, 12),
-    kind=st.sampled_from([WholeUpdate, EachLayer, EachLayerByDimension]),
+    kind=st.sampled_from([WholeUpdate, EachLayer, EachLayerByDimension, by_norm]),
 )
 def test_replacing_or_removing_a_client_moves_the_release_by_no_more_than_its_bound(
     power: float, seed: int, number: int, kind: Any
@@ -169,7 +173,7 @@ def test_replacing_or_removing_a_client_moves_the_release_by_no_more_than_its_bo
         change = {name: with_odd[name] - p for name, p in other.items()}
         assert length(change) <= times * 0.4 / 8.0 + rounding
         if kind is not WholeUpdate:
-            shares = clipping.shares([p.numel() for p in PARAMS.values()])
+            shares = clipping.shares({name: p.numel() for name, p in PARAMS.items()})
             for name, share in zip(PARAMS, shares, strict=True):
                 limit = 0.4 * math.sqrt(share / sum(shares)) / 8.0
                 assert length({name: change[name]}) <= times * limit + rounding

@@ -201,22 +201,46 @@ def test_without_refinement_masks_only_lose_on_the_way_up() -> None:
 # --- Momentum -------------------------------------------------------------------------------------
 
 
-def test_the_momentum_is_a_moving_average_of_delta_and_rests_where_weights_do() -> None:
-    algorithm = pruning(score=ByMomentum(), momentum=0.5, fine_tune_from=20)
-    rows = torch.tensor([[3.0], [1.0], [2.0], [4.0]])
+def by_output(*deltas: list[float]) -> Change:
+    """Clients with this Δ for each output of `other`; the rounds take turns."""
+    turn = iter(range(1000))
 
     def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return rows.expand(4, 4).clone() if tensor.shape == (4, 4) else torch.full_like(tensor, 0.1)
+        if name != OTHER:
+            return torch.full_like(tensor, 0.1)
+        rows = torch.tensor(deltas[next(turn) % len(deltas)])
+        return rows[:, None].expand(4, 4).clone() if len(tensor) == 4 else torch.full_like(tensor, 0.1)
 
-    states = play(algorithm, Toy(change), 3)
+    return change
+
+
+def test_the_momentum_is_a_moving_average_of_the_size_of_delta() -> None:
+    """Changes that take turns in their sign are large, although their mean is small (§2.2: magnitude)."""
+    algorithm = pruning(score=ByMomentum(), momentum=0.5, fine_tune_from=20)
+    states = play(algorithm, Toy(by_output([3.0, 1.0, 2.0, -4.0], [-3.0, 1.0, 2.0, 4.0])), 3)
     assert states[1].submodel == ""  # there is no momentum to go by yet
-    torch.testing.assert_close(states[1].momentum[OTHER], 0.5 * rows.expand(4, 4))
-    torch.testing.assert_close(states[2].momentum[OTHER], 0.75 * rows.expand(4, 4))
-    kept = shrink({OTHER: rows.expand(4, 4)}, Submodel.read(states[3].submodel))[OTHER]
-    assert kept[:, 0].tolist() == [3.0, 4.0]  # the two that clients want to change most
-    gone = states[3].momentum[OTHER][[1, 2]]
-    assert torch.equal(gone, states[2].momentum[OTHER][[1, 2]])
-    torch.testing.assert_close(states[3].momentum[OTHER][0], torch.full((4,), 0.5 * 0.75 * 3 + 0.5 * 0.1))
+    sizes = torch.tensor([[3.0], [1.0], [2.0], [4.0]]).expand(4, 4)
+    torch.testing.assert_close(states[1].momentum[OTHER], 0.5 * sizes)
+    torch.testing.assert_close(states[2].momentum[OTHER], 0.75 * sizes)
+    kept = shrink({OTHER: sizes}, Submodel.read(states[3].submodel))[OTHER]
+    assert kept[:, 0].tolist() == [3.0, 4.0]  # the two that clients change most
+
+
+def test_the_momentum_of_removed_weights_falls_for_they_have_no_gradient() -> None:
+    """By hand, §2.3: 0.75 · (1, 2) after two rounds, then half of it in each round without these weights."""
+    algorithm = pruning(score=ByMomentum(), momentum=0.5, fine_tune_from=20)
+    states = play(algorithm, Toy(by_output([3.0, 1.0, 2.0, 4.0])), 4)
+    for state, (removed, used) in zip(states[3:], [(0.375, 1.175), (0.1875, 0.6375)], strict=True):
+        torch.testing.assert_close(state.momentum[OTHER][1], torch.full((4,), removed))
+        torch.testing.assert_close(state.momentum[OTHER][2], torch.full((4,), 2 * removed))
+        torch.testing.assert_close(state.momentum[OTHER][0], torch.full((4,), used))  # Δ = 0.1 from now on
+
+
+def test_removed_weights_do_not_come_back_by_a_stale_momentum() -> None:
+    """Weights in use change less in each round; with a momentum that rests, removed ones come back."""
+    algorithm = pruning(score=ByMomentum(), momentum=0.5, mask_every=2, fine_tune_from=20)
+    states = play(algorithm, Toy(by_output([3.0, 1.0, 2.0, 4.0])), 12)
+    assert len({state.submodel for state in states[3:]}) == 1
 
 
 def test_the_momentum_is_of_clients_not_of_rehearsal() -> None:

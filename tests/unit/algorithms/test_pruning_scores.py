@@ -173,6 +173,38 @@ def test_adaptive_sparsity_leaves_every_matrix_something() -> None:
     assert [int(mask.sum()) for mask in kept] == [1, 4]
 
 
+def test_a_layer_may_be_a_block_whose_matrices_all_keep_the_same_share() -> None:
+    """By hand: means 2 and 0.5 over all weights of each block, of 32 and 48 weights; half of 80 is kept."""
+    layers: tuple[Layer, ...] = (
+        LinearLayer("encoder.layers.0.first", 4, 4),
+        LinearLayer("encoder.layers.0.attention.query_key_value", 4, 4, num_matrices=2),
+        LinearLayer("encoder.layers.1.first", 8, 4),
+        LinearLayer("encoder.layers.1.second", 8, 2),
+    )
+    slices = cut(layers, WholeColumn())
+    assert [s.block for s in slices] == ["encoder.layers.0"] * 3 + ["encoder.layers.1"] * 2
+    two_matrices = torch.tensor([1.0, 5.0]).repeat_interleave(8).view(4, 4)
+    params = {
+        "encoder.layers.0.first.weight": torch.full((4, 4), -1.0),
+        "encoder.layers.0.attention.query_key_value.weight": two_matrices,
+        "encoder.layers.1.first.weight": torch.full((8, 4), 0.25),
+        "encoder.layers.1.second.weight": torch.full((8, 2), -1.0),
+    }
+    # c (2 · 32 + 0.5 · 48) = 40, so c = 5/11: densities 10/11 and 5/22.
+    by_block = Adaptive(by_block=True).densities(slices, params, 0.5)
+    assert by_block == pytest.approx([10 / 11] * 3 + [5 / 22] * 2)
+    # Matrix by matrix: means 1, 1, 5, 0.25, 1. The largest keeps all 8 weights, the others share 32.
+    # c (16 + 8 + 0.25 · 32 + 16) = 32, so c = 2/3.
+    assert Adaptive().densities(slices, params, 0.5) == pytest.approx([2 / 3, 2 / 3, 1.0, 1 / 6, 2 / 3])
+    # A block that would keep more than all of it keeps all: 32 of 64, and the other 32 of its 48.
+    assert Adaptive(by_block=True).densities(slices, params, 0.2) == pytest.approx([1.0] * 3 + [2 / 3] * 2)
+
+
+def test_a_layer_without_a_number_is_a_block_of_its_own() -> None:
+    layers: tuple[Layer, ...] = (LinearLayer("from_encoder", 4, 4), RecurrentLayer("cells.1", 4, 4))
+    assert [s.block for s in cut(layers, WholeColumn())] == ["from_encoder", "cells.1"]
+
+
 def test_growth_does_not_count_how_small_weights_were_drawn() -> None:
     layers: tuple[Layer, ...] = (LinearLayer("wide", 8, 16), LinearLayer("narrow", 32, 4))
     slices = cut(layers, WholeColumn())

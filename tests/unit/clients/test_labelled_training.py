@@ -32,7 +32,7 @@ CONFIGS: dict[str, Any] = {
 
 
 def task(tensors: Tensors, instruction: TeacherInstruction = TeacherInstruction(HEARD)) -> Task:
-    return instruction.add_to(Task("train", tensors, {**vars(LOCAL), "round": 0, "seed": 11}))
+    return instruction.add_to(Task("train", tensors, {**LOCAL.to_task(), "round": 0, "seed": 11}))
 
 
 def assert_equal(one: Update, other: Update) -> None:

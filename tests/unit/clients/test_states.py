@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from world import assert_same
 
@@ -144,11 +146,14 @@ def damage(states: ClientStates, kind: str) -> None:
         path.write_bytes(b"")
     elif kind == "truncated":
         path.write_bytes(whole[:-3])
+    elif kind == "a pipe":
+        path.unlink()
+        os.mkfifo(path)
     else:
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
 
 
-DAMAGES = ["missing", "empty", "truncated", "flipped byte"]
+DAMAGES = ["missing", "empty", "truncated", "a pipe", "flipped byte"]
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
@@ -221,6 +226,28 @@ def test_a_state_that_another_process_wrote_is_missed_too(states: ClientStates) 
 def test_a_state_that_a_later_round_will_write_is_not_missed_yet(states: ClientStates) -> None:
     states.expected = {"c": (4, 0)}
     assert states.read("c", (4, 0)) == {}
+
+
+@pytest.mark.parametrize(("client", "moment"), [("b", (0, 0)), ("a", (1, 0)), ("a", (0, 1))])
+def test_a_copy_of_another_state_is_noticed(
+    states: ClientStates, client: str, moment: tuple[int, int]
+) -> None:
+    states.write("a", (0, 0), number(1))
+    original = only_file(states)
+    states.write(client, moment, number(2))
+    (copy,) = (states.folder / name for name in files(states) if states.folder / name != original)
+    shutil.copyfile(original, copy)
+    with pytest.raises(LostState, match=r"damaged, or that of another client or round"):
+        states.read(client, (5, 0))
+
+
+def test_a_state_of_an_earlier_antiphon_is_read(states: ClientStates) -> None:
+    """It has the checksum of its tensors alone."""
+    states.write("a", (3, 1), number(7))
+    tensors = {"n": torch.tensor([7.0])}
+    old = hashlib.sha256(b'["n", "torch.float32", [1]]' + tensors["n"].numpy().tobytes()).hexdigest()
+    save_file(tensors, only_file(states), metadata={"sha256": old})
+    assert read(states, "a", 4, 0) == 7
 
 
 def test_a_damaged_state_of_one_client_does_not_concern_another(states: ClientStates) -> None:

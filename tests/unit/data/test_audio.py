@@ -168,9 +168,10 @@ class TestWithoutSoundfile:
             out.writeframes(np.array([[16384, 0], [-32768, -32768]], "<i2").tobytes())
         np.testing.assert_array_equal(decode(file.getvalue())[0], [0.25, -1.0])
 
-    def test_anything_else_says_what_to_install(self) -> None:
+    @pytest.mark.parametrize("data", [b"fLaC", b"RIFF\x14\0\0\0WAVEjunk\xe8\3\0\0" + bytes(8)])
+    def test_anything_else_says_what_to_install(self, data: bytes) -> None:
         with pytest.raises(ValueError, match=r"antiphon\[audio\]") as caught:
-            decode(b"fLaC")
+            decode(data)
         assert not isinstance(caught.value, BadAudioError)  # or every utterance would be skipped one by one
 
     def test_resampling_and_encoding_say_what_to_install(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from antiphon.data.audio import encode_flac
 from antiphon.data.corpus import FORMAT, Corpus, Utterance
+from antiphon.records.files import write_sums
 
 pytest.importorskip("soundfile")
 
@@ -63,6 +64,14 @@ def test_a_damaged_corpus_says_what_is_damaged(tmp_path: Path) -> None:
     (folder / "corpus.json").write_text("{")
     with pytest.raises(ValueError, match=r"corpus.json is not JSON .*\. Restore the corpus"):
         Corpus.open(folder)
+
+
+@pytest.mark.parametrize("name", ["audio.pack.sums", "utterances.jsonl"])
+def test_an_edited_list_of_checksums_is_named_with_the_file(tmp_path: Path, name: str) -> None:
+    folder = write(tmp_path / "corpus", files={name: "0" * 64})
+    write_sums(folder / "audio.pack")
+    with pytest.raises(ValueError, match=rf"{name} is damaged, or corpus\.json was edited"):
+        list(Corpus.open(folder).utterances())
 
 
 def test_a_pack_that_is_cut_off_names_the_utterance(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from antiphon.data.partition import BySession, BySpeaker, Dirichlet, Iid
+from antiphon.data.partition import BySession, BySpeaker, Dirichlet, Iid, IidSpeakers
 
 
 @dataclass
@@ -39,6 +39,18 @@ def test_iid_parts_depend_on_the_seed_and_not_on_the_order_given() -> None:
     assert list(first) == ["part/0", "part/1", "part/2"]
     assert first == as_lists(partition(store, np.arange(12)[::-1], seed=1))
     assert first != as_lists(partition(store, np.arange(12), seed=2))
+
+
+def test_parts_of_speakers_depend_on_the_seed_and_not_on_the_order_of_a_store() -> None:
+    partition, store = IidSpeakers(2), Store()
+    first = as_lists(partition(store, np.arange(12), seed=1))
+    assert list(first) == ["part/0", "part/1"]
+    assert first == as_lists(partition(store, np.arange(12)[::-1], seed=1))
+    draws = {str(as_lists(partition(store, np.arange(12), seed=seed))) for seed in range(40)}
+    assert len(draws) == 3  # one of three speakers is alone in the second part
+    # The same speakers under other codes, as in another store.
+    other = Store(speaker_names=["a", "m", "z"], speaker_codes=np.repeat([2, 0, 1], [6, 4, 2]))
+    assert first == as_lists(partition(other, np.arange(12), seed=1))
 
 
 def test_a_tiny_concentration_leaves_speakers_whole() -> None:
@@ -76,13 +88,15 @@ def test_a_speaker_is_split_the_same_way_whoever_else_is_there() -> None:
     ("partition", "message"),
     [
         (Iid(13), "cannot divide 12 utterances into 13 parts"),
+        (IidSpeakers(4), "cannot divide 3 speakers into 4 parts: choose fewer parts, or iid"),
+        (IidSpeakers(0), "number of parts must be at least 1"),
         (Iid(0), "number of parts must be at least 1"),
         (Dirichlet(0, 1.0), "number of parts must be at least 1"),
         (Dirichlet(2, 0.0), "concentration must be above 0"),
         (Dirichlet(2, float("nan")), "concentration must be above 0"),
     ],
 )
-def test_impossible_partitions_are_refused(partition: Iid | Dirichlet, message: str) -> None:
+def test_impossible_partitions_are_refused(partition: Iid | IidSpeakers | Dirichlet, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         partition(Store(), np.arange(12), seed=0)
 

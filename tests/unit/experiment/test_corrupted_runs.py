@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ def test_parts_of_a_run_are_the_same_with_and_without_fewer_utterances(corpus: P
 def updates(prepared: Prepared, world: World, kind: type) -> dict[str, Any]:
     """What every client answers to one task."""
     runtime = replace(world, store=prepared.store).exact_runtime()
-    task = Task("train", runtime.base, {**asdict(LOCAL), "round": 1, "seed": 3})
+    task = Task("train", runtime.base, {**LOCAL.to_task(), "round": 1, "seed": 3})
     worker = kind(runtime, prepared.clients["dga"])
     return {update.reports[0].client: update for update in worker.run(task, list(prepared.clients["dga"]))}
 

@@ -18,3 +18,10 @@ def test_outside_a_checkout_the_commit_is_what_the_environment_says(tmp_path, mo
     assert folder.commit() is None
     monkeypatch.setenv("ANTIPHON_COMMIT", "0123456789ab")
     assert folder.commit() == "0123456789ab"
+
+
+def test_a_copy_with_a_repository_of_its_own_has_the_commit_of_the_environment(monkeypatch):
+    monkeypatch.setenv("ANTIPHON_COMMIT", "0123456789ab")
+    assert folder.commit() == "0123456789ab"
+    monkeypatch.setenv("ANTIPHON_COMMIT", "")
+    assert folder.commit() != "0123456789ab"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +20,7 @@ import antiphon
 from antiphon.data.frontends import Filterbank, OnnxEncoder
 from antiphon.data.tokens import Characters, Unigram, UnigramConfig
 from antiphon.exporting.export_folder import describe, symbols_of
-from antiphon.exporting.transcribe import Transcriber, log_mel
+from antiphon.exporting.transcribe import Transcriber, log_mel, read_settings
 from antiphon.models.huggingface.speech_models import HuggingFaceCtc
 from antiphon.recognizer import Recognizer
 
@@ -63,13 +65,16 @@ def test_a_recording_that_cannot_be_read_does_not_stop_the_others(exported: Expo
     case = exported("ctc")
     wave = write_wav(tmp_path / "a.wav", tones(TEXTS[1], 1.0, np.random.default_rng(0)))
     (tmp_path / "b.wav").write_bytes(b"no audio")
+    long_part = b"RIFF" + (20).to_bytes(4, "little") + b"WAVEjunk" + (1000).to_bytes(4, "little") + bytes(8)
+    (tmp_path / "d.wav").write_bytes(long_part)
     short = write_wav(tmp_path / "c.wav", np.zeros(300, np.int16))
     script = [sys.executable, "-I", "-c", ALONE, str(case.folder / "transcribe.py"), "--int8"]
-    files = [str(tmp_path / "b.wav"), str(wave), str(short)]
+    files = [str(tmp_path / "b.wav"), str(wave), str(short), str(tmp_path / "d.wav")]
     done = subprocess.run([*script, *files], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "b.wav: not a WAV file of 16 bits: pip install soundfile" in done.stderr
     assert "c.wav: too short to recognise: 300 samples" in done.stderr
+    assert "d.wav: not a WAV file of 16 bits" in done.stderr
     assert done.stdout.startswith(f"{wave}\t")
 
 
@@ -218,10 +223,32 @@ def test_bad_recordings_are_one_line_each_and_others_are_recognised(
     good = write_wav(tmp_path / "good.wav", tones(TEXTS[1], 1.0, np.random.default_rng(0)))
     for name, data in BAD_RECORDINGS.items():
         (tmp_path / name).write_bytes(data)
-    names = [*BAD_RECORDINGS, "missing.wav"]
+    os.mkfifo(tmp_path / "pipe.wav")
+    names = [*BAD_RECORDINGS, "missing.wav", "pipe.wav"]
     command = [sys.executable, str(case.folder / "transcribe.py"), *names, str(good)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 1
     assert done.stdout == f"{good}\t{case.recognizer.transcribe(good)}\n"
     lines = done.stderr.splitlines()
     assert [line.partition(":")[0] for line in lines] == names
+
+
+@pytest.mark.parametrize("name", ["export.json", "tokens.txt"])
+def test_a_pipe_in_place_of_an_exported_file_is_named(exported: Exported, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "exported"
+    shutil.copytree(exported("ctc").folder, folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    wave = write_wav(tmp_path / "a.wav", tones(TEXTS[1], 1.0, np.random.default_rng(0)))
+    command = [sys.executable, str(folder / "transcribe.py"), str(wave)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert name in line
+
+
+@pytest.mark.parametrize("text", ["[]", "7", '{"files": []}', '{"files": null}'])
+def test_settings_of_an_export_that_are_no_objects_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "export.json").write_text(text)
+    with pytest.raises(ValueError, match=r"export\.json is damaged .* Export the model again"):
+        read_settings(tmp_path)

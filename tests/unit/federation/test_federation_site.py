@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from world import LETTERS, MASKS, World
+from world import FRONTEND, LETTERS, MASKS, MODELS, World
 
+from antiphon.algorithms.self_training import SelfTrained
 from antiphon.data.corpus import Corpus
+from antiphon.data.partition import BySession
 from antiphon.data.tokens import Characters
+from antiphon.experiment.settings import Experiment, Run
+from antiphon.experiment.teaching import check_labels
+from antiphon.federation.federation_server import Announcement
 from antiphon.federation.federation_site import Site
-from antiphon.federation.run_setup import SetupSettings, pack_setup, refuse_imports
-from antiphon.federation.site_policy import SitePolicy
+from antiphon.federation.remote_clients import RemoteClients
+from antiphon.federation.run_setup import SetupSettings, pack_setup
+from antiphon.federation.sent_folders import SentFolders, keep_files, pack_model, refuse_imports
+from antiphon.federation.site_policy import Ledger, SitePolicy
+from antiphon.lm.arpa import load_ngram, save_ngram
+from antiphon.lm.kneser_ney import estimate
 from antiphon.pools.local import LocalPool
+from antiphon.pools.remote_link import SocketLink
 from antiphon.pools.remote_messages import Message, WireError, head_of, pack, unpack
 from antiphon.recognizer import Blueprint, Recognizer
 from antiphon.tasks.local_training import LocalTraining
+from antiphon.tasks.pseudo_labels import Labelling
 
 NOON = datetime(2026, 11, 18, 12, 0)
 CLIENT = "speaker/s01"
@@ -33,15 +47,13 @@ def site(world: World, tmp_path: Path) -> Site:
 
 @pytest.fixture(scope="module")
 def setup(world: World) -> Message:
-    from world import FRONTEND, MODELS
-
     model: Any = world.runtime().model
     recognizer = Recognizer(Blueprint(FRONTEND, MODELS["ctc"]), Characters(LETTERS), model)
     return pack_setup(recognizer, SetupSettings(tuple(world.params()), seed=7, augment=MASKS))
 
 
 def task_for(world: World, set_up: Message, /, **changes: Any) -> Message:
-    local = {**vars(LocalTraining(lr=0.05, batch_seconds=1.5)), "round": 2, "call": 0, "seed": 3}
+    local = {**LocalTraining(lr=0.05, batch_seconds=1.5).to_task(), "round": 2, "call": 0, "seed": 3}
     head = {
         "verb": "work",
         "run": "a" * 32,
@@ -75,6 +87,38 @@ def test_a_site_says_how_much_speech_each_speaker_has_and_no_more(site: Site, wo
     utterances = [u for u in Corpus.open(world.corpus).utterances() if f"speaker/{u.speaker}" == CLIENT]
     seconds = round(sum(u.seconds for u in utterances), 1)
     assert head["clients"][CLIENT] == [len(utterances), seconds]
+
+
+def test_sessions_can_be_the_clients_of_a_site(site: Site, setup: Message, world: World) -> None:
+    by_session = replace(site, kind="session")
+    utterances = list(Corpus.open(world.corpus).utterances())
+    assert by_session.clients.keys() == {f"session/{utterance.session}" for utterance in utterances}
+    assert sum(count for count, _ in by_session.clients.values()) == len(utterances)
+    client = next(iter(by_session.clients))
+    reply = head_of(ready(by_session, setup).answer(task_for(world, setup, client=client)))
+    assert (reply["verb"], reply["client"]) == ("answer", client)
+    assert "it has no client" in reason(by_session.answer(task_for(world, setup)))
+    with pytest.raises(ValueError, match="a client is a speaker or a session, not 'device'"):
+        replace(site, kind="device")
+
+
+def test_a_run_over_sessions_is_refused_if_a_site_has_speakers() -> None:
+    announced = {"oslo": {"session/a": Announcement(1, 1.0)}, "quito": {"speaker/b": Announcement(1, 1.0)}}
+    clients = RemoteClients(SocketLink(), announced)
+    runs = {"seed": Run(data="seed", start_run=""), "sessions": Run(clients=BySession())}
+    with pytest.raises(ValueError, match="those of site 'quito' are not: join there with --clients session"):
+        clients.check(Experiment(runs=runs))
+
+
+def test_a_server_does_not_ask_for_the_texts_of_clients_that_are_elsewhere(world: World) -> None:
+    """With `labelled` 1, sites label what has no text there; the server cannot know what that is."""
+    model: Any = world.runtime().model
+    teacher = Recognizer(Blueprint(FRONTEND, MODELS["ctc"]), Characters(LETTERS), model)
+    run, store = Run(SelfTrained()), world.runtime().store
+    away = {CLIENT: np.empty(0, dtype=np.int64)}
+    check_labels(run, teacher, store, away, list, Labelling(), "", "")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nothing to label"):
+        check_labels(run, teacher, store, world.clients(), list, Labelling(), "", "")  # type: ignore[arg-type]
 
 
 def test_a_site_asks_for_the_setup_and_then_trains_to_the_bits_of_the_local_pool(
@@ -166,9 +210,41 @@ def test_a_setup_does_not_write_outside_its_folder(name: str, site: Site) -> Non
     assert "cannot be a file of it" in reason(site.answer(setup))
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text.replace('"seed": 7', '"seed": 8'),
+        lambda text: text[:-9],
+        lambda text: "[" * 10**5,
+        lambda text: '{"base": ["no such parameter"]}',
+        lambda text: '{"base": 3}',
+    ],
+)
+def test_a_setup_that_is_damaged_is_named_and_not_used(
+    damage: Callable[[str], str], site: Site, setup: Message, world: World, tmp_path: Path
+) -> None:
+    """Its noise is what the site accounts for, its seed what the answers depend on."""
+    ready(site, setup)
+    assert len(list(site.answer_sizes())) == 1
+    (path,) = tmp_path.glob("setups/*/setup.json")
+    path.write_text(damage(path.read_text()))
+    said: list[str] = []
+    reply = replace(site, notify=said.append).answer(task_for(world, setup))
+    assert head_of(reply)["verb"] == "failure"
+    with pytest.raises(ValueError, match=str(path.parent)):
+        list(site.answer_sizes())
+
+
+def test_what_a_kill_left_of_a_setup_is_not_looked_at(site: Site, setup: Message, tmp_path: Path) -> None:
+    ready(site, setup)
+    (tmp_path / "setups" / ".x.making-y-1-2-3").mkdir()
+    assert len(list(site.answer_sizes())) == 1
+
+
 def test_a_setup_names_no_class_by_its_module() -> None:
     refuse_imports({"blueprint": {"model": {"ctc": {"encoder": {"conformer": {"dim": 16}}}}}})
-    for settings in ({"model": {"os:system": {}}}, {"model": "antiphon.evil:Class"}, [{"x": ["a.b:c"]}]):
+    evil = ({"os:system": {}}, "antiphon.evil:Class", [{"x": ["a.b:c"]}], "os : system", "os:system [x]")
+    for settings in evil:
         with pytest.raises(WireError, match="registered names only"):
             refuse_imports(settings)
 
@@ -220,11 +296,35 @@ def test_bytes_count_for_their_day_only(site: Site, setup: Message, world: World
     assert json.loads((site.folder / "ledger.json").read_text())["days"].keys() == {"2026-11-18"}
 
 
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))
+
+
+DAYS = [b'{"days": {"2026-11-18": -1}, "answers": {}}', b'{"days": 3, "answers": {}}']
+OTHERS = [b"{}", b'{"format": "antiphon-releases/1", "rounds": {}}']  # a file from beside it
+COSTS = [b'{"days": {}, "answers": {}, "costs": {"run": {"cost": "free"}}}']
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b"\xff", *DAYS, *OTHERS, *COSTS])
+def test_a_damaged_ledger_is_named_with_what_is_lost(tmp_path: Path, damage: bytes) -> None:
+    ledger = Ledger.open(tmp_path / "ledger.json")
+    ledger.add(NOON, 7, "run", "ann")
+    assert Ledger.open(ledger.path) == ledger
+    edited = ledger.path.read_bytes().replace(b"7", b"1")
+    for data in (damage, edited):
+        ledger.path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"ledger\.json .*forgets what it has used"):
+            Ledger.open(ledger.path)
+    ledger.path.unlink()
+    ledger.path.symlink_to(ledger.path)
+    with pytest.raises(ValueError, match=r"cannot read ledger\.json"):
+        Ledger.open(ledger.path)
+
+
 def test_a_policy_is_read_from_yaml_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text("kinds: [train]\nhours: 22:00-06:00\n")
     assert SitePolicy.read(path) == SitePolicy(kinds=("train",), hours="22:00-06:00")
-    for text in ("hours: late", "kind: [train]", "min_cohort: 0", "bytes_per_day: -1", "["):
+    for text in ("hours: late", "kind: [train]", "min_cohort: 0", "bytes_per_day: -1", "[", LAUGHS):
         path.write_text(text)
         with pytest.raises(ValueError, match=r"policy\.yaml"):
             SitePolicy.read(path)
@@ -271,3 +371,92 @@ def test_states_are_set_back_once_when_the_server_is_resumed(
 def test_the_policy_in_the_documentation_is_one() -> None:
     example = Path(__file__).parents[3] / "docs" / "examples" / "site_policy.yaml"
     assert SitePolicy.read(example).views == ()
+
+
+# --- Models that tasks name -----------------------------------------------------------------------
+
+
+def taught(world: World, set_up: Message, teacher: str) -> Message:
+    """A task whose client labels its speech with a teacher."""
+    views = json.dumps([["pseudo_labels", {"labelling": {}, "model": teacher}]])
+    config = {**_config(world, set_up), "views": views}
+    return task_for(world, set_up, config=config)
+
+
+def digest(message: Message) -> str:
+    return str(head_of(message)["body"]["sha256"])
+
+
+def test_a_site_asks_for_a_teacher_once_and_keeps_it(
+    site: Site, setup: Message, world: World, tmp_path: Path
+) -> None:
+    recognizer = Recognizer.load(ready(site, setup).folder / "setups" / digest(setup))
+    recognizer.save(tmp_path / "teacher")
+    folders = SentFolders()
+    view = json.dumps([["pseudo_labels", {"model": str(tmp_path / "teacher")}]])
+    travelling = folders.outgoing({"views": view})["views"]
+    name = json.loads(travelling)[0][1]["model"]
+    assert str(tmp_path) not in travelling
+    need = head_of(site.answer(taught(world, setup, name)))
+    assert (need["verb"], f"sha256:{need['digest']}") == ("need", name)
+    sent = folders.supply(need["digest"])
+    assert sent is not None
+    assert head_of(site.answer(sent))["verb"] == "ready"
+    assert head_of(site.answer(taught(world, setup, name)))["verb"] == "answer"
+    again = replace(site)  # was started again
+    assert head_of(again.answer(taught(world, setup, name)))["verb"] == "answer"
+
+
+def test_language_models_travel_as_folders_with_the_same_numbers(tmp_path: Path) -> None:
+    ngrams = estimate(["A BEE SEES", "A SEA", "BEES SEE A SEA"], 3)
+    save_ngram(ngrams, tmp_path / "lm.arpa")
+    save_ngram(load_ngram(tmp_path / "lm.arpa"), tmp_path / "lm")
+    texts = ["A SEA", "SEES BEES", "NEVER SEEN"]
+    expected = load_ngram(tmp_path / "lm.arpa").score_sentences(texts)
+    for name in ("lm.arpa", "lm"):
+        message = pack_model(tmp_path / name)
+        keep_files(unpack(message)[1], tmp_path / "kept" / name, 4)
+        kept = load_ngram(tmp_path / "kept" / name)
+        assert kept.score_sentences(texts).tolist() == expected.tolist()
+
+
+def test_a_teacher_names_no_class_by_its_module(site: Site, setup: Message, world: World) -> None:
+    ready(site, setup)
+    main = torch.frombuffer(bytearray(b'{"blueprint": {"model": {"os:system": {}}}}'), dtype=torch.uint8)
+    evil = pack({"verb": "folder"}, {"model.json": main})
+    assert head_of(site.answer(evil))["verb"] == "ready"
+    assert "registered names only" in reason(site.answer(taught(world, setup, f"sha256:{digest(evil)}")))
+    for name in ("sha256:../../etc", f"sha256:{'A' * 64}", "/etc/passwd"):
+        assert "names the file" in reason(site.answer(taught(world, setup, name)))
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "expected"),
+    [
+        ("tokens.json", {"kind": "os:system"}, "names the class 'os:system'"),
+        ("model.json", {"blueprint": {"model": {"hugging_face": {"folder": "/etc"}}}}, "the folder '/etc'"),
+        ("model.json", {"blueprint": {"frontend": {"x": {"folder": "a/../../b"}}}}, "the folder 'a/../../b'"),
+    ],
+)
+def test_setups_and_teachers_name_no_code_and_no_folder_of_the_site(
+    file: str, changes: dict, expected: str, site: Site, setup: Message, world: World
+) -> None:
+    files = dict(unpack(setup)[1])
+    body = {**json.loads(files[file].numpy().tobytes()), **changes}
+    files[file] = torch.frombuffer(bytearray(json.dumps(body).encode()), dtype=torch.uint8)
+    evil = pack({"verb": "setup"}, files)
+    assert expected in reason(ready(site, evil).answer(task_for(world, evil)))
+    ready(site, setup)
+    teacher = pack({"verb": "folder"}, files)
+    ready(site, teacher)
+    assert expected in reason(site.answer(taught(world, setup, f"sha256:{digest(teacher)}")))
+
+
+def test_models_that_were_used_last_are_kept(tmp_path: Path) -> None:
+    files = {"x": torch.zeros(1, dtype=torch.uint8)}
+    for number in range(4):
+        keep_files(files, tmp_path / str(number), 3)
+        os.utime(tmp_path / str(number), (number, number))
+    os.utime(tmp_path / "1", (9, 9))
+    keep_files(files, tmp_path / "4", 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "3", "4"]

@@ -32,6 +32,14 @@ def test_a_federation_has_a_kit_for_the_server_and_for_each_site(made: Path) -> 
     assert server.fingerprint == site.fingerprint
 
 
+def test_a_kit_is_found_from_any_folder(oslo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVFLARE's processes change to a folder of their own."""
+    monkeypatch.chdir(oslo.parent)
+    kit = open_kit(Path("oslo"))
+    assert kit.folder == oslo.resolve()
+    assert kit.workspace().is_absolute()
+
+
 def test_only_the_owner_can_read_kits_and_keys(made: Path) -> None:
     for path in [made, *made.rglob("*")]:
         assert not path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO), path

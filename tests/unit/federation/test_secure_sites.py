@@ -23,11 +23,15 @@ from antiphon.pools.local import LocalPool
 from antiphon.pools.remote_exchange import Arrival, Patience
 from antiphon.pools.remote_messages import Message, head_of
 from antiphon.pools.remote_pool import RemotePool, RemoteRun, RemoteStates
+from antiphon.privacy.announced_noise import AnnouncedNoise
+from antiphon.privacy.participation import RoundRobin
 from antiphon.recognizer import Blueprint, Recognizer
 from antiphon.secure_aggregation.rules import SecureAggregation
 from antiphon.secure_aggregation.secure_pool import SecurePool
 from antiphon.server.weighting import ByExamples
 from antiphon.tasks.local_training import LocalTraining
+from antiphon.tasks.update_clipping import ClippedByClient, WholeUpdate
+from antiphon.tasks.views import through
 
 CLIENTS = [f"speaker/s0{number}" for number in range(5)]
 
@@ -73,7 +77,7 @@ def pool_of(link: DirectLink, setup: Message, world: World) -> SecurePool:
 
 
 def task_of(world: World) -> Task:
-    config = {**vars(LocalTraining(lr=0.05, batch_seconds=1.5)), "round": 2, "call": 0, "seed": 3}
+    config = {**LocalTraining(lr=0.05, batch_seconds=1.5).to_task(), "round": 2, "call": 0, "seed": 3}
     return Task("train", world.params(), config)
 
 
@@ -147,3 +151,22 @@ def test_the_text_of_an_error_stays_at_the_site(site: Site, setup: Message, worl
     assert update.is_empty
     assert not any("secret word" in failure.reason for failure in update.failures)
     assert any("the log of site 'oslo' says more" in failure.reason for failure in update.failures)
+
+
+def test_a_privacy_budget_counts_a_secure_sum_as_one_turn_also_if_it_is_asked_for_again(
+    site: Site, world: World
+) -> None:
+    model: Any = world.runtime().model
+    recognizer = Recognizer(Blueprint(FRONTEND, MODELS["ctc"]), Characters(LETTERS), model)
+    noise = AnnouncedNoise(RoundRobin(separation=2), rounds=4, deviation=2.0)
+    private = pack_setup(recognizer, SetupSettings(tuple(world.params()), 7, MASKS, noise=noise))
+    task = through(task_of(world), ClippedByClient(WholeUpdate(1.0)))
+    site.policy = SitePolicy(epsilon=10.0, only_secure=True, max_share=0.9)
+    for again in (site, replace(site)):
+        update = pool_of(DirectLink(again), private, world).reduce(task, CLIENTS, ByExamples())
+        assert [report.client for report in update.reports] == CLIENTS
+    turns = replace(site).ledger.turns["a" * 32]
+    assert {client: list(rounds) for client, rounds in turns.items()} == {client: ["2"] for client in CLIENTS}
+    early = replace(task, config={**task.config, "round": 3})
+    failed = pool_of(DirectLink(site), private, world).reduce(early, CLIENTS, ByExamples())
+    assert all("refuses by its policy" in failure.reason for failure in failed.failures)

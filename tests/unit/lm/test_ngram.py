@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from antiphon.lm.arpa import load_ngram, save_ngram, write_arpa
 from antiphon.lm.kneser_ney import estimate
-from antiphon.lm.ngram import END, END_ID, NEVER, Perplexity
+from antiphon.lm.ngram import END, END_ID, NEVER, SPECIAL, Perplexity
 
 LN10 = math.log(10)
 # "b b" was pruned, though "a b b" was not.
@@ -157,6 +158,21 @@ def test_a_folder_that_holds_no_model_is_refused(tmp_path):
     (tmp_path / "ngram.json").write_text('{"format": "other"}')
     with pytest.raises(ValueError, match="format 'other'"):
         load_ngram(tmp_path)
+
+
+@pytest.mark.parametrize("edit", [{"order": 4}, {"words": [*SPECIAL, "cat"]}])
+def test_words_or_an_order_that_do_not_fit_are_blamed_on_their_own_file(tmp_path, edit):
+    save_ngram(estimate(TEXTS, 3), tmp_path / "lm")
+    path = tmp_path / "lm" / "ngram.json"
+    body = {**json.loads(path.read_text()), **edit}
+    del body["sha256"]
+    path.write_text(json.dumps(body))
+    with pytest.raises(ValueError, match=r"ngram\.json is damaged: it does not fit ngram\.safetensors"):
+        load_ngram(tmp_path / "lm")
+    del body["files"]  # as older versions wrote it: nobody knows which one is wrong
+    path.write_text(json.dumps(body))
+    with pytest.raises(ValueError, match=r"ngram\.safetensors is damaged: it does not fit ngram\.json"):
+        load_ngram(tmp_path / "lm")
 
 
 def test_the_end_of_a_sentence_is_not_a_word_of_a_text(written):

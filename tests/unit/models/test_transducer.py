@@ -214,7 +214,7 @@ def test_stacked_clients_get_what_each_gets_alone(world: World, name: str, patte
     clients = {
         name: own[: 1 + number % 5] for number, (name, own) in enumerate(sorted(world.clients().items()))
     }
-    config = {**vars(LocalTraining(lr=0.3, batch_seconds=1.0)), "round": 0, "seed": 11}
+    config = {**LocalTraining(lr=0.3, batch_seconds=1.0).to_task(), "round": 0, "seed": 11}
     task = Task("train", {n: tensor for n, tensor in base.items() if n.startswith(pattern)}, config)
     worker = StackedWorker(runtime, clients)
     stacked = list(worker.run(task, list(clients)))

@@ -15,10 +15,12 @@ import pytest
 from antiphon.core import Stopped, Task, Update
 from antiphon.decoding.nbest import Hypothesis, NBest
 from antiphon.decoding.rescoring import tabulate
-from antiphon.personalisation.federation import Federation, Schedule, client_of, cut
+from antiphon.personalisation.federation import Federation, background_of
 from antiphon.personalisation.marginal_adaptation import Mixture, estimate_unigram
-from antiphon.personalisation.trial import Grid, SecondPass, compare, search_grid
+from antiphon.personalisation.schedule import Schedule, client_of, cut
+from antiphon.personalisation.trial import Grid, SecondPass, compared, search_grid
 from antiphon.personalisation.word_cache import MarginalWorker
+from antiphon.scoring.significance import pairs_of_sums
 
 BACKGROUND = estimate_unigram(["a a a b b c"], vocabulary=["d", "e"])
 
@@ -125,6 +127,18 @@ def test_rounds_without_a_share_are_known_by_the_settings_they_always_had() -> N
     assert federation._identity(1.0, Schedule(2, share=0.5)).keys() == {*keys, "share"}
 
 
+def test_a_dictionary_stands_in_place_of_the_words_of_hypotheses() -> None:
+    lists = [entry("x", 0, "a b zebra")]
+    assert "zebra" in background_of(["a b"], lists).words
+    assert background_of(["a b"], lists, ["c", "a"]).words == ("<unk>", "a", "b", "c")
+
+
+def test_a_grid_with_one_point_has_nothing_to_search() -> None:
+    assert Grid((0.5,), (0.5,), (2.0,), (0.1,)).only(0.2) == Mixture(0.5, 0.5, 2.0, 0.1, 0.2)
+    assert Grid((0.5, 0.6), (0.5,), (2.0,), (0.1,)).only(0.2) is None
+    assert Grid((0.5,), (), (2.0,), (0.1,)).only(0.2) is None
+
+
 def test_lists_without_the_field_that_names_clients_are_refused() -> None:
     with pytest.raises(ValueError, match="has no meeting"):
         client_of(replace(ENTRIES[0], session=None), "meeting")
@@ -147,7 +161,7 @@ def test_settings_are_found_that_make_fewer_errors_and_none_where_none_help() ->
     assert found.alpha + found.beta > 0
     best = second_pass.best(federation.ratios(federation.history(1.0, Schedule(1)), found), found.lam)
     assert second_pass.lists.count(best).total == 0
-    test = compare(lists, lists.first(), best)
+    test = pairs_of_sums(*compared(lists, lists.first(), best).tolist())
     assert (test.num_segments, test.mean) == (2, -1.0)
     hopeless = tabulate([replace(e, reference=e.hypotheses[0].text) for e in lists.entries], {})
     none = search_grid(federation, SecondPass(hopeless, {"score": 1.0}, "score"), Schedule(1), grid)

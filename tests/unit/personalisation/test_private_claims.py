@@ -21,8 +21,8 @@ from twins import side_by_side
 
 from antiphon.algorithms.fmp import Fmp, background_params
 from antiphon.engine import Engine, Rounds, sample_cohort
-from antiphon.personalisation.federation import Schedule
 from antiphon.personalisation.private_trial import client_gaussian, client_laplace
+from antiphon.personalisation.schedule import Schedule
 from antiphon.personalisation.word_cache import Cache, MarginalWorker
 from antiphon.pools.local import LocalPool
 from antiphon.pools.torch_group import TorchGroup
@@ -30,7 +30,8 @@ from antiphon.privacy.accounting import Basic
 from antiphon.privacy.mechanisms import Cap, Mechanism, Rounded, utterance_sensitivity
 from antiphon.privacy.release import PrivateRelease, Released
 from antiphon.privacy.samplers import Randomness, Secure, Seeded
-from antiphon.workflows.personalize_lists import NoiseSettings, personalize
+from antiphon.workflows.personalisation_results import NoiseSettings
+from antiphon.workflows.personalize_lists import personalize
 
 SIZE, NUM_ROUNDS, EPSILON = 300, 10, 2.0
 BACKGROUND = torch.full((SIZE,), 1 / SIZE, dtype=torch.float64)

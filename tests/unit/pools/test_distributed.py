@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from twins import Twins, side_by_side
@@ -189,3 +191,75 @@ def test_distances_over_processes_are_those_of_one_to_the_bit(cohort: list[str],
     together = Twins(counts, size).collect(TASK, cohort)
     assert together.distances(point) == alone.distances(point)
     assert len(alone.distances(point)) == len(alone.reports)
+
+
+# --- Groups that processes take when they are free ------------------------------------------------
+
+
+class Slow(Counts):
+    """Clients that take time in one of the processes: it takes fewer of them."""
+
+    def __init__(self, rank: int, seconds: float = 0.05) -> None:
+        self.rank, self.seconds = rank, seconds
+
+    def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
+        for update in super().run(task, clients):
+            if dist.get_rank() == self.rank:
+                time.sleep(self.seconds)
+            yield update
+
+
+MANY = [f"c{number}" for number in range(1, 31)]
+
+
+@every_cohort
+@every_size
+def test_groups_add_up_to_the_mean_of_one_process(cohort: list[str], size: int) -> None:
+    alone = LocalPool(Counts()).reduce(TASK, cohort, ByExamples())
+    together = Twins(Counts(), size, dispatch=True).reduce(TASK, cohort, ByExamples())
+    assert replace(together, mean={}, log_weight=0.0) == replace(alone, mean={}, log_weight=0.0)
+    assert together.log_weight == pytest.approx(alone.log_weight, rel=1e-12)
+    assert list(together.mean) == list(alone.mean)
+    for name, tensor in together.mean.items():
+        torch.testing.assert_close(tensor, alone.mean[name], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("seconds", [len, lambda client: float(client[1:])], ids=["equal", "unequal"])
+def test_who_was_free_changes_no_bit(seconds: Callable[[str], float]) -> None:
+    first, second = (
+        Twins(Slow(rank), 2, dispatch=True, seconds=seconds).reduce(TASK, MANY, ByExamples())
+        for rank in (0, 1)
+    )
+    assert_equal(first, second)
+
+
+def test_groups_in_cohort_order_are_one_process_to_the_bit() -> None:
+    alone = LocalPool(Counts()).reduce(TASK, MANY, ByExamples())
+    assert_equal(Twins(Slow(1), 2, ordered=True, dispatch=True).reduce(TASK, MANY, ByExamples()), alone)
+
+
+def test_collected_updates_of_free_processes_are_combined_in_cohort_order() -> None:
+    alone = LocalPool(Counts()).collect(TASK, MANY)
+    together = Twins(Slow(1), 2, dispatch=True).collect(TASK, MANY)
+    assert together.reports == alone.reports
+    weights = [-0.1 * k for k in range(len(MANY))]
+    assert_equal(together.combine(weights), alone.combine(weights))
+
+
+def test_a_slow_process_takes_fewer_groups() -> None:
+    def work(group: TorchGroup) -> list[int]:
+        taken = 0
+        for _ in group.take(20):
+            taken += 1
+            time.sleep(0.15 if group.rank == 1 else 0.005)
+        return group.all_gather(lambda: taken)
+
+    for _ in range(2):  # numbers begin again
+        taken = side_by_side(work, 2, dispatch=True)
+        assert sum(taken) == 20
+        assert taken[0] > taken[1]
+
+
+def test_an_error_of_a_free_process_ends_all() -> None:
+    with pytest.raises(ValueError, match="no client of that name"):
+        Twins(Counts(), 2, dispatch=True).reduce(TASK, [*MANY, "z1"], ByExamples())

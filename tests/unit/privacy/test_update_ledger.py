@@ -6,6 +6,7 @@ import json
 import stat
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +72,42 @@ def test_a_damaged_ledger_is_refused_and_never_begun_anew(tmp_path: Path) -> Non
         SharedBudget(str(tmp_path / "budget.json"), 4.0).spend("run", 1, cost(1), DELTA)
 
 
+@pytest.mark.parametrize(
+    "cost", [{}, {"cost": []}, {"cost": "free"}, {"cost": "gaussian"}, {"cost": "gaussian", "shift": "1"}]
+)
+def test_an_edited_cost_is_refused_by_the_name_of_the_file(tmp_path: Path, cost: dict[str, Any]) -> None:
+    budget = SharedBudget(str(tmp_path / "budget.json"), 4.0)
+    budget.spend("run", 1, GaussianCost(0.1), DELTA)
+    body = json.loads((tmp_path / "budget.json").read_text())
+    del body["sha256"]
+    body["runs"]["run"]["cost"] = cost
+    (tmp_path / "budget.json").write_text(json.dumps(body))
+    with pytest.raises(ValueError, match=r"budget\.json is damaged \(runs\.run: .*Restore it"):
+        budget.spend("other", 1, GaussianCost(0.1), DELTA)
+
+
+def test_a_changed_digit_of_what_was_spent_or_released_is_found(tmp_path: Path) -> None:
+    budget = SharedBudget(str(tmp_path / "budget.json"), 4.0)
+    budget.spend("run", 1, GaussianCost(0.125), DELTA)
+    check_release(tmp_path, bytes(32), 3, {"w": np.ones(2)})
+    for name, old, new in (("budget.json", "0.125", "0.025"), (RELEASES_FILE, '"3"', '"7"')):
+        path = tmp_path / name
+        path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(ValueError, match=r"budget\.json is damaged, or was edited"):
+        budget.spend("run", 1, GaussianCost(0.125), DELTA)
+    with pytest.raises(ValueError, match=r"releases\.json is damaged, or was edited"):
+        check_release(tmp_path, bytes(32), 3, {"w": np.zeros(2)})
+
+
+def test_a_link_that_leads_nowhere_is_no_new_ledger(tmp_path: Path) -> None:
+    for name in ("budget.json", RELEASES_FILE):
+        (tmp_path / name).symlink_to(tmp_path / name)
+    with pytest.raises(ValueError, match=r"cannot read budget\.json"):
+        SharedBudget(str(tmp_path / "budget.json"), 4.0).spend("run", 1, GaussianCost(0.1), DELTA)
+    with pytest.raises(ValueError, match=r"cannot read releases\.json"):
+        check_release(tmp_path, bytes(32), 0, {})
+
+
 def _spend(path: str, run: str) -> int:
     budget, done = SharedBudget(path, epsilon_of((cost(12),), DELTA)), 0
     for rounds in range(1, 20):
@@ -99,8 +136,9 @@ def test_a_round_can_be_released_again_with_the_same_answers_only(tmp_path: Path
     check_release(tmp_path, key, 3, total)
     check_release(tmp_path, key, 3, total)
     check_release(tmp_path, key, 4, {})
+    expected = r"releases\.json says that round 4 was released before, with other answers"
     for other in ({**total, "w": np.array([0.0, 1.0, 2.0, 3.000001])}, {"w": total["w"]}, {}):
-        with pytest.raises(ValueError, match="round 4 was released before, with other answers"):
+        with pytest.raises(ValueError, match=expected):
             check_release(tmp_path, key, 3, other)
 
 

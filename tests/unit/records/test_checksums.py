@@ -35,6 +35,14 @@ def test_an_object_whose_checksum_has_a_damaged_key_is_refused() -> None:
         without_checksum({**BODY, "sha25v": whole["sha256"]}, "file")
 
 
+def test_a_list_of_files_that_may_have_been_edited_is_named_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"abc")
+    for files, problem in (({"data": "0" * 64}, "data is damaged"), ({" ": "0" * 64}, "  is missing")):
+        (tmp_path / "about.json").write_text(json.dumps({**BODY, "files": files}))
+        with pytest.raises(Damaged, match=rf"{problem}, or about\.json was edited"):
+            read_object(tmp_path / "about.json", "test/1", "test")
+
+
 def test_an_object_of_an_older_version_has_no_checksum_and_is_not_checked() -> None:
     for body in (BODY, {}, {"data_sha256": "0" * 64}):
         assert without_checksum(body, "file") == body

@@ -36,11 +36,11 @@ class Clock:
 def watch(monkeypatch):
     """Return a function that follows a folder while things happen; it returns the pages that were written."""
 
-    def run(path, *events, out=None):
+    def run(path, *events, out=None, examples=0):
         clock = Clock(out or path / "report.html", *events)
         monkeypatch.setattr(following.time, "sleep", clock)
         messages = []
-        antiphon.report(path, out, follow=True, notify=messages.append)
+        antiphon.report(path, out, follow=True, examples=examples, notify=messages.append)
         assert not clock.events
         assert "Ctrl-C" in messages[0]
         run.messages = messages
@@ -111,6 +111,19 @@ def test_the_page_is_only_written_when_something_changed(make_run, watch, tmp_pa
     monkeypatch.setattr(following, "render", lambda *arguments: written.append(1) or "page")
     watch(folder, lambda: None, lambda: None, interrupt)
     assert len(written) == 1
+
+
+@pytest.mark.parametrize("examples", [0, 2])
+def test_a_page_with_what_was_said_is_its_owner_s_from_the_first_look(make_run, watch, tmp_path, examples):
+    folder = make_run(tmp_path / "dga", rounds=2, planned=6, splits=())
+    modes = []
+
+    def look():
+        modes.append((folder / "report.html").stat().st_mode & 0o077)
+        raise KeyboardInterrupt
+
+    watch(folder, look, examples=examples)
+    assert (modes == [0]) == (examples > 0)
 
 
 def test_ctrl_c_leaves_a_page_that_does_not_refresh(make_run, watch, tmp_path):

@@ -64,6 +64,17 @@ def test_the_page_of_a_run_is_one_file_with_every_section_and_no_address_outside
         assert part in results
 
 
+def test_the_command_that_repeats_a_run_is_one_that_git_understands(make_run, tmp_path):
+    run = make_run(tmp_path / "fedavg")
+    page, _ = report([run], tmp_path / "clean")
+    assert "git checkout 3f9d2c1a7be04455a1c0c6d1a0a8e7a9d0f1b2c3\nantiphon run librispeech_ctc" in page.text
+    about = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**about, "commit": "3f9d2c1a7be0+"}))  # not all was committed
+    page, _ = report([run], tmp_path / "changed")
+    assert "git checkout 3f9d2c1a7be0  # the code also had changes that were not committed\n" in page.text
+    assert "3f9d2c1a7be0+" in page.text
+
+
 def test_names_from_outside_cannot_become_markup(make_run, tmp_path):
     names = [
         "<script>alert(1)</script>",

@@ -267,3 +267,45 @@ def moments(opt) -> list[torch.Tensor]:
 
 def assert_same(left, right) -> None:
     torch.testing.assert_close(left, right, rtol=0, atol=0)
+
+
+LINEAR = [  # with a large epsilon, the divisor of a step is the same in all steps
+    Sgd(lr=0.1),
+    Sgd(lr=0.1, momentum=0.8),
+    Sgd(lr=0.1, momentum=0.8, nesterov=True),
+    Adam(epsilon=1e9),
+    Yogi(beta1=0.7, epsilon=1e9),
+    Adagrad(epsilon=1e9),
+    Lamb(epsilon=1e9, beta1=0.8),
+    Lars(lr=0.1, momentum=0.8),
+]
+
+
+@pytest.mark.parametrize("optimizer", LINEAR, ids=lambda o: f"{type(o).__name__}, {vars(o)}")
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_the_lasting_effect_is_that_of_one_delta_on_all_later_steps(
+    optimizer: ServerOptimizer, step: int
+) -> None:
+    """Brute force: two runs that differ in one delta, after that step and 200 steps later.
+
+    The parameter is set back to 0 before each step, so that LAMB and LARS take it with a ratio of 1.
+    """
+    runs: dict[float, list[float]] = {}
+    for change in (0.0, 1e-3):
+        place, opt, runs[change] = 0.0, None, []
+        for number in range(1, step + 200):
+            delta = 1.0 + (change if number == step else 0.0)
+            still = {"w": torch.zeros(1, dtype=torch.float64)}
+            moved, opt = optimizer(still, {"w": torch.tensor([delta], dtype=torch.float64)}, opt)
+            place += float(moved["w"])
+            runs[change].append(place)
+    apart = [one - other for one, other in zip(runs[0.0], runs[1e-3], strict=True)]
+    found = optimizer.lasting_effect(step)  # type: ignore[attr-defined]
+    assert found == pytest.approx(apart[-1] / apart[step - 1], rel=1e-6)
+
+
+def test_the_lasting_effect_of_adam_is_three_in_the_first_round_and_approaches_ten() -> None:
+    """1 / (1 − β1) = 10 without the bias correction, which makes the first steps large."""
+    factors = [Adam().lasting_effect(step) for step in (1, 10, 1000)]
+    assert factors == pytest.approx([3.009, 8.115, 10.0], abs=1e-3)
+    assert Yogi().lasting_effect(1) == pytest.approx(10.0)  # it has none

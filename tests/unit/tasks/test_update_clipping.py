@@ -18,13 +18,19 @@ from antiphon.tasks.update_clipping import (
     ClippedByClient,
     EachLayer,
     EachLayerByDimension,
+    EachLayerByNorm,
     UpdateClipping,
     WholeUpdate,
     fits_grid,
 )
 from antiphon.tasks.views import enter, through, views_of
 
-KINDS = [WholeUpdate, EachLayer, EachLayerByDimension]
+
+def by_norm(bound: float) -> EachLayerByNorm:
+    return EachLayerByNorm(bound, (0.0, 3.0, 0.2, 1.0))  # b, half, scalar, w
+
+
+KINDS = [WholeUpdate, EachLayer, EachLayerByDimension, by_norm]
 BOUND = 0.7
 
 
@@ -74,6 +80,32 @@ def test_each_layer_gets_a_bound_by_its_number_of_entries() -> None:
     assert clipped["b"].tolist() == pytest.approx([1.0], rel=1e-5)
 
 
+def test_each_layer_gets_a_bound_by_its_norm_on_other_data_whatever_the_order_of_tensors() -> None:
+    """Norms 3 and 4 share a bound of 10: their bounds are 6 and 8."""
+    learnt = EachLayerByNorm(10.0).learnt_from({"b": torch.tensor([0.0, 4.0]), "a": torch.tensor([[3.0]])})
+    assert learnt.norms == (3.0, 4.0)
+    clipped = learnt({"b": torch.tensor([90.0, 0.0]), "a": torch.tensor([[7.0]])})
+    assert clipped["a"].tolist() == [[pytest.approx(6.0, rel=1e-5)]]
+    assert clipped["b"].tolist() == [pytest.approx(8.0, rel=1e-5), 0.0]
+
+
+def test_a_layer_that_did_not_move_on_other_data_keeps_a_tenth_of_an_equal_bound() -> None:
+    shares = EachLayerByNorm(1.0, (1.0, 0.0)).shares({"a": 5, "b": 5})
+    assert math.sqrt(shares[1] / sum(shares)) == pytest.approx(0.1 / math.sqrt(2), rel=1e-2)
+    assert math.sqrt(shares[0] / sum(shares)) > 0.995
+
+
+@pytest.mark.parametrize("norms", [(0.0, 0.0), (1.0, -1.0), (math.inf, 1.0), (math.nan, 1.0)])
+def test_norms_that_bound_nothing_are_refused(norms: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="finite norms of at least 0"):
+        EachLayerByNorm(1.0, norms)
+
+
+def test_norms_of_other_tensors_are_refused() -> None:
+    with pytest.raises(ValueError, match="norms of 3 tensors, and an update has 1"):
+        EachLayerByNorm(1.0, (1.0, 2.0, 3.0))({"w": torch.ones(3)})
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_clipping_twice_is_clipping_once_apart_from_rounding(kind: Any) -> None:
     once = kind(BOUND)(drawn(2, 3))
@@ -100,10 +132,10 @@ def test_finite_values_whose_norm_is_above_the_largest_float_are_clipped() -> No
 
 @pytest.mark.parametrize("clipping", [kind(BOUND) for kind in KINDS])
 def test_a_task_carries_the_clipping_to_the_client(clipping: UpdateClipping) -> None:
-    task = through(Task("train", {"w": torch.zeros(3)}), Clipped(clipping))
+    task = through(Task("train", drawn(3)), Clipped(clipping))
     assert views_of(task) == [Clipped(clipping)]
     assert config.from_dict(Clipped, config.to_dict(Clipped(clipping))) == Clipped(clipping)
-    answer = Update({"w": torch.full((3,), 50.0)}, reports=(Report("c", {}),))
+    answer = Update(drawn(3, 6), reports=(Report("c", {}),))
     left, _ = enter(task, None).leave(answer)
     assert length(left.mean) <= BOUND
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.clients.stacked.client_stack import ALIGNED, Layout
+from antiphon.clients.stacked.stacked_rows import ALIGNED, Layout
 
 SHAPES = st.lists(st.lists(st.integers(1, 9), max_size=3), min_size=1, max_size=5)
 

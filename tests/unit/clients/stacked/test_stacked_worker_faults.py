@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from world import MODELS, World
 
 from antiphon.clients.client import ClientRuntime
-from antiphon.clients.stacked.client_stack import Stack, StackedBatch
+from antiphon.clients.stacked.client_stack import Stack
+from antiphon.clients.stacked.stacked_rows import StackedBatch
 from antiphon.clients.stacked.stacked_worker import StackedWorker
 from antiphon.clients.worker import SpeechWorker
 from antiphon.data.batches import Batch

@@ -12,8 +12,9 @@ from torch import Tensor
 from world import MASKS, World
 
 from antiphon.clients.client import Client, ClientRuntime
-from antiphon.clients.stacked.client_stack import MAX_GRAPHS, Stack, StackedBatch
+from antiphon.clients.stacked.client_stack import MAX_GRAPHS, Stack
 from antiphon.clients.stacked.grouping import LAUNCH, Launch, Plan
+from antiphon.clients.stacked.stacked_rows import StackedBatch
 from antiphon.clients.stacked.stacked_worker import StackedWorker, stacked_batches
 from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Task
@@ -74,7 +75,7 @@ def test_on_a_gpu_in_float32_each_client_s_delta_is_what_it_gets_alone(
     names = sorted(clients)
     worker = StackedWorker(runtime, clients, graphs=graphs)
     for seed in range(4):  # shapes repeat, graphs are captured and replayed
-        config = {**vars(LOCAL), "lr": 0.1 * (1 + seed), "round": 0, "seed": 11}
+        config = {**LOCAL.to_task(), "lr": 0.1 * (1 + seed), "round": 0, "seed": 11}
         task = Task("train", {name: tensor + 0.01 * seed for name, tensor in base.items()}, config)
         alone = SpeechWorker(runtime, clients).run(task, names)
         for stacked, update in zip(worker.run(task, names), alone, strict=True):
@@ -92,7 +93,7 @@ def test_in_bfloat16_parameters_stay_float32_and_clients_get_about_the_same(worl
     model = CONFIGS[name].build(world.store.dim, world.tokens.size)
     base = {name: p.detach().clone().cuda() for name, p in model.named_parameters()}
     whole = ClientRuntime(world.store, world.tokens, model, base, MASKS, "cuda")
-    half = ClientRuntime(world.store, world.tokens, model, base, MASKS, "cuda", bfloat16=True)
+    half = ClientRuntime(world.store, world.tokens, model, base, MASKS, "cuda", precision="bfloat16")
     clients = unequal(world)
     names, task = sorted(clients), tasks(base, replace(LOCAL, lr=0.01))
     exact = list(SpeechWorker(whole, clients).run(task, names))
@@ -103,6 +104,21 @@ def test_in_bfloat16_parameters_stay_float32_and_clients_get_about_the_same(worl
             assert 0 < off < 0.05 * update.reports[0].stats["norm"]
 
 
-def test_bfloat16_without_a_gpu_is_refused(world: World) -> None:
-    with pytest.raises(ValueError, match="bfloat16 needs a GPU"):
-        ClientRuntime(world.store, world.tokens, world.runtime().model, world.params(), bfloat16=True)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_in_tf32_clients_get_about_the_same_and_the_same_bits_every_time(world: World, name: str) -> None:
+    torch.manual_seed(3)
+    model = CONFIGS[name].build(world.store.dim, world.tokens.size)
+    base = {name: p.detach().clone().cuda() for name, p in model.named_parameters()}
+    whole = ClientRuntime(world.store, world.tokens, model, base, MASKS, "cuda")
+    short = ClientRuntime(world.store, world.tokens, model, base, MASKS, "cuda", precision="tf32")
+    clients = unequal(world)
+    names, task = sorted(clients), tasks(base, replace(LOCAL, lr=0.01))
+    exact = list(SpeechWorker(whole, clients).run(task, names))
+    for worker in (SpeechWorker(short, clients), StackedWorker(short, clients)):
+        first, again = (list(worker.run(task, names)) for _ in range(2))
+        for rough, same, update in zip(first, again, exact, strict=True):
+            off = sum(float((rough.mean[n] - t).square().sum()) for n, t in update.mean.items()) ** 0.5
+            assert 0 < off < 0.01 * update.reports[0].stats["norm"]
+            assert all(torch.equal(rough.mean[n], same.mean[n]) for n in rough.mean)
+    assert not torch.backends.cuda.matmul.allow_tf32

@@ -62,7 +62,7 @@ def test_each_client_s_delta_is_what_it_gets_alone(
     runtime = make_bench(world, folder, name, lora, torch.float64)
     runtime.feed = Doubled(runtime.feed)
     clients = unequal(runtime)
-    task = Task("train", runtime.base, {**vars(LOCAL), "round": 0, "seed": 11})
+    task = Task("train", runtime.base, {**LOCAL.to_task(), "round": 0, "seed": 11})
     alone = list(SpeechWorker(runtime, clients).run(task, list(clients)))
     with caplog.at_level(logging.WARNING, "antiphon"):
         stacked = list(StackedWorker(runtime, clients).run(task, list(clients)))
@@ -90,7 +90,7 @@ def test_on_a_gpu_in_float32_with_graphs_each_client_s_delta_is_what_it_gets_alo
     clients = unequal(runtime)
     worker = StackedWorker(runtime, clients)
     for seed in range(4):  # shapes repeat, graphs are captured and replayed
-        config = {**vars(LOCAL), "lr": 0.02 * (1 + seed), "round": 0, "seed": 11}
+        config = {**LOCAL.to_task(), "lr": 0.02 * (1 + seed), "round": 0, "seed": 11}
         task = Task("train", {n: tensor + 0.01 * seed for n, tensor in runtime.base.items()}, config)
         alone = SpeechWorker(runtime, clients).run(task, list(clients))
         with caplog.at_level(logging.WARNING, "antiphon"):
