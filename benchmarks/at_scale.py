@@ -3,7 +3,8 @@
     export PYTHONPATH=benchmarks
     antiphon run benchmarks/private-librispeech.yaml --data CORPUS --out out/0 --set frontend.path=FILE.onnx
     …                                      (the same with --set seed=1 and 2)
-    python benchmarks/rows.py out/0 out/1 out/2 --baseline plain --out benchmarks/results/private.json
+    python benchmarks/rows.py out/0 out/1 out/2 --baseline plain --metric extrapolated_epsilon \\
+        --metric epsilon --out benchmarks/results/private.json
 
 M. Pelikan et al., "Enabling Differentially Private Federated Learning for Speech Recognition",
 arXiv:2310.00098: the mean of a round gets the noise that it would have with `planned` clients of a
@@ -23,7 +24,13 @@ import numpy as np
 from antiphon.algorithms.private import Private, PrivateState
 from antiphon.core import Metrics, Pool
 from antiphon.privacy.participation import RoundRobin
-from antiphon.privacy.update_accounting import BandedPlan, GaussianCost, epsilon_of, plan_noise
+from antiphon.privacy.update_accounting import (
+    BandedPlan,
+    BufferedPlan,
+    GaussianCost,
+    epsilon_of,
+    plan_noise,
+)
 
 
 @dataclass(frozen=True)
@@ -34,14 +41,14 @@ class AtScale(Private):
     planned: int = 1_000  # clients of a round, in that population
 
     @property
-    def plan_at_scale(self) -> BandedPlan:
+    def plan_at_scale(self) -> BandedPlan | BufferedPlan:
         turns = RoundRobin(self.population // self.planned)
-        plan = plan_noise(turns, self.bands, self.rounds, self.budget, self.noise_multiplier)
-        assert isinstance(plan, BandedPlan)
+        plan = plan_noise(turns, self.bands, self.rounds, self.budget, self.noise_multiplier, self.noise)
+        assert isinstance(plan, BandedPlan | BufferedPlan)
         return plan
 
     @property
-    def plan(self) -> BandedPlan:
+    def plan(self) -> BandedPlan | BufferedPlan:
         """The same noise in the mean: a smaller cohort needs less in the sum."""
         plan = self.plan_at_scale
         return replace(plan, multiplier=plan.multiplier * self.cohort / self.planned)

@@ -118,7 +118,10 @@ def parse_arguments(description: str | None, name: str) -> argparse.Namespace:
 
 
 def write_result(arguments: argparse.Namespace, result: Mapping[str, Any], *options: str) -> None:
-    """Writes <out>/<name>.json: the result, and what made it, `options` of the benchmark's own included."""
+    """Writes <out>/<name>.json: the result, and what made it, `options` of the benchmark's own included.
+
+    A benchmark that used a GPU gives its own `device`, and one of trained models their `seeds`.
+    """
     quick = ["--quick"] if arguments.quick else []
     command = ["python", f"benchmarks/{arguments.name}.py", *options, *quick]
     about = {
@@ -128,6 +131,7 @@ def write_result(arguments: argparse.Namespace, result: Mapping[str, Any], *opti
         "versions": versions(),
         "commit": commit(),
         "cores": os.cpu_count(),
+        "device": "cpu",
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / f"{arguments.name}.json"

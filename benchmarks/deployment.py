@@ -1,15 +1,25 @@
-"""Seconds of a round over TLS on this machine: antiphon over NVFLARE and Flower, and NVFLARE's own FedAvg.
+"""Seconds and bytes of a round over TLS: antiphon over NVFLARE and Flower, and their own FedAvg.
 
-    python benchmarks/deployment.py [--rounds 6] [--millions 3 25]
+    python benchmarks/deployment.py [--rounds 6] [--repeats 3] [--millions 3 25]
 
 Three sites get a model and send it back; nobody trains, so the figures are those of the way. Each system has
-its own certificates and processes. Flower is measured where `antiphon[flower]` is installed. The first round,
-in which connections are made, is left out.
+its own certificates and processes. Systems take turns, `--repeats` times, because others may use the machine.
+Flower is measured where `antiphon[flower]` is installed. The first round of each turn, in which connections
+are made, is left out.
+
+Flower's own FedAvg (`frameworks/deployed_flower.py`) is timed from the end of a round to the end of the next,
+and up to 3 M parameters. Its connections are short: a proxy counts its bytes, in two rounds without a clock.
+
+Other bytes are those that the kernel counts for the connections between server and sites (`ss`): with TLS
+and gRPC, without the headers of TCP and IP. It forgets connections that have ended, as those of antiphon over
+Flower do: their bytes are left out. `over_payload` compares bytes with the float32 numbers of the model, once
+to each site and once back.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import statistics
@@ -19,6 +29,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
@@ -26,12 +38,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from common import argument_parser, write_result
+from frameworks.counting_proxy import CountingProxy
 
 from antiphon.core import Report, Task, Update
 from antiphon.federation.engine_process import EngineProcess, LocalSocket, ask_engine
-from antiphon.federation.federation_server import FederationServer
+from antiphon.federation.federation_server import FederationServer, read_announcements
 from antiphon.federation.federation_site import serve
 from antiphon.federation.kits import Kit, create_kits, open_kit
 from antiphon.pools.remote_answers import answer_task
@@ -47,7 +61,7 @@ import numpy as np
 import nvflare.client as flare
 from nvflare.app_common.abstract.fl_model import FLModel
 flare.init()
-size, tensors, log = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+size, tensors, log, quiet = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
 first = {f"w{i}": np.zeros(size // tensors, dtype=np.float32) for i in range(tensors)}
 while flare.is_running():
     model = flare.receive()
@@ -55,8 +69,51 @@ while flare.is_running():
         break
     with open(log, "a") as file:
         file.write(json.dumps(time.time()) + "\\n")
+    if model.current_round in (0, model.total_rounds - 1):
+        time.sleep(quiet)  # while the benchmark counts bytes
     flare.send(FLModel(params=model.params or first))
 """
+SUBMIT = """
+import os, sys
+from nvflare.fuel.flare_api.flare_api import new_secure_session
+new_secure_session("admin@antiphon.local", sys.argv[1], timeout=5.0).submit_job(sys.argv[2])
+os._exit(0)
+"""
+FLOWER = Path(__file__).parent / "frameworks" / "deployed_flower.py"
+FLOWER_MOST = 3  # millions of parameters: the turns of Flower's own FedAvg take the longest
+QUIET = 8.0  # seconds in which nothing is sent, before and after the rounds of NVFLARE that count
+
+
+@dataclass(frozen=True)
+class Measured:
+    seconds: list[float]  # of each round
+    bytes_a_round: float | None  # None: unknown, because connections ended
+    cpu: dict[str, float] | None = None  # seconds of a round that processes have worked, by what they are
+
+
+def bytes_through(port: int) -> int:
+    """Return the bytes that open connections to a port of this machine have received and sent."""
+    command = ["ss", "-tinH", "state", "established", "sport", "=", f":{port}"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return sum(map(int, re.findall(r"bytes_(?:sent|received):(\d+)", text)))
+
+
+def cpu_until_now() -> dict[str, float]:
+    """Return the seconds that this process and those below it have worked, by what they are."""
+    own = psutil.Process()
+    totals = dict.fromkeys(("antiphon, server", "antiphon, sites", "carrier, server", "carrier, sites"), 0.0)
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            words = process.cmdline()
+            who = "antiphon" if process == own or "--site" in words else "carrier"
+            is_server = process == own or any("/kits/server" in word for word in words)
+            times = process.cpu_times()
+            totals[f"{who}, {'server' if is_server else 'sites'}"] += times.user + times.system
+    return totals
+
+
+def cpu_a_round(before: dict[str, float], after: dict[str, float], rounds: int) -> dict[str, float]:
+    return {what: (after[what] - before[what]) / rounds for what in after}
 
 
 class Echo:
@@ -96,35 +153,41 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def antiphon_rounds(root: Path, size: int, rounds: int, carrier: str = "nvflare") -> list[float]:
-    create_kits(f"localhost:{free_port()}", SITES, root / "kits", carrier=carrier)
+def antiphon_rounds(root: Path, size: int, rounds: int, carrier: str = "nvflare") -> Measured:
+    port = free_port()
+    create_kits(f"localhost:{port}", SITES, root / "kits", carrier=carrier)
     children = [
         subprocess.Popen([sys.executable, __file__, "--site", str(root / "kits" / site)]) for site in SITES
     ]
     tensors = {f"w{i}": torch.zeros(size // TENSORS) for i in range(TENSORS)}
     clients = {f"speaker/{site}": site for site in SITES}
     run = RemoteRun("0" * 32, pack({"verb": "setup"}), RemoteStates(NoStates()))
-    seconds = []
+    seconds, sent, worked = [], [0], [cpu_until_now()]
     try:
         with FederationServer.open(open_kit(root / "kits" / "server"), print) as server:
-            server.greet(120.0, len(SITES))
+            server.greet(120.0, len(SITES), read_announcements, "utterances")
             pool = RemotePool(server.link, clients, Echo(), run, Patience())
             for number in range(rounds):
                 began = time.perf_counter()
                 task = Task("benchmark.echo", tensors, {"round": number, "call": 0})
                 update = pool.reduce(task, list(clients), lambda report: 0.0)
                 seconds.append(time.perf_counter() - began)
+                sent.append(bytes_through(port))
+                worked.append(cpu_until_now())
                 assert len(update.reports) == len(SITES), update.failures
     finally:
         for child in children:
             child.kill()
             child.wait()
-    return seconds[1:]
+    cpu = cpu_a_round(worked[1], worked[-1], rounds - 1)
+    size_a_round = (sent[-1] - sent[1]) / (rounds - 1) if carrier == "nvflare" else None
+    return Measured(seconds[1:], size_a_round, cpu)
 
 
-def nvflare_rounds(root: Path, size: int, rounds: int) -> list[float]:
+def nvflare_rounds(root: Path, size: int, rounds: int) -> Measured:
     """NVFLARE's FedAvg in kits of its own, whose settings are NVFLARE's defaults."""
-    create_kits(f"localhost:{free_port()}", SITES, root / "kits")
+    port = free_port()
+    create_kits(f"localhost:{port}", SITES, root / "kits")
     for name in ("server", *SITES):
         local = root / "kits" / name / "engine" / "local"
         for settings in ("resources.json", "authorization.json", "log_config.json"):
@@ -141,7 +204,7 @@ def nvflare_rounds(root: Path, size: int, rounds: int) -> list[float]:
         "args": {
             "execution_mode": "in_process",
             "task_script_path": "echo.py",
-            "task_script_args": f"{size} {TENSORS} {log}",
+            "task_script_args": f"{size} {TENSORS} {log} {QUIET}",
         },
     }
     files = {
@@ -164,19 +227,43 @@ def nvflare_rounds(root: Path, size: int, rounds: int) -> list[float]:
     (job / "app_site" / "custom" / "echo.py").write_text(SCRIPT)
     kits = {name: _unsigned(root / "kits" / name) for name in ("server", *SITES)}
     local_socket = LocalSocket()
-    processes = [EngineProcess(kit, local_socket) for kit in kits.values()]
+    processes = [EngineProcess(kit, local_socket, settings={}) for kit in kits.values()]
     try:
         _until(lambda: len(ask_engine(kits["server"], "sites").get("sites", [])) == len(SITES), 120)
-        answer = ask_engine(kits["server"], "submit", str(job))
-        assert "job" in answer, answer
-        _until(lambda: len(_times(log)) >= len(SITES) * (rounds + 1), 600)
+        admin = str(kits["server"].folder / "admin")
+        subprocess.run([sys.executable, "-c", SUBMIT, admin, str(job)], check=True, capture_output=True)
+        sent, worked = [], []
+        for done in (1, rounds + 1):  # models that each site has received: the first has no numbers
+            _until(lambda done=done: len(_times(log)) >= len(SITES) * done, 600)
+            time.sleep(QUIET / 2)
+            sent.append(bytes_through(port))
+            worked.append(cpu_until_now())
     finally:
         for process in processes:
             process.end()
         local_socket.close()
     times = _times(log)
     begins = [min(times[i : i + len(SITES)]) for i in range(0, len(times), len(SITES))]
-    return [after - before for before, after in pairwise(begins[1:])]
+    seconds = [after - before for before, after in pairwise(begins[1:])]
+    return Measured(seconds, (sent[1] - sent[0]) / rounds, cpu_a_round(*worked, rounds))
+
+
+def flower_rounds(root: Path, size: int, rounds: int) -> Measured:
+    """Flower's FedAvg, with a SuperLink and SuperNodes."""
+
+    def ends_of_rounds(folder: Path, port: int, site_port: int, rounds: int) -> list[float]:
+        words = [str(folder), str(port), str(site_port), str(size), str(rounds)]
+        subprocess.run([sys.executable, str(FLOWER), *words], check=True, stdout=subprocess.DEVNULL)
+        ends: list[float] = json.loads((folder / "rounds.json").read_text())
+        return ends
+
+    port = free_port()
+    ends = ends_of_rounds(root / "timed", port, port, rounds)
+    port = free_port()
+    proxy = CountingProxy(port)
+    first, last = ends_of_rounds(root / "counted", port, proxy.port, 2)
+    seconds = [after - before for before, after in pairwise(ends)]
+    return Measured(seconds, proxy.bytes_until(last) - proxy.bytes_until(first))
 
 
 def _unsigned(folder: Path) -> Kit:
@@ -201,41 +288,61 @@ def _until(test: Any, seconds: float) -> None:
 def main() -> None:
     parser = argument_parser(__doc__, "deployment")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--millions", type=float, nargs="*", default=[3, 25])
     parser.add_argument("--site", type=Path, help="serve one site; used by this program itself")
     options = parser.parse_args()
     if options.site:
         serve(open_kit(options.site), EchoSite(), threading.Event())  # type: ignore[arg-type]
         return
-    results = []
     systems = {"antiphon": antiphon_rounds, "nvflare fedavg": nvflare_rounds}
     if find_spec("flwr"):
         systems["antiphon over flower"] = partial(antiphon_rounds, carrier="flower")
+        systems["flower fedavg"] = flower_rounds
+    rows = []
     for millions in [1] if options.quick else options.millions:
-        for system, measure in systems.items():
-            root = Path(tempfile.mkdtemp(prefix="deployment-"))
-            try:
-                seconds = measure(root, int(millions * 10**6), options.rounds)
-            finally:
-                shutil.rmtree(root, ignore_errors=True)
-            row = {
-                "system": system,
-                "millions": millions,
-                "sites": len(SITES),
-                "seconds": [round(each, 3) for each in seconds],
-                "median": round(statistics.median(seconds), 3),
-            }
-            if system == "antiphon":
-                row["overhead"] = round(overhead(int(millions * 10**6)), 6)
-            results.append(row)
-            print(json.dumps(row), flush=True)
-    write_result(options, {"rows": results})
+        measured: dict[str, list[Measured]] = {system: [] for system in systems}
+        for _ in range(1 if options.quick else options.repeats):
+            for system, measure in systems.items():
+                if measure is flower_rounds and millions > FLOWER_MOST:
+                    continue
+                measured[system].append(in_own_folder(measure, int(millions * 10**6), options.rounds))
+                print(system, measured[system][-1], flush=True)
+        rows += [row_of(system, millions, turns) for system, turns in measured.items() if turns]
+    sizes = [f"{millions:g}" for millions in options.millions]
+    own = ["--rounds", str(options.rounds), "--repeats", str(options.repeats), "--millions", *sizes]
+    write_result(options, {"rows": rows}, *own)
 
 
-def overhead(size: int) -> float:
-    """Bytes of a message over those of its tensors, as a share."""
-    message = pack({"verb": "answer"}, {f"w{i}": torch.zeros(size // TENSORS) for i in range(TENSORS)})
-    return len(message) / (4 * (size // TENSORS) * TENSORS) - 1
+def in_own_folder(measure: Any, size: int, rounds: int) -> Measured:
+    root = Path(tempfile.mkdtemp(prefix="deployment-"))
+    try:
+        found: Measured = measure(root, size, rounds)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    return found
+
+
+def row_of(system: str, millions: float, turns: Sequence[Measured]) -> dict[str, Any]:
+    payload = 4 * (int(millions * 10**6) // TENSORS) * TENSORS * len(SITES) * 2
+    sent = [turn.bytes_a_round for turn in turns if turn.bytes_a_round is not None]
+    row: dict[str, Any] = {
+        "system": system,
+        "millions": millions,
+        "sites": len(SITES),
+        "seconds": [[round(each, 3) for each in turn.seconds] for turn in turns],
+        "median": round(statistics.median(each for turn in turns for each in turn.seconds), 3),
+    }
+    if sent:
+        row["bytes"] = round(statistics.median(sent))
+        row["over_payload"] = round(row["bytes"] / payload - 1, 5)
+    if all(turn.cpu for turn in turns):
+        parts = [turn.cpu for turn in turns if turn.cpu]
+        row["cpu_seconds"] = {
+            what: round(statistics.median(part[what] for part in parts), 2) for what in parts[0]
+        }
+    print(json.dumps(row), flush=True)
+    return row
 
 
 if __name__ == "__main__":

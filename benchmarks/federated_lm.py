@@ -30,7 +30,7 @@ from antiphon.data.tokens import Tokens
 from antiphon.decoding.nbest import NBest
 from antiphon.engine import Engine, Rounds
 from antiphon.lm.neural_lm import NeuralLm
-from antiphon.personalisation.federation import cut
+from antiphon.personalisation.schedule import cut
 from antiphon.pools.local import LocalPool
 from antiphon.records.journal import read
 

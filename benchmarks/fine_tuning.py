@@ -35,8 +35,9 @@ from antiphon.data.transcripts import read_sentences
 from antiphon.decoding.nbest import NBest, read_nbest
 from antiphon.decoding.rescoring import Column, Lists, tabulate, tune
 from antiphon.lm.neural_lm import NeuralLm
-from antiphon.personalisation.federation import Federation, Schedule, background_of
+from antiphon.personalisation.federation import Federation, background_of
 from antiphon.personalisation.marginal_adaptation import Mixture, Unigram
+from antiphon.personalisation.schedule import Schedule
 from antiphon.personalisation.trial import BASELINE, Grid, Row, SecondPass, Trial, described, search_grid
 from antiphon.tasks.local_training import LocalTraining
 

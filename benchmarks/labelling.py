@@ -104,7 +104,7 @@ class Study:
         experiment = config.from_dict(Experiment, about["config"])
         runs, first = {name: experiment.runs[name] for name in ("seed", *names)}, names[0]
         # A CPU cannot train in 16 bits, and labels are not made in them anywhere.
-        experiment = replace(experiment, runs=runs, bfloat16=False)
+        experiment = replace(experiment, runs=runs, precision="float32")
         prepared = prepare(experiment, data or Path(about["data"]), device)
         params = load_start(Run(start_run="seed"), out, prepared.fresh[first])["params"]
         model, store = prepared.recognizer(first).model, prepared.store_of(first)

@@ -58,8 +58,11 @@ def main() -> None:
     parser = argument_parser(__doc__, "lists")
     parser.add_argument("lists", nargs="+", type=named, metavar="NAME=LISTS", help="a pattern of files")
     parser.add_argument("--baseline", required=True)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of the files, in order")
     args = parser.parse_args()
     given = dict(args.lists)
+    if {len(paths) for paths in given.values()} != {len(args.seeds)}:
+        parser.error(f"--seeds: give the seed of each file, not {' '.join(map(str, args.seeds))}")
     if args.baseline not in given:
         parser.error(f"no {args.baseline!r} among {', '.join(given)}")
     found = {name: [errors_of(path) for path in paths] for name, paths in given.items()}
@@ -74,8 +77,9 @@ def main() -> None:
         change = NONE if name == args.baseline or relative is None else signed(relative, 1)
         cells.append([name, error_rate(wer), " ".join(map(percent, wer["by_seed"])), change])
     print_table(["lists", "WER %", "by seed", f"relative to {args.baseline}, %"], cells)
-    options = [*(f"{name}=LISTS" for name in given), "--baseline", args.baseline]
-    write_result(args, {"baseline": args.baseline, "lists": rows}, *options)
+    seeds = ["--seeds", *map(str, args.seeds)]
+    options = [*(f"{name}=LISTS" for name in given), "--baseline", args.baseline, *seeds]
+    write_result(args, {"baseline": args.baseline, "seeds": args.seeds, "lists": rows}, *options)
 
 
 if __name__ == "__main__":

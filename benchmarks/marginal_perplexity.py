@@ -29,8 +29,9 @@ from rich.progress import track
 from antiphon.data.transcripts import numbered_lines, read_sentences
 from antiphon.decoding.nbest import Hypothesis, NBest
 from antiphon.lm.kneser_ney import estimate
-from antiphon.personalisation.federation import Federation, Schedule
+from antiphon.personalisation.federation import Federation
 from antiphon.personalisation.marginal_adaptation import Marginals, Mixture, Unigram, estimate_unigram
+from antiphon.personalisation.schedule import Schedule
 from antiphon.scoring.statistics import rate_interval
 
 WAYS = {"background": (0.0, 0.0), "everyone": (0.75, 0.0), "own": (0.0, 0.75), "both": (0.5, 0.25)}

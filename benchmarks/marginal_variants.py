@@ -25,8 +25,9 @@ from antiphon.data.transcripts import read_sentences
 from antiphon.decoding.nbest import NBest, read_nbest
 from antiphon.decoding.rescoring import Column, Lists, tabulate, tune
 from antiphon.lm.neural_lm import load_sentence_model
-from antiphon.personalisation.federation import Federation, Schedule, background_of
+from antiphon.personalisation.federation import Federation, background_of
 from antiphon.personalisation.marginal_adaptation import Unigram
+from antiphon.personalisation.schedule import Schedule
 from antiphon.personalisation.trial import Grid, SecondPass, Trial, described, search_grid
 
 LM = "adapted"

@@ -217,7 +217,8 @@ def main() -> None:
     print_runs("cohort", result["cohorts"])
     print_runs("clients", result["populations"])
     print_table(["store", "figure"], [[key, f"{value:.6g}"] for key, value in result["store"].items()])
-    write_result(arguments, result)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    write_result(arguments, {"device": device, **result})
 
 
 if __name__ == "__main__":

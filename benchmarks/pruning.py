@@ -86,7 +86,7 @@ def measure(way: str, encoder: str, device: torch.device, folder: str, repeats: 
     store = FeatureStore.open(Path(folder))
     on_gpu = device.type == "cuda"
     warm, _ = client_of(store, way, "quick", device)  # libraries are loaded when they are first used
-    settings = {**vars(local_training(store)), "round": 0, "seed": 1}
+    settings = {**local_training(store).to_task(), "round": 0, "seed": 1}
     train(Task("train", dict(warm.runtime.base), settings), warm)
     del warm
     before = memory_mib()["anonymous"] + memory_mib()["file"]

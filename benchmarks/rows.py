@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import matplotlib
@@ -29,7 +30,15 @@ from antiphon.scoring.statistics import signed
 def cells(name: str, row: Mapping[str, Any], is_baseline: bool) -> list[str]:
     by_seed = " ".join(map(percent, row["wer"]["by_seed"]))
     change = NONE if is_baseline else signed(row["relative_to_baseline"], 1)
-    return [name, error_rate(row["wer"]), by_seed, error_rate(row["cer"]), change]
+    metrics = [NONE if value is None else f"{value:.4g}" for value in row["metrics"].values()]
+    return [name, error_rate(row["wer"]), by_seed, error_rate(row["cer"]), change, *metrics]
+
+
+def last_metric(seeds: Sequence[Trained], run: str, metric: str) -> float | None:
+    """A metric of the algorithm in the last round, the mean over seeds; None if the run has none."""
+    entries = [one.runs[run].trained[-1:] for one in seeds if run in one.runs]
+    values = [entry["metrics"].get(metric) for (entry,) in filter(None, entries)]
+    return None if not values or None in values else mean(values)
 
 
 def draw(rows: Mapping[str, Mapping[str, Any]], baseline: str) -> Figure:
@@ -52,6 +61,12 @@ def main() -> None:
     parser.add_argument("experiments", nargs="+", type=Path, help="folders that differ in their seed")
     parser.add_argument("--baseline", default="seed", help="the run that the others are compared with")
     parser.add_argument("--out", type=Path, help="a JSON file; results/RECIPE.json unless told otherwise")
+    parser.add_argument(
+        "--metric",
+        action="append",
+        default=[],
+        help="a metric of the last round, such as epsilon; repeatable",
+    )
     parser.add_argument("--plot", type=Path, help="an .svg file of the relative changes")
     options = parser.parse_args()
     seeds = [Trained.load(path) for path in options.experiments]
@@ -60,8 +75,12 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     names = [name for name in seeds[0].config["runs"] if any(name in one.runs for one in seeds)]
-    rows = {name: compared(seeds, name, options.baseline) for name in names}
-    head = ["run", "WER %", "by seed", "CER %", f"WER relative to {options.baseline}, %"]
+    rows = {
+        name: compared(seeds, name, options.baseline)
+        | {"metrics": {metric: last_metric(seeds, name, metric) for metric in options.metric}}
+        for name in names
+    }
+    head = ["run", "WER %", "by seed", "CER %", f"WER relative to {options.baseline}, %", *options.metric]
     print_table(head, [cells(name, row, name == options.baseline) for name, row in rows.items()])
     if options.plot:
         with matplotlib.rc_context(STYLE):

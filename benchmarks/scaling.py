@@ -66,8 +66,8 @@ class Case:
 
 
 CASES = {
-    "small": Case("Conformer, 0.5 M", 96),
-    "large": Case("Conformer, 3.1 M", 256, rounds=4),
+    "small": Case("Conformer, 0.9 M", 96),
+    "large": Case("Conformer, 6.2 M", 256, rounds=4),
     "quick": Case("tiny", 16, 8, 1, 4, 2, (1.0, 2.0), cohort=3, rounds=3, repetitions=1),
 }
 

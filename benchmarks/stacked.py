@@ -10,7 +10,8 @@ A round of training (planning, feeding, local SGD, folding) of the same cohort, 
             and nothing can be faster with these kernels
 
 Noise of 3 s an utterance; and, with `--corpus`, sessions of a real corpus, whose sizes differ: in batches of
-as many seconds as the noise (`real`), of 60 s (`real-60`), and both with products of 16 bits (`…-bfloat16`).
+as many seconds as the noise (`real`), and of 60 s (`real-60`). On a GPU, each case is also measured in other
+precisions (`…-tf32`, `…-bfloat16`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from common import TOKENS, argument_parser, make_store, print_table, write_resul
 from torch.profiler import ProfilerActivity, profile
 
 from antiphon.clients.client import Client, ClientRuntime
+from antiphon.clients.precision import PRECISIONS
 from antiphon.clients.stacked.footprint import Footprint
 from antiphon.clients.stacked.grouping import Launch, Plan, launches
 from antiphon.clients.stacked.stacked_worker import StackedWorker
@@ -61,13 +64,25 @@ class Case:
     store: FeatureStore
     clients: dict[str, np.ndarray]
     local: LocalTraining
-    bfloat16: bool = False
+    precision: str = "float32"
 
     def runtime(self, device: torch.device) -> ClientRuntime:
         torch.manual_seed(0)
         model = self.config.build(self.store.dim, self.num_tokens)
         base = {name: p.detach().clone().to(device) for name, p in model.named_parameters()}
-        return ClientRuntime(self.store, TOKENS, model, base, None, device, self.bfloat16)
+        return ClientRuntime(self.store, TOKENS, model, base, None, device, self.precision)
+
+
+def in_all_precisions(
+    cases: dict[str, Callable[[], Case]], device: torch.device
+) -> dict[str, Callable[[], Case]]:
+    """Return the cases in each precision of the device; names of those in float32 stay as they are."""
+
+    def changed(case: Callable[[], Case], precision: str) -> Case:
+        return replace(case(), precision=precision)
+
+    others = [p for p in PRECISIONS if p != "float32"] if device.type == "cuda" else []
+    return cases | {f"{n}-{p}": partial(changed, case, p) for n, case in cases.items() for p in others}
 
 
 def noise_case(config: ModelConfig, num_tokens: int, folder: Path, num_clients: int, steps: int) -> Case:
@@ -82,16 +97,11 @@ def real_cases(corpus: Path, encoder: Path) -> dict[str, Callable[[], Case]]:
     store = compute_features(Corpus.open(corpus), OnnxEncoder(str(encoder)))
     clients = BySession()(store, store.where("pool"), 0)
 
-    def case(batch_seconds: float, bfloat16: bool) -> Case:
+    def case(batch_seconds: float) -> Case:
         local = LocalTraining(lr=0.05, batch_seconds=batch_seconds)
-        return Case(CtcConfig(), TOKENS.size, store, clients, local, bfloat16)
+        return Case(CtcConfig(), TOKENS.size, store, clients, local)
 
-    return {
-        "real": lambda: case(BATCH_SECONDS, False),
-        "real-60": lambda: case(60.0, False),
-        "real-bfloat16": lambda: case(BATCH_SECONDS, True),
-        "real-60-bfloat16": lambda: case(60.0, True),
-    }
+    return {"real": lambda: case(BATCH_SECONDS), "real-60": lambda: case(60.0)}
 
 
 def limit(runtime: ClientRuntime, case: Case, task: Task) -> Update:
@@ -107,9 +117,10 @@ def limit(runtime: ClientRuntime, case: Case, task: Task) -> Update:
         places = np.concatenate([step.indices for step in steps])
         keys = runtime.keys([steps[0].noise], places[None]).flatten()
         batch = runtime.feed(places)
-        with noise_from(keys), runtime.precision():
-            losses = runtime.model.losses(batch) / batch.token_lengths
-        grads = list(torch.autograd.grad(losses.mean(), parameters))
+        with runtime.tf32():
+            with noise_from(keys), runtime.autocast():
+                losses = runtime.model.losses(batch) / batch.token_lengths
+            grads = list(torch.autograd.grad(losses.mean(), parameters))
         with torch.no_grad():
             clip(grads, case.local.clip_norm)
             torch._foreach_add_(parameters, grads, alpha=-case.local.lr)
@@ -118,7 +129,7 @@ def limit(runtime: ClientRuntime, case: Case, task: Task) -> Update:
 
 def count_padding(name: str, case: Case) -> None:
     """Frames that are computed for one of speech, as they are launched and with one launch for each step."""
-    runtime = replace(case, bfloat16=False).runtime(torch.device("cpu"))
+    runtime = replace(case, precision="float32").runtime(torch.device("cpu"))
     clients = [Client(client, own, runtime) for client, own in case.clients.items()]
     wanted = LocalSteps(runtime.base, case.local, seed=1)
     plans = [Plan(client, list(client.steps(case.local, 1)), wanted) for client in clients]
@@ -177,7 +188,7 @@ def difference(one: Tensors, other: Tensors) -> float:
 
 def measure(name: str, case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
     runtime, names = case.runtime(device), list(case.clients)
-    task = Task("train", dict(runtime.base), {**vars(case.local), "round": 0, "seed": 1})
+    task = Task("train", dict(runtime.base), {**case.local.to_task(), "round": 0, "seed": 1})
     some = names[:: max(1, len(names) // 8)]  # for a factor, of clients of all sizes
     factor = sum(len(case.clients[name]) for name in names) / sum(len(case.clients[name]) for name in some)
     workers = [StackedWorker(runtime, case.clients, graphs=graphs) for graphs in (False, True)]
@@ -234,7 +245,7 @@ def main() -> None:
         cases = noise_cases(Path(folder), arguments.quick)
         if arguments.corpus:
             cases |= real_cases(arguments.corpus, arguments.encoder)
-        for name, case in cases.items():
+        for name, case in in_all_precisions(cases, device).items():
             if arguments.only and name not in arguments.only:
                 continue
             if arguments.padding:

@@ -287,7 +287,7 @@ def main() -> None:
     parser.add_argument("--baseline", default="hierarchical", help="the run whose best CER is to be reached")
     parser.add_argument("--gain", type=float, default=1.0, help="share of the baseline's gain to be reached")
     parser.add_argument("--out", type=Path, default=RESULTS / "table1.json")
-    parser.add_argument("--choose", action="store_true", help="of table1-trials: print settings for table1")
+    parser.add_argument("--choose", action="store_true", help="settings of table1, from trials")
     parser.add_argument("--plots", type=Path, help="folder for table1-CONDITION-wer.svg and -weights.svg")
     options = parser.parse_args()
     try:
@@ -295,7 +295,8 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     if options.choose:
-        print("\n".join(setting for seeds in conditions.values() for setting in choices(seeds[0])))
+        for condition, seeds in conditions.items():
+            print("\n".join([f"# {condition}", *choices(seeds[0])]))
         return
     result: dict[str, Any] = {}
     for condition, seeds in conditions.items():

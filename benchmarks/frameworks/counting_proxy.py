@@ -27,7 +27,11 @@ class CountingProxy:
     def _accept(self) -> None:
         while True:
             near, _ = self._listener.accept()
-            far = socket.create_connection(("127.0.0.1", self.target))
+            try:
+                far = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:  # the server has not started yet, or has ended
+                near.close()
+                continue
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._pass, args=(source, sink), daemon=True).start()
 
