@@ -25,6 +25,9 @@ FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)#\s]+)(#[^)\s]*)?\)")
 IMAGES = (".svg", ".png")
 SHOWN_AS = {".py": "python", ".yaml": "yaml", ".json": "json", ".toml": "toml", ".jsonl": "json"}
+MARKUP = re.compile(r"(<pre.*?</pre>|<code>.*?</code>|<[^>]+>)", re.DOTALL)
+FIGURES = re.compile(r"(?<=\d) (?=%)|(?<=\w) (?==\s[\d−])|(?<=\w\s=) (?=[\d−])|(?<=\d,) (?=[\d.−+]+\])")
+NAME = re.compile(r"(?<!\S)\S{1,40}(?!\S)")  # longer ones do not fit into a line of a phone
 HEAD_OF_CODE = "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n\n"
 
 
@@ -85,6 +88,24 @@ def indented(text: str) -> str:
         return " " * 4 * (len(match[0]) // 2 if len(match[0]) > 3 else 1)
 
     return change_prose(lambda part: re.sub(r"^ {2,6}(?=\S)", indent, part, flags=re.MULTILINE), text)
+
+
+def kept_together(html: str) -> str:
+    """Let no line of a page break within 95 %, ε = 2 or [1.5, 2.5], nor within a name in code.
+
+    >>> kept_together("<p>95 % of <code>--set a-b</code>")
+    '<p>95\\xa0% of <code><span class="name">--set</span> <span class="name">a-b</span></code>'
+    """
+    return "".join(_kept_together(part) for part in MARKUP.split(html))
+
+
+def _kept_together(part: str) -> str:
+    if not part.startswith("<"):
+        return FIGURES.sub("\N{NO-BREAK SPACE}", part)
+    if not part.startswith("<code>"):
+        return part
+    body = part.removeprefix("<code>").removesuffix("</code>")
+    return "<code>" + NAME.sub(r'<span class="name">\g<0></span>', body) + "</code>"
 
 
 # --- Pages that are made --------------------------------------------------------------------------
@@ -173,3 +194,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.generated_by:
         return markdown
     return indented(relinked(markdown, f"docs/{page.file.src_uri}"))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keep figures and names in one line."""
+    return html if page.file.src_uri.startswith("code/") else kept_together(html)

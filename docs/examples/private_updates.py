@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from antiphon.algorithms.private import Private
 from antiphon.experiment.canary_audit import audit_updates
+from antiphon.privacy.distributed_noise import Distributed
 from antiphon.privacy.matrix_factorisation import prefix_error
 from antiphon.privacy.participation import PoissonSampling, RoundRobin
 from antiphon.privacy.update_accounting import Blt, epsilon_of
@@ -13,6 +14,7 @@ PLANS = {  # 100 clients, 10 of them in a round, 100 rounds
     "independent noise": Private(cohorts=RoundRobin(separation=10), bands=1),
     "correlated noise": Private(cohorts=RoundRobin(separation=10)),
     "noise with buffers": Private(cohorts=RoundRobin(separation=10), noise=Blt()),
+    "noise of clients": Private(cohorts=RoundRobin(separation=10), noise=Distributed()),
     "secret samples": Private(cohorts=PoissonSampling(rate=0.1)),
 }
 
