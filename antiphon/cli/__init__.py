@@ -36,7 +36,7 @@ from antiphon.cli.scoring_commands import (
 )
 from antiphon.core import Stopped
 from antiphon.pools.rendezvous import is_left_behind
-from antiphon.pools.signals import exit_code, interrupt, on_signals, reason_of
+from antiphon.pools.signals import exit_code, interrupt, interruption_in, on_signals, reason_of
 from antiphon.pools.spawning import end_with_starter
 from antiphon.pools.torch_group import PeerLost
 
@@ -133,7 +133,10 @@ def _exit_code() -> int:
     except (ValueError, OSError) as error:
         terminal.say_error(str(error))
         return 2
-    except Exception:
+    except Exception as error:
+        interruption = interruption_in(error)
+        if interruption is not None:
+            return _interrupted(interruption)
         # If other processes are lost, the interpreter's normal exit would hang: print the traceback here,
         # and let main() exit at once.
         if not is_left_behind():

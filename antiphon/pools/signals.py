@@ -60,6 +60,17 @@ def reason_of(error: KeyboardInterrupt) -> str:
     return str(error) or REASONS[signal.SIGINT]
 
 
+def interruption_in(error: BaseException | None) -> KeyboardInterrupt | None:
+    """Return the KeyboardInterrupt that an error is, or was made from.
+
+    Python itself makes other errors from one: a RuntimeError, if the signal comes while a class is being made
+    whose attributes want to know their names (`__set_name__`), as in an import of matplotlib.
+    """
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__
+    return error
+
+
 class Interrupt(threading.Event):
     """Set when a signal has come; `reason` says which one came first."""
 

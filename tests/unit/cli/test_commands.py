@@ -260,6 +260,23 @@ def test_an_interrupt_in_a_command_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(done.exception, SystemExit)
 
 
+def test_a_signal_that_python_turns_into_another_error_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when matplotlib is imported: Python 3.11 makes a RuntimeError from what `__set_name__` raises."""
+
+    def make_class() -> None:
+        terminate = type("Struck", (), {"__set_name__": lambda *names: os.kill(os.getpid(), signal.SIGTERM)})
+        type("Owner", (), {"attribute": terminate()})
+
+    monkeypatch.setattr(antiphon, "list_recipes", make_class, raising=False)
+    monkeypatch.setattr(sys, "argv", ["antiphon", "recipes"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 143
+    assert capsys.readouterr().err.split() == ["Terminated."]
+
+
 def test_a_name_that_is_not_there_is_refused() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'rune'"):
         antiphon.rune  # noqa: B018

@@ -13,7 +13,15 @@ import pytest
 
 from antiphon.core import Stopped
 from antiphon.pools.recording import stop_if
-from antiphon.pools.signals import REASONS, exit_code, interrupt, interruptible, on_signals, reason_of
+from antiphon.pools.signals import (
+    REASONS,
+    exit_code,
+    interrupt,
+    interruptible,
+    interruption_in,
+    on_signals,
+    reason_of,
+)
 
 ALL = pytest.mark.parametrize("number", list(REASONS))
 
@@ -54,6 +62,22 @@ def test_a_signal_that_was_ignored_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+class Struck:
+    """An attribute whose class is being made when a signal comes."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_is_found_in_the_error_that_python_makes_from_it() -> None:
+    """Python 3.11 raises a RuntimeError here, later versions the KeyboardInterrupt itself."""
+    with pytest.raises(BaseException) as error, on_signals(interrupt):  # noqa: PT011
+        type("Owner", (), {"attribute": Struck()})
+    found = interruption_in(error.value)
+    assert found is not None and reason_of(found) == "terminated"
+    assert interruption_in(RuntimeError("of its own")) is None
 
 
 IN_A_TERMINAL = """

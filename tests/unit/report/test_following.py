@@ -7,7 +7,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,7 +40,8 @@ def watch(monkeypatch):
 
     def run(path, *events, out=None, examples=0):
         clock = Clock(out or path / "report.html", *events)
-        monkeypatch.setattr(following.time, "sleep", clock)
+        ours = SimpleNamespace(sleep=clock, monotonic=time.monotonic, strftime=time.strftime)
+        monkeypatch.setattr(following, "time", ours)  # not time.sleep, which belongs to other threads, too
         messages = []
         antiphon.report(path, out, follow=True, examples=examples, notify=messages.append)
         assert not clock.events
