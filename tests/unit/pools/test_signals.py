@@ -73,10 +73,11 @@ class Struck:
 
 def test_a_signal_is_found_in_the_error_that_python_makes_from_it() -> None:
     """Python 3.11 raises a RuntimeError here, later versions the KeyboardInterrupt itself."""
-    with pytest.raises(BaseException) as error, on_signals(interrupt):  # noqa: PT011
+    with pytest.raises(BaseException) as error, on_signals(interrupt):
         type("Owner", (), {"attribute": Struck()})
     found = interruption_in(error.value)
-    assert found is not None and reason_of(found) == "terminated"
+    assert found is not None
+    assert reason_of(found) == "terminated"
     assert interruption_in(RuntimeError("of its own")) is None
 
 
