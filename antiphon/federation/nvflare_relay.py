@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import random
 import threading
-import time
 import uuid
 from contextlib import closing
 from typing import Any
@@ -129,19 +128,24 @@ class SiteRelay(FLComponent):
         self._question = ""  # that waits for a message
         self._answered = ""  # the ticket of the last answer
         self._lock = threading.Lock()
-        self._begun, self._over = threading.Event(), threading.Event()
+        self._begun, self._over, self._ended = threading.Event(), threading.Event(), threading.Event()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
             self._cell = fl_ctx.get_engine().get_cell()
             self._cell.register_stream_cb(CHANNEL, TASK, self._received)
-            threading.Thread(target=self._ask, daemon=True).start()
+            threading.Thread(target=self._ask, daemon=True, name="antiphon-site").start()
+        elif event_type == EventType.SYSTEM_END:
+            for event in (self._ended, self._begun, self._over):
+                event.set()
 
     def _ask(self) -> None:
         where = {"channel": CHANNEL, "topic": NEXT, "target": FQCN.ROOT_SERVER}
         while True:
             self._begun.clear()
             self._over.clear()
+            if self._ended.is_set():  # after both are cleared: the end sets them for good
+                return
             self._question = question = uuid.uuid4().hex
             request = Message({QUESTION: question, TICKET: self._answered})
             reply = self._cell.send_request(**where, request=request, timeout=PATIENCE, optional=True)
@@ -153,7 +157,7 @@ class SiteRelay(FLComponent):
             if not is_open:
                 self._over.wait()
             elif not is_heard:
-                time.sleep(RETRY * random.uniform(0.5, 1.5))
+                self._ended.wait(RETRY * random.uniform(0.5, 1.5))
 
     def _received(self, future: Any, stream: Stream, resume: bool) -> None:
         headers = stream.get_headers()

@@ -85,8 +85,9 @@ class World:
         self._reader = self.link.attach(Channel(stream))
         monkeypatch.setenv(SOCKET, str(self._sockets[1].path))
         threading.Thread(target=self._serve, daemon=True).start()
-        for site in ("berlin", "oslo"):
-            SiteRelay().handle_event(EventType.SYSTEM_START, Inside(self.cells[site]))
+        self.sites = {name: SiteRelay() for name in ("berlin", "oslo")}
+        for name, site in self.sites.items():
+            site.handle_event(EventType.SYSTEM_START, Inside(self.cells[name]))
 
     def _serve(self) -> None:
         while (stream := self._sockets[1].accept(60.0)) is not None:
@@ -103,6 +104,8 @@ class World:
         return found
 
     def close(self) -> None:
+        for name, site in self.sites.items():
+            site.handle_event(EventType.SYSTEM_END, Inside(self.cells[name]))
         self.link.close()
         self._reader.join(5.0)
         end = time.monotonic() + 5.0
@@ -112,6 +115,10 @@ class World:
             cell.stop()
         for local in self._sockets:
             local.close()
+        for thread in threading.enumerate():
+            if thread.name == "antiphon-site":  # a thread that asks on would log errors into later tests
+                thread.join(5.0)
+                assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
