@@ -1,0 +1,66 @@
+"""Where the gradients of stacked clients go: into rows like those of their parameters, without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+
+class GradientRows:
+    """Memory for gradients [n, width]: a gradient lies where its parameter lies in the rows of parameters.
+
+    A kernel asks for the place of its parameter's gradient, and writes there. A parameter that is used twice
+    has two gradients, which autograd adds up: the second one gets memory of its own.
+    """
+
+    def __init__(self, parameters: Tensor) -> None:
+        self.parameters = parameters
+        self._rows: Tensor | None = None
+        self._given: set[int] = set()
+
+    @property
+    def rows(self) -> Tensor:
+        """Made when the first gradient comes: the activations of the forward pass are there before."""
+        if self._rows is None:
+            self._rows = torch.empty_like(self.parameters)
+        return self._rows
+
+    def place(self, parameter: Tensor) -> Tensor:
+        """Return memory for the gradient of a parameter of all clients [n, ...]."""
+        offset = parameter.storage_offset()
+        is_ours = parameter.untyped_storage().data_ptr() == self.parameters.untyped_storage().data_ptr()
+        if not is_ours or len(parameter) != len(self.parameters) or offset in self._given:
+            return torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        self._given.add(offset)
+        return self.rows.as_strided(
+            parameter.shape, parameter.stride(), offset - self.parameters.storage_offset()
+        )
+
+    def holds(self, gradient: Tensor) -> bool:
+        """Return whether a gradient was written to its place."""
+        return (
+            self._rows is not None
+            and gradient.untyped_storage().data_ptr() == self._rows.untyped_storage().data_ptr()
+        )
+
+
+_current: ContextVar[GradientRows | None] = ContextVar("gradient rows", default=None)
+
+
+@contextmanager
+def gradients_to(rows: GradientRows) -> Iterator[None]:
+    """In this context, the forward pass of stacked clients notes where gradients will go."""
+    token = _current.set(rows)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_gradients() -> GradientRows | None:
+    """Return the rows for the gradients of the forward pass that runs now; its backward pass needs them."""
+    return _current.get()
