@@ -75,7 +75,7 @@ class Conformer(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         stacked, lengths = stack_frames(features, lengths, self.config.stack)
-        frames = self.dropout(self.project_norm(self.project(stacked)))
+        frames = self.dropout(normed(self.project_norm, self.project(stacked)))
         # An empty row (padding of a stacked cohort) attends to its first frame: no 0/0 in its softmax.
         real = lengths.clamp(min=1)
         mask = frame_mask(real, frames.shape[1])

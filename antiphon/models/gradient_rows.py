@@ -31,7 +31,7 @@ class GradientRows:
 
     def place(self, parameter: Tensor) -> Tensor:
         """Return memory for the gradient of a parameter of all clients [n, ...]."""
-        offset = parameter.storage_offset()
+        offset = int(parameter.storage_offset())
         is_ours = parameter.untyped_storage().data_ptr() == self.parameters.untyped_storage().data_ptr()
         if not is_ours or len(parameter) != len(self.parameters) or offset in self._given:
             return torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
@@ -40,12 +40,10 @@ class GradientRows:
             parameter.shape, parameter.stride(), offset - self.parameters.storage_offset()
         )
 
-    def holds(self, gradient: Tensor) -> bool:
-        """Return whether a gradient was written to its place."""
-        return (
-            self._rows is not None
-            and gradient.untyped_storage().data_ptr() == self._rows.untyped_storage().data_ptr()
-        )
+    @property
+    def is_used(self) -> bool:
+        """Whether any gradient was written here."""
+        return self._rows is not None
 
 
 _current: ContextVar[GradientRows | None] = ContextVar("gradient rows", default=None)

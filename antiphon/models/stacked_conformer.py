@@ -30,8 +30,8 @@ from antiphon.models.stacked_products import (
 
 def half_step(layers: nn.Sequential, frames: Tensor) -> Tensor:
     """Frames [B, T, dim] plus half of LayerNorm, matrix, SiLU, dropout, matrix, dropout."""
-    norm, first, _, drop, second, _ = layers
-    if not takes("feed_forward", frames, *layers):
+    norm, first, _, drop, second, _ = modules = list[Any](layers)
+    if not takes("feed_forward", frames, *modules):
         return frames + 0.5 * layers(frames)
     setting, keys = setting_for(frames, norm, drop, num_sites=2, share=0.5)
     compute = _bound(FeedForward, setting)
@@ -132,9 +132,7 @@ class FeedForward(torch.autograd.Function):
         norm_weight, norm_bias, first, first_bias, second, second_bias = ctx.saved_tensors[9:]
         setting, d_out, num_frames = ctx.setting, upstream[0].flatten(0, 1).contiguous(), upstream[0].shape[1]
         drops = [setting.drop(keys, num_frames, place) for place in (0, 1)]
-        d_last, second_sums = rows.add_gradient(
-            d_out, len(second), setting.share, drops[1], setting.dtype
-        )
+        d_last, second_sums = rows.add_gradient(d_out, len(second), setting.share, drops[1], setting.dtype)
         d_second = weight_gradient(ctx, 7, d_last, active, second)
         d_active = multiply(d_last, low_second.mT)
         d_hidden, first_sums = rows.activate_gradient(d_active, hidden, first_bias, drops[0])
@@ -160,7 +158,7 @@ class Attention(torch.autograd.Function):
 
         norm_weight, norm_bias, product, product_bias, output, output_bias = parameters
         values, num_frames = frames.flatten(0, 1), frames.shape[1]
-        heads = rotary.Heads(lengths.contiguous(), *setting.rotation, setting.num_heads)
+        heads = rotary.Heads(lengths.contiguous(), setting.rotation, setting.num_heads)
         entering, means, scales = rows.norm(values, norm_weight, norm_bias, setting.eps, setting.dtype)
         low = lower(product, setting.dtype), lower(output, setting.dtype)
         products = multiply(entering, low[0])

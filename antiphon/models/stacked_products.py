@@ -14,9 +14,9 @@ from antiphon.models.layers import clients_first, is_stacked
 from antiphon.models.noise import FIRST, GOLDEN, SECOND, Dropout, current_noise, site_bits
 
 # Parts that have kernels of their own; without their names here, they are PyTorch's.
-FUSED = set()
+FUSED: set[str] = set()
 if find_spec("triton") is not None:  # comes with torch for GPUs
-    FUSED = {"feed_forward", "attention", "convolution", "norm", "linear"}
+    FUSED = {"feed_forward", "attention", "convolution", "norm", "step"}
 PLAIN = (nn.LayerNorm, nn.Linear, nn.Conv1d)  # layers as they were built: not adapted, not pruned
 
 
@@ -66,7 +66,10 @@ def has_kernels(tensor: Tensor) -> bool:
 def takes(name: str, values: Tensor, *layers: nn.Module) -> bool:
     """Whether a part of these layers is computed for all clients at once."""
     return (
-        name in FUSED and is_stacked(values) and has_kernels(values) and all(_is_plain(layer) for layer in layers)
+        name in FUSED
+        and is_stacked(values)
+        and has_kernels(values)
+        and all(_is_plain(layer) for layer in layers)
     )
 
 

@@ -9,6 +9,8 @@ Kernel arguments have no annotations: Triton would read them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -87,7 +89,9 @@ def _convolve(  # type: ignore[no-untyped-def]
         other = frame + tap - taps // 2
         inside = ((other >= 0) & (other < num_frames))[:, None] & has_channel[None, :]
         factor = tl.load(weight + tap, mask=has_channel, other=0.0)
-        value += tl.load(begin + other[:, None] * dim, mask=inside, other=0.0).to(tl.float32) * factor[None, :]
+        value += (
+            tl.load(begin + other[:, None] * dim, mask=inside, other=0.0).to(tl.float32) * factor[None, :]
+        )
     row = utterance * num_frames + frame
     place = row[:, None] * dim + channel[None, :]
     tl.store(mixed + place, value, mask=mask)
@@ -103,7 +107,7 @@ def _convolve(  # type: ignore[no-untyped-def]
 
 
 def gate(values: Tensor, bias: Tensor, lengths: Tensor, num_frames: int) -> Tensor:
-    """Values [S · B · T, 2 · dim] and biases [S, 2 · dim] -> gated values [S · B · T, dim], zero in padding."""
+    """Values [S · B · T, 2 · dim], biases [S, 2 · dim] -> gated values [S · B · T, dim], zero in padding."""
     dim = values.shape[1] // 2
     out = values.new_empty(len(values), dim)
     columns = triton.next_power_of_2(dim)
@@ -117,7 +121,7 @@ def gate(values: Tensor, bias: Tensor, lengths: Tensor, num_frames: int) -> Tens
 
 
 def convolve(
-    gated: Tensor, parameters: tuple[Tensor, Tensor, Tensor, Tensor], num_frames: int, eps: float
+    gated: Tensor, parameters: Sequence[Tensor], num_frames: int, eps: float
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     """Convolution, LayerNorm and SiLU of gated rows; also the rows between, their means and deviations.
 
@@ -210,5 +214,6 @@ def convolve_gradient(
     _gradient[blocks, triton.cdiv(dim, columns), num_utterances](
         *(upstream, values, *by_client(bias), *by_client(weight), lengths, out, gate_sums, tap_sums),
         *(num_frames, num_utterances // num_clients, dim, taps, rows, columns),
+        num_warps=8,
     )
     return out, gate_sums.unflatten(0, (num_clients, -1)), tap_sums.unflatten(0, (num_clients, -1))

@@ -1,10 +1,10 @@
-"""GPU kernels (Triton) of what a Conformer block does to rows: LayerNorm, biases, SiLU, dropout, residual sums.
+"""GPU kernels (Triton) of what a Conformer block does to rows: LayerNorm, biases, SiLU, dropout, residuals.
 
 Rows are frames, [S · R, dim] of S clients with R rows each; parameters are [S, dim]. PyTorch makes one pass
 over memory for each operation; here there is one for all that lies between two matrix products, forward and
 backward. A program has a block of one client's rows. Sums over rows (gradients of biases and of LayerNorm)
-are written for each block, [S, blocks, dim], and added up in a fixed order: there are no atomic additions, and
-results are the same in every run.
+are written for each block, [S, blocks, dim], and added up in a fixed order: there are no atomic additions,
+and results are the same in every run.
 
 Kernel arguments have no annotations: Triton would read them.
 """
@@ -93,7 +93,7 @@ def _norm(  # type: ignore[no-untyped-def]
 
 
 def norm(values: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """LayerNorm of rows [S · R, dim] by weights and biases [S, dim]; also their means and inverse deviations."""
+    """LayerNorm of rows [S · R, dim] by parameters [S, dim]; also the rows' means and 1 / deviations."""
     dim, num_clients = values.shape[1], len(weight)
     num_rows, rows, width = len(values) // num_clients, *_tile(dim)
     out = torch.empty_like(values, dtype=dtype)
