@@ -2,8 +2,9 @@
 
 Queries, keys and values are read where the matrix product wrote them, [S · B · T, 3 · dim]; biases, rotation,
 softmax and sums are in one kernel, so that no layout is copied (T. Dao, "FlashAttention-2", 2023). The
-gradient computes the weights again from the logarithms of their sums. A program of it has a block of one
-head's frames, first as keys, then as queries; nothing is shared between programs. See also `kernels.rows`.
+gradient computes the weights again from the logarithms of their sums, in a kernel for keys and values and one
+for queries. A program has a block of one head's frames; nothing is shared between programs. See also
+`kernels.rows`.
 
 Kernel arguments have no annotations: Triton would read them.
 """
@@ -170,7 +171,7 @@ def _put(place, sums, d1, d2, row, inside, between, channel, half: tl.constexpr)
 
 
 @triton.jit(do_not_specialize=VARYING)
-def _retreat(  # type: ignore[no-untyped-def]
+def _key_gradient(  # type: ignore[no-untyped-def]
     d_out,
     out,
     logs,
@@ -191,6 +192,7 @@ def _retreat(  # type: ignore[no-untyped-def]
     width: tl.constexpr,
     block: tl.constexpr,
 ):
+    # Of keys and values.
     head, utterance = tl.program_id(1), tl.program_id(2).to(tl.int64)
     dim = num_heads * 2 * half
     length = tl.load(lengths + utterance).to(tl.int32)
@@ -232,6 +234,44 @@ def _retreat(  # type: ignore[no-untyped-def]
     back1, back2 = dk1 * cos + dk2 * sin, dk2 * cos - dk1 * sin
     _put(d_values + dim, sums + dim, back1, back2, own, inside, 3 * dim, channel, half)
 
+
+@triton.jit(do_not_specialize=VARYING)
+def _query_gradient(  # type: ignore[no-untyped-def]
+    d_out,
+    out,
+    logs,
+    values,
+    bias,
+    between_biases,
+    lengths,
+    cosine,
+    sine,
+    d_values,
+    sums,
+    num_frames,
+    num_utterances,
+    num_heads: tl.constexpr,
+    half: tl.constexpr,
+    scale: tl.constexpr,
+    precision: tl.constexpr,
+    width: tl.constexpr,
+    block: tl.constexpr,
+):
+    head, utterance = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    dim = num_heads * 2 * half
+    length = tl.load(lengths + utterance).to(tl.int32)
+    channel = tl.arange(0, width)
+    place = utterance * num_frames * 3 * dim + head * 2 * half
+    values += place
+    d_values += place
+    out += utterance * num_frames * dim + head * 2 * half
+    d_out += utterance * num_frames * dim + head * 2 * half
+    logs += (utterance * num_heads + head) * num_frames
+    bias += utterance // num_utterances * between_biases + head * 2 * half
+    sums += (utterance * tl.num_programs(0) + tl.program_id(0)) * 3 * dim + head * 2 * half
+
+    own = tl.program_id(0) * block + tl.arange(0, block)
+    inside = own < num_frames
     q1, q2 = _turned(values, bias, cosine, sine, own, inside, 3 * dim, channel, half)
     d1, d2, level = _upstream(d_out, out, own, inside, dim, channel, half)
     log = tl.load(logs + own, mask=inside, other=0.0)
@@ -277,10 +317,11 @@ def attend_gradient(
     num_blocks = triton.cdiv(heads.num_frames, FRAMES)
     d_values = torch.empty_like(values)
     sums = values.new_empty(len(heads.lengths) * num_blocks, values.shape[1], dtype=torch.float32)
-    _retreat[num_blocks, heads.count, len(heads.lengths)](
-        *(upstream, *attended, values, *by_client(bias), heads.lengths, *heads.angles),
-        *(d_values, sums, *arguments),
-        num_warps=8,
-        num_stages=1,
-    )
+    for kernel in (_key_gradient, _query_gradient):
+        kernel[num_blocks, heads.count, len(heads.lengths)](
+            *(upstream, *attended, values, *by_client(bias), heads.lengths, *heads.angles),
+            *(d_values, sums, *arguments),
+            num_warps=8,
+            num_stages=1,
+        )
     return d_values, sums.unflatten(0, (len(bias), -1))
