@@ -103,6 +103,28 @@ def delta(case: Case, device: torch.device, parts: set[str]) -> Tensor:
     return stack.deltas().double()
 
 
+def try_wide_products(device: torch.device) -> None:
+    """Find out whether products of bfloat16 can be written as float32, into rows; else copy them."""
+    if device.type != "cuda":
+        return
+    rows = torch.zeros(3, 5000, device=device)
+    out = rows[:, 32 : 32 + 64 * 32].view(3, 64, 32)
+    left, right = (
+        torch.randn(3, 64, 48, device=device).bfloat16(),
+        torch.randn(3, 48, 32, device=device).bfloat16(),
+    )
+    try:
+        stacked_products.multiply_into(left, right, out)
+        say(f"products of bfloat16 in float32: off by {apart(out, left.float() @ right.float()):.1e}")
+    except Exception as error:
+        say(f"no products of bfloat16 in float32: {type(error).__name__}: {error}")
+
+        def copied(left: Tensor, right: Tensor, out: Tensor) -> None:
+            out.copy_(torch.bmm(left, right))
+
+        setattr(stacked_products, "multiply_into", copied)  # noqa: B010
+
+
 def apart(one: Tensor, other: Tensor) -> float:
     return float(torch.linalg.vector_norm(one - other) / torch.linalg.vector_norm(other))
 
@@ -253,6 +275,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     device, quick = choose_device("auto"), arguments.quick
     parts = set(PARTS) - set(arguments.without)
+    try_wide_products(device)
     result: dict[str, Any] = {"device": device_name(device), "parts": sorted(parts), "gpu": gpu_state(device)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -109,13 +109,18 @@ def weight_gradient(ctx: Any, number: int, upstream: Tensor, rows: Tensor, weigh
         return None
     out = place(ctx, weight)
     left, right = (rows.unflatten(0, (len(weight), -1)) for rows in (upstream, rows))
-    if left.dtype == out.dtype:
-        torch.bmm(left.mT, right, out=out)
-    elif left.is_cuda:
-        torch.bmm(left.mT, right, out_dtype=out.dtype, out=out)
-    else:  # a CPU has no products of other numbers than their factors
-        out.copy_(torch.bmm(left.mT, right))
+    multiply_into(left.mT, right, out)
     return out
+
+
+def multiply_into(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """Products of matrices of clients, in place; the factors may have fewer bits."""
+    if left.dtype == out.dtype:
+        torch.bmm(left, right, out=out)
+    elif left.is_cuda:
+        torch.bmm(left, right, out_dtype=out.dtype, out=out)
+    else:  # a CPU has no products of other numbers than their factors
+        out.copy_(torch.bmm(left, right))
 
 
 def add_up(ctx: Any, number: int, sums: Tensor, parameter: Tensor) -> Tensor | None:
