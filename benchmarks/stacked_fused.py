@@ -13,7 +13,10 @@
 
 from __future__ import annotations
 
+import cProfile
+import io
 import logging
+import pstats
 import subprocess
 import tempfile
 import time
@@ -213,6 +216,20 @@ def profiled(work: Callable[[], Update], device: torch.device, show: int) -> dic
     return {"kernel_seconds": total, "launches": sum(event.count for event in events)}
 
 
+def on_the_host(work: Callable[[], Update], device: torch.device) -> None:
+    """Where Python spends a round. It waits for the GPU in `tolist`."""
+    profiler = cProfile.Profile()
+    profiler.enable()
+    seconds_of(work, device)
+    profiler.disable()
+    for order, count in (("tottime", 16), ("cumulative", 40)):
+        told = io.StringIO()
+        pstats.Stats(profiler, stream=told).sort_stats(order).print_stats(count)
+        lines = told.getvalue().splitlines()
+        begin = next(place for place, line in enumerate(lines) if "ncalls" in line)
+        print("\n".join(line[:130] for line in lines[begin:] if line), flush=True)
+
+
 def measure(
     name: str, case: Case, device: torch.device, parts: set[str], repeats: int, show: int, with_alone: bool
 ) -> dict[str, Any]:
@@ -241,6 +258,8 @@ def measure(
         speed = result["teraflop"] / own["median"]
         rows.append([name, way, f"{1000 * own['median']:.1f}", f"{1000 * own['best']:.1f}", f"{speed:.1f}"])
         rows[-1] += [f"{1000 * own.get('kernel_seconds', 0):.1f}", str(own.get("launches", 0))]
+    if show > 0 and case.precision == "tf32":
+        on_the_host(lambda: work("fused"), device)
     if "plain" in ways:
         result["difference"] = difference(updates["plain"].mean, updates["fused"].mean)
     if with_alone:
