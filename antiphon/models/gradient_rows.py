@@ -21,6 +21,7 @@ class GradientRows:
         self.parameters = parameters
         self._rows: Tensor | None = None
         self._given: set[int] = set()
+        self._low: Tensor | None = None
 
     @property
     def rows(self) -> Tensor:
@@ -32,13 +33,27 @@ class GradientRows:
     def place(self, parameter: Tensor) -> Tensor:
         """Return memory for the gradient of a parameter of all clients [n, ...]."""
         offset = int(parameter.storage_offset())
-        is_ours = parameter.untyped_storage().data_ptr() == self.parameters.untyped_storage().data_ptr()
-        if not is_ours or len(parameter) != len(self.parameters) or offset in self._given:
+        if not self._has(parameter) or offset in self._given:
             return torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
         self._given.add(offset)
-        return self.rows.as_strided(
-            parameter.shape, parameter.stride(), offset - self.parameters.storage_offset()
-        )
+        return self._part(self.rows, parameter)
+
+    def lower(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a parameter in another kind of numbers; the rows are converted once, as a whole."""
+        if not self._has(parameter):
+            return parameter.to(dtype)
+        if self._low is None:
+            self._low = self.parameters.to(dtype)
+        return self._part(self._low, parameter)
+
+    def _has(self, parameter: Tensor) -> bool:
+        """Whether the parameter of all clients lies in the rows."""
+        is_ours = parameter.untyped_storage().data_ptr() == self.parameters.untyped_storage().data_ptr()
+        return is_ours and len(parameter) == len(self.parameters)
+
+    def _part(self, rows: Tensor, parameter: Tensor) -> Tensor:
+        offset = parameter.storage_offset() - self.parameters.storage_offset()
+        return rows.as_strided(parameter.shape, parameter.stride(), offset)
 
     @property
     def is_used(self) -> bool:

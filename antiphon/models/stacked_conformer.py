@@ -241,7 +241,7 @@ class Convolution(torch.autograd.Function):
             *(None, d_values.view_as(upstream[0]), None, None),
             *(add_up(ctx, 4, norm_sums[:, 0], norm_weight), add_up(ctx, 5, norm_sums[:, 1], norm_bias)),
             *(d_gate, add_up(ctx, 7, gate_sums, gate_bias)),
-            *(add_up(ctx, 8, tap_sums.mT, taps), add_up(ctx, 9, inner_sums[:, 2], taps_bias)),
+            *(add_up(ctx, 8, tap_sums, taps), add_up(ctx, 9, inner_sums[:, 2], taps_bias)),
             *(add_up(ctx, 10, inner_sums[:, 0], inner_weight), add_up(ctx, 11, inner_sums[:, 1], inner_bias)),
             *(d_output, add_up(ctx, 13, output_sums, output_bias)),
         )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from antiphon.models.gradient_rows import current_gradients
 from antiphon.models.layers import clients_first, is_stacked
 from antiphon.models.noise import FIRST, GOLDEN, SECOND, Dropout, current_noise, site_bits
 
@@ -94,8 +95,11 @@ def setting_for(
 
 
 def lower(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A weight in the numbers of products."""
-    return weight.to(dtype)
+    """A weight in the numbers of products; with those of all other parameters, if they share rows."""
+    gradients = current_gradients()
+    if weight.dtype == dtype or gradients is None:
+        return weight.to(dtype)
+    return gradients.lower(weight, dtype)
 
 
 def multiply(rows: Tensor, weights: Tensor) -> Tensor:
@@ -127,8 +131,10 @@ def add_up(ctx: Any, number: int, sums: Tensor, parameter: Tensor) -> Tensor | N
     """The gradient of input `number`, a parameter [S, ...], from sums of blocks [S, blocks, ...]."""
     if not ctx.needs_input_grad[number]:
         return None
+    from antiphon.models.kernels import rows
+
     out = place(ctx, parameter)
-    torch.sum(sums, dim=1, out=out.view(sums.shape[0], *sums.shape[2:]))
+    rows.add_up(sums, out)
     return out
 
 

@@ -91,7 +91,8 @@ class Stack:
 
     def _table(self, name: str, clients: Sequence[Tensors]) -> Tensor:
         """Return the rows of all clients [size, width]; a single row if all have the same tensors."""
-        is_shared = all(tensors.get(n) is p for tensors in clients for n, p in clients[0].items())
+        first = list(map(id, clients[0].values()))
+        is_shared = all(list(map(id, map(tensors.get, clients[0]))) == first for tensors in clients)
         return self._keep(
             name, torch.cat([self._row(tensors) for tensors in (clients[:1] if is_shared else clients)])
         )
@@ -222,7 +223,7 @@ class Stack:
             else:
                 grads.mul_(scale)
         directions = grads if local.is_plain else self.directions(rows, grads, local.optimizer, members)
-        if self.short is None and len(members) < self.size and "step" in FUSED and has_kernels(rows):
+        if self.short is None and "step" in FUSED and has_kernels(rows):
             from antiphon.models.kernels import step
 
             step.descend(self.rows, members, directions, rate)

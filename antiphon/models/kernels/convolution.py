@@ -185,7 +185,7 @@ def _gradient(  # type: ignore[no-untyped-def]
         d_mixed = tl.load(begin + other[:, None] * dim, mask=inside, other=0.0).to(tl.float32)
         factor = tl.load(weight + tap, mask=has_channel, other=0.0)
         d_gated += d_mixed * factor[None, :]
-        sums = tap_sums + (block * taps + tap) * dim + channel
+        sums = tap_sums + (block * dim + channel) * taps + tap
         tl.store(sums, tl.sum(d_mixed * gated, axis=0), mask=has_channel)
     d_value = tl.where(real, d_gated * gate, 0.0)
     d_gate = tl.where(real, d_gated * value * gate * (1 - gate), 0.0)
@@ -201,7 +201,7 @@ def convolve_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient of the values of `gate` by that of the convolved rows, and sums for its parameters.
 
-    Sums for the biases of the gate [S, blocks, 2 · dim], and for the taps [S, blocks, taps, dim].
+    Sums for the biases of the gate [S, blocks, 2 · dim], and for the taps [S, blocks, dim, taps].
     """
     dim, taps, num_clients, num_utterances = upstream.shape[1], weight.shape[-1], len(weight), len(lengths)
     num_frames = len(upstream) // num_utterances
@@ -210,7 +210,7 @@ def convolve_gradient(
     blocks = triton.cdiv(num_frames, rows)
     out = torch.empty_like(values)
     gate_sums = upstream.new_empty(num_utterances * blocks, 2 * dim, dtype=torch.float32)
-    tap_sums = upstream.new_empty(num_utterances * blocks, taps, dim, dtype=torch.float32)
+    tap_sums = upstream.new_empty(num_utterances * blocks, dim, taps, dtype=torch.float32)
     _gradient[blocks, triton.cdiv(dim, columns), num_utterances](
         *(upstream, values, *by_client(bias), *by_client(weight), lengths, out, gate_sums, tap_sums),
         *(num_frames, num_utterances // num_clients, dim, taps, rows, columns),

@@ -132,9 +132,11 @@ def _norm_gradient(  # type: ignore[no-untyped-def]
     has_channel = channel < dim
     factor = tl.load(weight + client * between_weights + channel, mask=has_channel, other=0.0)
     added = tl.load(bias + client * between_biases + channel, mask=has_channel, other=0.0)
-    d_weight = tl.zeros((width,), dtype=tl.float32)
-    d_bias = tl.zeros((width,), dtype=tl.float32)
-    total = tl.zeros((width,), dtype=tl.float32)
+    # Summed over rows once, at the end.
+    d_weight = tl.zeros((rows, width), dtype=tl.float32)
+    d_bias = tl.zeros((rows, width), dtype=tl.float32)
+    if num_sums == 3:
+        total = tl.zeros((rows, width), dtype=tl.float32)
     for step in range(steps):
         row = (block * steps + step) * rows + tl.arange(0, rows)
         inside = row < num_rows
@@ -149,22 +151,22 @@ def _norm_gradient(  # type: ignore[no-untyped-def]
             normed = value * factor[None, :] + added[None, :]
             gate = tl.sigmoid(normed)
             d_out = d_out * gate * (1 + normed * (1 - gate))
-        d_weight += tl.sum(d_out * value, axis=0)
-        d_bias += tl.sum(d_out, axis=0)
+        d_weight += d_out * value
+        d_bias += d_out
         d_out = d_out * factor[None, :]
         along = tl.sum(d_out * value, axis=1) / dim
         level = tl.sum(d_out, axis=1) / dim
         d_value = tl.where(mask, (d_out - level[:, None] - value * along[:, None]) * scale[:, None], 0.0)
         if num_sums == 3:
-            total += tl.sum(d_value, axis=0)
+            total += d_value
         if has_past:
             d_value += tl.load(past + place, mask=mask, other=0.0).to(tl.float32)
         tl.store(out + place, d_value, mask=mask)
     sums += ((client * num_sums) * tl.num_programs(0) + block) * dim + channel
-    tl.store(sums, d_weight, mask=has_channel)
-    tl.store(sums + tl.num_programs(0) * dim, d_bias, mask=has_channel)
+    tl.store(sums, tl.sum(d_weight, axis=0), mask=has_channel)
+    tl.store(sums + tl.num_programs(0) * dim, tl.sum(d_bias, axis=0), mask=has_channel)
     if num_sums == 3:
-        tl.store(sums + 2 * tl.num_programs(0) * dim, total, mask=has_channel)
+        tl.store(sums + 2 * tl.num_programs(0) * dim, tl.sum(total, axis=0), mask=has_channel)
 
 
 def norm_gradient(
@@ -309,7 +311,7 @@ def _row_gradient(  # type: ignore[no-untyped-def]
     has_channel = channel < dim
     if is_activated:
         added = tl.load(bias + client * between_biases + channel, mask=has_channel, other=0.0)
-    total = tl.zeros((columns,), dtype=tl.float32)
+    total = tl.zeros((rows, columns), dtype=tl.float32)  # summed over rows once, at the end
     for step in range(steps):
         row = (block * steps + step) * rows + tl.arange(0, rows)
         inside = row < num_rows
@@ -322,9 +324,10 @@ def _row_gradient(  # type: ignore[no-untyped-def]
             value = tl.load(values + place, mask=mask, other=0.0).to(tl.float32) + added[None, :]
             gate = tl.sigmoid(value)
             d_out = d_out * gate * (1 + value * (1 - gate))
-        total += tl.sum(d_out, axis=0)
+        total += d_out
         tl.store(out + place, d_out, mask=mask)
-    tl.store(sums + (client * tl.num_programs(0) + block) * dim + channel, total, mask=has_channel)
+    sums += (client * tl.num_programs(0) + block) * dim + channel
+    tl.store(sums, tl.sum(total, axis=0), mask=has_channel)
 
 
 def activate_gradient(upstream: Tensor, values: Tensor, bias: Tensor, drop: Drop) -> tuple[Tensor, Tensor]:
@@ -359,6 +362,26 @@ def _gradient(
         *(activated, rows, steps, columns),
     )
     return out, sums
+
+
+@triton.jit(do_not_specialize=["num_blocks"])
+def _add_up(sums, out, num_blocks, between_sums, size, between, columns: tl.constexpr):  # type: ignore[no-untyped-def]
+    client = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    total = tl.zeros((columns,), dtype=tl.float32)
+    sums += client * between_sums + column
+    for _ in range(num_blocks):
+        total += tl.load(sums, mask=column < size, other=0.0)
+        sums += size
+    tl.store(out + client * between + column, total, mask=column < size)
+
+
+def add_up(sums: Tensor, out: Tensor) -> None:
+    """Write the sum of blocks [S, blocks, ...] to memory [S, ...], any distance apart."""
+    num_clients, num_blocks = sums.shape[:2]
+    size = sums[0, 0].numel()
+    grid = (triton.cdiv(size, COLUMNS), num_clients)
+    _add_up[grid](sums, out, num_blocks, sums.stride(0), size, out.stride(0), COLUMNS)
 
 
 def by_client(parameters: Tensor) -> tuple[Tensor, int]:

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-COLUMNS = 4096  # of a program
+COLUMNS = 2048  # of a program
 
 
-@triton.jit(do_not_specialize=["width"])
+@triton.jit
 def _descend(table, members, directions, rates, width, columns: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(1).to(tl.int64)
     row, rate = tl.load(members + place), tl.load(rates + place)
