@@ -32,15 +32,17 @@ import torch
 from common import TOKENS, argument_parser, make_store, print_table, write_result
 from stacked import Case, difference, folded, noise_case
 from torch import Tensor
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from antiphon.clients.client import Client
 from antiphon.clients.precision import PRECISIONS
+from antiphon.clients.stacked import stacked_worker
 from antiphon.clients.stacked.client_stack import Stack
 from antiphon.clients.stacked.grouping import Launch, Plan
-from antiphon.clients.stacked.stacked_worker import StackedWorker, stacked_batches
+from antiphon.clients.stacked.stacked_worker import StackedTrainer, StackedWorker, Window, stacked_batches
 from antiphon.clients.worker import SpeechWorker
-from antiphon.core import Task, Update
+from antiphon.core import RunningMean, Task, Update
 from antiphon.data.partition import BySpeaker
 from antiphon.experiment.preparation import choose_device, device_name
 from antiphon.models import stacked_products
@@ -206,6 +208,11 @@ def profiled(work: Callable[[], Update], device: torch.device, show: int) -> dic
         work()
         torch.cuda.synchronize()
     events = sorted(profiler.key_averages(), key=lambda event: -event.self_device_time_total)
+    kernels = [event.time_range for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    spans = sorted((kernel.start, kernel.end) for kernel in kernels)
+    busy, until = 0.0, spans[0][0]
+    for begin, end in spans:
+        busy, until = busy + max(0.0, end - max(begin, until)), max(until, end)
     rows = [
         [f"{event.self_device_time_total / 1000:.2f}", str(event.count), event.key[:110]]
         for event in events[:show]
@@ -213,7 +220,36 @@ def profiled(work: Callable[[], Update], device: torch.device, show: int) -> dic
     if rows:
         print_table(["ms", "launches", "kernel"], rows)
     total = sum(event.self_device_time_total for event in events) / 1e6
-    return {"kernel_seconds": total, "launches": sum(event.count for event in events)}
+    span = {"busy_seconds": busy / 1e6, "span_seconds": (until - spans[0][0]) / 1e6}
+    return {"kernel_seconds": total, "launches": sum(event.count for event in events), **span}
+
+
+def phases(work: Callable[[], Update], device: torch.device) -> dict[str, float]:
+    """Seconds of a round in which Python plans, queues steps, and folds; the rest waits for the GPU."""
+    parts: list[tuple[Any, str]] = [(Window, "add"), (stacked_worker, "launches"), (Stack, "restart")]
+    parts += [(Stack, "step"), (Stack, "deltas"), (StackedTrainer, "_launch"), (RunningMean, "add")]
+    seconds = {f"{owner.__name__.rpartition('.')[2]}.{name}": 0.0 for owner, name in parts}
+    originals = [getattr(owner, name) for owner, name in parts]
+
+    def timed(label: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                found = function(*arguments, **named)
+                return list(found) if label.endswith("launches") else found
+            finally:
+                seconds[label] += time.perf_counter() - start
+
+        return run
+
+    for (owner, name), label, function in zip(parts, seconds, originals, strict=True):
+        setattr(owner, name, timed(label, function))
+    try:
+        seconds["round"] = seconds_of(work, device)
+    finally:
+        for (owner, name), function in zip(parts, originals, strict=True):
+            setattr(owner, name, function)
+    return seconds
 
 
 def on_the_host(work: Callable[[], Update], device: torch.device) -> None:
@@ -236,8 +272,8 @@ def measure(
     """Rounds of each way in turn, after three to warm up."""
     runtime, names = case.runtime(device), list(case.clients)
     task = task_of(case, dict(runtime.base))
-    ways = {"plain": set(), "fused": parts} if show >= 0 else {"fused": parts}
-    workers = {way: StackedWorker(runtime, case.clients) for way in ways}
+    ways: dict[str, set[str]] = {"plain": set(), "fused": parts, "fused, no graphs": parts}
+    workers = {way: StackedWorker(runtime, case.clients, graphs=way != "fused, no graphs") for way in ways}
 
     def work(way: str) -> Update:
         with fused(ways[way]):
@@ -257,19 +293,24 @@ def measure(
         own |= profiled(lambda way=way: work(way), device, show if way == "fused" else 0)
         speed = result["teraflop"] / own["median"]
         rows.append([name, way, f"{1000 * own['median']:.1f}", f"{1000 * own['best']:.1f}", f"{speed:.1f}"])
-        rows[-1] += [f"{1000 * own.get('kernel_seconds', 0):.1f}", str(own.get("launches", 0))]
+        rows[-1] += [f"{1000 * own.get(f'{kind}_seconds', 0):.1f}" for kind in ("kernel", "busy", "span")]
+        rows[-1].append(str(own.get("launches", 0)))
+    own = result["fused"]["phases"] = phases(lambda: work("fused"), device)
+    say(f"{name}, fused, ms: " + ", ".join(f"{label} {1000 * spent:.1f}" for label, spent in own.items()))
     if show > 0 and case.precision == "tf32":
         on_the_host(lambda: work("fused"), device)
-    if "plain" in ways:
-        result["difference"] = difference(updates["plain"].mean, updates["fused"].mean)
+    result["difference"] = difference(updates["plain"].mean, updates["fused"].mean)
     if with_alone:
         some = names[:: max(1, len(names) // 8)]
         share = sum(len(case.clients[n]) for n in names) / sum(len(case.clients[n]) for n in some)
         alone = SpeechWorker(runtime, case.clients)
         folded(alone, task, some[:2])
         own = result["alone"] = {"median": share * seconds_of(lambda: folded(alone, task, some), device)}
-        rows.append([name, "alone", f"{1000 * own['median']:.0f}", "", "", "", ""])
-    print_table(["case", "way", "median ms", "best ms", "TFLOP/s", "kernels ms", "launches"], rows)
+        rows.append([name, "alone", f"{1000 * own['median']:.0f}", *[""] * 6])
+    print_table(
+        ["case", "way", "median ms", "best ms", "TFLOP/s", "kernels ms", "busy ms", "span ms", "launches"],
+        rows,
+    )
     say(f"{name}: fused and plain differ by {result.get('difference', 0):.1e} of the update")
     return result
 

@@ -152,6 +152,7 @@ def test_gradients_of_weights_lie_in_the_rows(only: set[str]) -> None:
     assert torch.equal(torch.cat([p.flatten(1) for p in cohort.layout.split(joined).values()], 1), expected)
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter cuts digits off where a GPU rounds")
 def test_bfloat16_is_about_as_far_from_float32_as_pytorch_s(only: set[str]) -> None:
     cohort = Cohort(Conformer(CONFIG, DIM))
     expected = cohort.trained()
