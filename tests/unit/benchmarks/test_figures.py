@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[3]
 CHECKS: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "benchmarks" / "figures.yaml").read_text())
 
 
+NUMBER = re.compile(r"\d+\.?\d*")
 OPERATIONS: dict[str, Callable[[float, float], float]] = {
     " / ": operator.truediv,
     " - ": operator.sub,
@@ -27,12 +29,24 @@ OPERATIONS: dict[str, Callable[[float, float], float]] = {
 
 
 class Figure(float):
-    """A number as pages write it: `{x:%1}` 41.2 of 0.412, `{x:+%1}` −3.3 of −0.033, `{x:,.0f}` 6,187."""
+    """A number as pages write it: `{x:%1}` 41.2 of 0.412, `{x:+%1}` -3.3 of -0.033, `{x:,.0f}` 6,187."""
 
     def __format__(self, form: str) -> str:
         sign, _, digits = form.rpartition("%")
-        text = format(float(self) * 100, f"{sign}.{digits}f") if "%" in form else format(float(self), form)
-        return text.replace("-", "−")
+        if "%" in form:
+            return format(float(self) * 100, f"{sign}.{digits}f")
+        return format(float(self), form or "g")
+
+
+class Rows(list[Any]):
+    """A list of a result. Its items are found by number, or by what they say: `[noise=eq. 9 & unit=client]`."""
+
+    def __getitem__(self, place: Any) -> Any:
+        if not isinstance(place, str):
+            return super().__getitem__(place)
+        wanted = [part.split("=") for part in place.split(" & ")]
+        (found,) = [row for row in self if all(f"{row[key]}" == value for key, value in wanted)]
+        return found
 
 
 class Filler(Formatter):
@@ -43,16 +57,30 @@ class Filler(Formatter):
             if sign in name:
                 first, second = (self.get_field(part, places, found)[0] for part in name.split(sign))
                 return Figure(combine(first, second)), name
-        return super().get_field(name, places, found)
+        return (Figure(name), name) if NUMBER.fullmatch(name) else super().get_field(name, places, found)
 
 
 def fill(line: str, found: Mapping[str, Any]) -> str:
-    return Filler().vformat(line, (), found)
+    """Return a line with its figures, as `paragraphs` has them."""
+    return plain(Filler().vformat(line, (), found))
+
+
+def plain(text: str) -> str:
+    """Return a text without emphasis, with one space for each break, and one kind of minus sign."""
+    return " ".join(text.replace("**", "").replace("−", "-").split())
+
+
+def as_written(tree: Any) -> Any:
+    """Return a tree of JSON with figures for numbers and rows for lists; keys of digits become numbers."""
+    if isinstance(tree, dict):
+        return {int(key) if key.isdigit() else key: as_written(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return Rows(map(as_written, tree))
+    return Figure(tree) if isinstance(tree, int | float) and not isinstance(tree, bool) else tree
 
 
 def read_result(name: str) -> Any:
-    text = (ROOT / "benchmarks" / "results" / name).read_text()
-    return json.loads(text, parse_float=Figure, parse_int=Figure)
+    return as_written(json.loads((ROOT / "benchmarks" / "results" / name).read_text()))
 
 
 def lines_of(check: dict[str, Any]) -> list[str]:
@@ -65,8 +93,7 @@ def lines_of(check: dict[str, Any]) -> list[str]:
 
 
 def paragraphs(page: str) -> str:
-    """Return the text of a page without emphasis, and with one space for each break of a line."""
-    return " ".join((ROOT / page).read_text(encoding="utf-8").replace("**", "").split())
+    return plain((ROOT / page).read_text(encoding="utf-8"))
 
 
 CASES = [(page, result) for page, checks in CHECKS.items() for result in checks]
@@ -75,13 +102,23 @@ CASES = [(page, result) for page, checks in CHECKS.items() for result in checks]
 @pytest.mark.parametrize(("page", "result"), CASES, ids=[f"{page}, {result}" for page, result in CASES])
 def test_the_figures_of_a_page_are_those_of_its_result(page: str, result: str) -> None:
     text, found = paragraphs(page), read_result(result)
-    filled = [" ".join(fill(line, found).split()) for line in lines_of(CHECKS[page][result])]
+    filled = [fill(line, found) for line in lines_of(CHECKS[page][result])]
     assert filled
     assert [line for line in filled if line not in text] == []
 
 
 def test_figures_are_written_as_on_the_pages() -> None:
-    found = {"x": {"rate": Figure(-0.0327), "by_seed": [Figure(0.4125)]}, "n": Figure(6187)}
-    assert fill("{x[rate]:+%1} {x[by_seed][0]:%1} {n:,.0f}", found) == "−3.3 41.2 6,187"
-    assert fill("{n / m:.1f} {n - m:.0f} {n % m:+%1}", {"m": Figure(4), "n": Figure(3)}) == "0.8 −1 −25.0"
+    found = as_written({"x": {"rate": -0.0327, "by_seed": [0.4125]}, "n": 6187, "cohorts": {"10": 7.0}})
+    assert fill("{x[rate]:+%1} {x[by_seed][0]:%1}\n**{n:,.0f}** {cohorts[10]}", found) == "-3.3 41.2 6,187 7"
+    assert plain("−3.3  **41.2**\n6,187") == "-3.3 41.2 6,187"
     assert lines_of({"tables": [{"rows": {"a": "`a`"}, "line": "LABEL {RUN:%1}"}]}) == ["`a` {a:%1}"]
+
+
+def test_figures_may_be_computed_and_rows_found_by_what_they_say() -> None:
+    found = as_written(
+        {"m": 4, "n": 3, "rows": [{"name": "a", "share": 0.1, "x": 1}, {"name": "a", "share": 2, "x": 5}]}
+    )
+    assert fill("{n / m:.1f} {n - m:.0f} {n % m:+%1} {n / 0.1:.0f}", found) == "0.8 -1 -25.0 30"
+    assert fill("{rows[name=a & share=0.1][x]} {rows[share=2][x]} {rows[0][x]}", found) == "1 5 1"
+    with pytest.raises(ValueError, match="too many values"):
+        fill("{rows[name=a][x]}", found)
