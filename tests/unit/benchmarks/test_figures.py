@@ -19,17 +19,17 @@ import yaml
 ROOT = Path(__file__).parents[3]
 CHECKS: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "benchmarks" / "figures.yaml").read_text())
 
-
+SIGN = re.compile(r" ([-/%]) (?![^\[]*\])")  # outside of brackets
 NUMBER = re.compile(r"\d+\.?\d*")
 OPERATIONS: dict[str, Callable[[float, float], float]] = {
-    " / ": operator.truediv,
-    " - ": operator.sub,
-    " % ": lambda value, base: value / base - 1,
+    "/": operator.truediv,
+    "-": operator.sub,
+    "%": lambda value, base: value / base - 1,
 }
 
 
 class Figure(float):
-    """A number as pages write it: `{x:%1}` 41.2 of 0.412, `{x:+%1}` -3.3 of -0.033, `{x:,.0f}` 6,187."""
+    """A number as a page writes it: `{x:%1}` 41.2 of 0.412, `{x:+%1}` -3.3 of -0.033, `{x:,.0f}` 6,187."""
 
     def __format__(self, form: str) -> str:
         sign, _, digits = form.rpartition("%")
@@ -39,12 +39,12 @@ class Figure(float):
 
 
 class Rows(list[Any]):
-    """A list of a result. Its items are found by number, or by what they say: `[noise=eq. 9 & unit=client]`."""
+    """A list of a result. Items are found by number, or by what they say: `[noise=none & unit=client]`."""
 
     def __getitem__(self, place: Any) -> Any:
         if not isinstance(place, str):
             return super().__getitem__(place)
-        wanted = [part.split("=") for part in place.split(" & ")]
+        wanted = [part.split("=", 1) for part in place.split(" & ")]
         (found,) = [row for row in self if all(f"{row[key]}" == value for key, value in wanted)]
         return found
 
@@ -53,10 +53,10 @@ class Filler(Formatter):
     """Fills lines. Places may have two figures: `{a / b:.1f}`, `{a - b:+%1}`, `{a % b:+%1}` (the change)."""
 
     def get_field(self, name: str, places: Sequence[Any], found: Mapping[str, Any]) -> Any:
-        for sign, combine in OPERATIONS.items():
-            if sign in name:
-                first, second = (self.get_field(part, places, found)[0] for part in name.split(sign))
-                return Figure(combine(first, second)), name
+        if SIGN.search(name):
+            first, sign, second = SIGN.split(name)
+            figures = (self.get_field(part, places, found)[0] for part in (first, second))
+            return Figure(OPERATIONS[sign](*figures)), name
         return (Figure(name), name) if NUMBER.fullmatch(name) else super().get_field(name, places, found)
 
 
@@ -88,7 +88,7 @@ def lines_of(check: dict[str, Any]) -> list[str]:
     lines = list(check.get("lines", []))
     for table in check.get("tables", []):
         for run, label in table["rows"].items():
-            lines.append(table["line"].replace("RUN", run).replace("LABEL", label))
+            lines.append(table["line"].replace("RUN", str(run)).replace("LABEL", label))
     return lines
 
 
@@ -115,10 +115,14 @@ def test_figures_are_written_as_on_the_pages() -> None:
 
 
 def test_figures_may_be_computed_and_rows_found_by_what_they_say() -> None:
-    found = as_written(
-        {"m": 4, "n": 3, "rows": [{"name": "a", "share": 0.1, "x": 1}, {"name": "a", "share": 2, "x": 5}]}
-    )
+    rows = [
+        {"name": "a", "share": 0.1, "x": 1},
+        {"name": "a", "share": 2, "x": 5},
+        {"name": "1 % - 2", "x": 6},
+    ]
+    found = as_written({"m": 4, "n": 3, "rows": rows})
     assert fill("{n / m:.1f} {n - m:.0f} {n % m:+%1} {n / 0.1:.0f}", found) == "0.8 -1 -25.0 30"
-    assert fill("{rows[name=a & share=0.1][x]} {rows[share=2][x]} {rows[0][x]}", found) == "1 5 1"
+    assert fill("{rows[name=a & share=0.1][x]} {rows[name=a & share=2][x]} {rows[0][x]}", found) == "1 5 1"
+    assert fill("{rows[name=1 % - 2][x] - n:.0f}", found) == "3"
     with pytest.raises(ValueError, match="too many values"):
         fill("{rows[name=a][x]}", found)
