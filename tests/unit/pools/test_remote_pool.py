@@ -234,6 +234,18 @@ def test_collected_updates_are_in_cohort_order() -> None:
         assert torch.equal(held.combine(weights).mean["w"], here.combine(weights).mean["w"])
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_how_far_each_site_is_is_shown_as_its_clients_answer_or_fail(ordered: bool) -> None:
+    """The last client of the cohort answers first: it is shown before its update is added."""
+    seen: list[dict[str, tuple[int, int]]] = []
+    link = FaultyLink({"speaker/b": altered(run="x")}, errors={"speaker/e": 9}, reverse=True)
+    pool = replace(pool_over(link, ordered=ordered), watch=lambda sites: seen.append(dict(sites)))
+    pool.reduce(TASK, CLIENTS, weigh)
+    assert seen[0] == {"oslo": (0, 3), "quito": (1, 3)}
+    assert [sum(done for done, _ in sites.values()) for sites in seen] == list(range(1, 7))
+    assert seen[-1] == {"oslo": (3, 3), "quito": (3, 3)}
+
+
 def test_at_most_a_window_of_clients_is_asked_at_once() -> None:
     open_now: list[int] = []
 
