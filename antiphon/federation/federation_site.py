@@ -36,7 +36,7 @@ from antiphon.personalisation.list_clients import ListWorker
 from antiphon.pools.flat_tensors import Buffer
 from antiphon.pools.remote_answers import answer_task, failure
 from antiphon.pools.remote_link import Channel
-from antiphon.pools.remote_messages import Message, MissingBody, WireError, head_of, pack, unpack
+from antiphon.pools.remote_messages import Message, MissingBody, WireError, head_of, pack, plain, unpack
 from antiphon.records.files import file_name, make_folder, write_text
 from antiphon.records.reading import read_tensors
 
@@ -119,7 +119,7 @@ class Site:
             self.notify(f"refused: {error}")
             return failure(f"site {self.name!r}: {error}")
         except Exception as error:  # what it says may be private: it stays here
-            self.notify(f"{type(error).__name__}: {error}")
+            self.notify(plain(f"{type(error).__name__}: {error}"))
             return failure(f"site {self.name!r}: {type(error).__name__} (its own log says more)")
 
     def _allowed(self, message: Message) -> Message:
@@ -292,7 +292,7 @@ class Site:
         kind, colon, _ = reason.partition(": ")
         if head["verb"] != "failure" or not (colon and kind.isidentifier()):
             return reply
-        self.notify(f"{client}: {reason}")
+        self.notify(plain(f"{client}: {reason}"))
         return failure(f"{kind} (the log of site {self.name!r} says more)")
 
 

@@ -31,6 +31,7 @@ from antiphon.pools.remote_messages import (
     digest_of,
     head_of,
     pack_body,
+    reason_in,
     unpack,
     with_body,
 )
@@ -195,7 +196,7 @@ class RemotePool:
     def _answer(self, client: str, message: Message) -> tuple[dict[str, Any], Tensors] | str:
         head, tensors = unpack(message)
         if head.get("verb") == "failure":
-            return str(head.get("reason"))[:500]
+            return reason_in(head)
         asked = {"verb": "secure", "run": self.run.id, "client": client}
         answer = head.get("answer")
         if any(head.get(key) != wanted for key, wanted in asked.items()) or not isinstance(answer, dict):
@@ -224,7 +225,7 @@ class RemotePool:
 
     def _update(self, task: Task, client: str, head: Mapping[str, Any], tensors: Tensors) -> Update:
         if head.get("verb") == "failure":
-            return Update.nothing(Failure(client, str(head.get("reason"))[:500]))
+            return Update.nothing(Failure(client, reason_in(head)))
         asked = {"verb": "answer", "run": self.run.id, "client": client, "moment": list(task.moment)}
         for key, wanted in asked.items():
             if head.get(key) != wanted:

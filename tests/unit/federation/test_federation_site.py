@@ -91,6 +91,24 @@ def test_a_site_says_how_much_speech_each_speaker_has_and_no_more(site: Site, wo
     assert head["clients"][CLIENT] == [len(utterances), seconds]
 
 
+@pytest.mark.parametrize(
+    ("clients", "why"),
+    [
+        (None, "announces no clients"),
+        ({CLIENT: 3}, "which makes no sense"),
+        ({CLIENT: [0, 1.0]}, "which makes no sense"),
+        ({CLIENT: [True, 1.0]}, "which makes no sense"),
+        ({CLIENT: [1, -1.0]}, "which makes no sense"),
+        ({"valid/s08": [1, 1.0]}, "is not the name of a speaker"),
+        ({"speaker/\x1b[2J": [1, 1.0]}, r"'speaker/\\x1b\[2J', which is not the name of a speaker"),
+        ({f"speaker/{'x' * 500}": [1, 1.0]}, "is not the name of a speaker"),
+    ],
+)
+def test_an_announcement_that_makes_no_sense_is_refused(clients: object, why: str) -> None:
+    with pytest.raises(Stopped, match=f"^site 'oslo' announces.*{why}|^site 'oslo' {why}"):
+        read_announcements("oslo", pack({"verb": "here", "clients": clients}))
+
+
 def test_sessions_can_be_the_clients_of_a_site(site: Site, setup: Message, world: World) -> None:
     by_session = replace(site, kind="session")
     utterances = list(Corpus.open(world.corpus).utterances())
