@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 import shlex
 import shutil
@@ -118,11 +119,12 @@ def cpu_a_round(before: dict[str, float], after: dict[str, float], rounds: int) 
 
 
 class Echo:
-    """Sends back what it gets."""
+    """Sends back other numbers than it gets: Flower sends equal pieces once, and those of training differ."""
 
     def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
         for client in clients:
-            yield Update(task.tensors, reports=(Report(client, {"loss": 1.0}),))
+            changed = {name: tensor + random.random() for name, tensor in task.tensors.items()}
+            yield Update(changed, reports=(Report(client, {"loss": 1.0}),))
 
 
 class EchoSite:
@@ -182,7 +184,7 @@ def rounds_between(
     children = [
         subprocess.Popen([sys.executable, __file__, "--site", str(root / "kits" / site)]) for site in SITES
     ]
-    tensors = {f"w{i}": torch.zeros(size // TENSORS) for i in range(TENSORS)}
+    model = {f"w{i}": torch.rand(size // TENSORS) for i in range(TENSORS)}
     clients = {f"speaker/{site}": site for site in SITES}
     run = RemoteRun("0" * 32, pack({"verb": "setup"}), RemoteStates(NoStates()))
     seconds, sent, worked = [], [0], [cpu_until_now()]
@@ -191,6 +193,7 @@ def rounds_between(
             server.greet(120.0, len(SITES), read_announcements, "utterances")
             pool = RemotePool(server.link, clients, Echo(), run, Patience())
             for number in range(rounds):
+                tensors = {name: tensor + number for name, tensor in model.items()}
                 began = time.perf_counter()
                 task = Task("benchmark.echo", tensors, {"round": number, "call": 0})
                 update = pool.reduce(task, list(clients), lambda report: 0.0)
