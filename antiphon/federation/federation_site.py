@@ -36,7 +36,7 @@ from antiphon.personalisation.list_clients import ListWorker
 from antiphon.pools.flat_tensors import Buffer
 from antiphon.pools.remote_answers import answer_task, failure
 from antiphon.pools.remote_link import Channel
-from antiphon.pools.remote_messages import Message, MissingBody, WireError, head_of, pack, unpack
+from antiphon.pools.remote_messages import Message, MissingBody, WireError, head_of, pack, plain, unpack
 from antiphon.records.files import file_name, make_folder, write_text
 from antiphon.records.reading import read_tensors
 
@@ -99,39 +99,54 @@ class Site:
         if self.kind not in KINDS:
             raise ValueError(f"a client is a {' or a '.join(KINDS)}, not {self.kind!r}")
         self.clients = announced(self.corpus, self.kind) if self.corpus is not None else {}
+        make_folder(self.folder)
         self.ledger = Ledger.open(self.folder / "ledger.json")
 
     def answer(self, message: Message) -> Message:
+        reply = self._named(lambda: self._allowed(message))
+        return self._named(lambda: self._noted(message, reply))
+
+    def _named(self, reply: Callable[[], Message]) -> Message:
+        """Return a reply, or a message with the reason why there is none."""
         try:
-            if self._last is not None and self._last[0] == message.head:
-                return self._last[1]  # the first answer was lost on its way
-            reply = self._answer(message)
-            self.policy.check_bytes(self.ledger.used(self.clock()), len(message) + len(reply))
-            self._note(message, reply)
-            return reply
+            return reply()
         except MissingBody as error:
             return pack({"verb": "need", "digest": error.digest})
         except Refused as error:
             self.notify(f"refused: {error}")
             return failure(f"site {self.name!r} refuses by its policy: {error}")
         except WireError as error:
+            self.notify(f"refused: {error}")
             return failure(f"site {self.name!r}: {error}")
         except Exception as error:  # what it says may be private: it stays here
-            self.notify(f"{type(error).__name__}: {error}")
+            self.notify(plain(f"{type(error).__name__}: {error}"))
             return failure(f"site {self.name!r}: {type(error).__name__} (its own log says more)")
 
-    def _note(self, message: Message, reply: Message) -> None:
-        asked, said = head_of(message), head_of(reply)
-        is_answer = said["verb"] == "answer" or said.get("step") == "mask"
-        who = (str(asked["run"]), str(asked["client"])) if is_answer else ()
+    def _allowed(self, message: Message) -> Message:
+        """Return the answer to a message, within the bytes of a day. A greeting is always answered."""
+        if self._last is not None and self._last[0] == message.head:
+            return self._last[1]  # the first answer was lost on its way
+        if head_of(message).get("verb") == "hello":
+            return self.announcement()
+        used = self.ledger.used(self.clock())
+        self.policy.check_bytes(used, len(message))
+        reply = self._answer(message)
+        self.policy.check_bytes(used, len(message) + len(reply))
+        return reply
+
+    def _noted(self, message: Message, reply: Message) -> Message:
+        """Note the bytes of a message and of its reply, whatever that is, and who has answered."""
+        is_new = self._last is None or reply is not self._last[1]
+        said = head_of(reply)
+        is_answer = is_new and (said["verb"] == "answer" or said.get("step") == "mask")
+        who = (str(said["run"]), str(said["client"])) if is_answer else ()
         self.ledger.add(self.clock(), len(message) + len(reply), *who)
         if said["verb"] in ("answer", "secure"):
             self._last = (message.head, reply)
+        return reply
 
     def _answer(self, message: Message) -> Message:
         verb = head_of(message).get("verb")
-        if verb == "hello":
-            return self.announcement()
         head, tensors = unpack(message, self._bodies)
         if verb in KEPT:
             folder, most = KEPT[verb]
@@ -277,7 +292,7 @@ class Site:
         kind, colon, _ = reason.partition(": ")
         if head["verb"] != "failure" or not (colon and kind.isidentifier()):
             return reply
-        self.notify(f"{client}: {reason}")
+        self.notify(plain(f"{client}: {reason}"))
         return failure(f"{kind} (the log of site {self.name!r} says more)")
 
 

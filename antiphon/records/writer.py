@@ -56,6 +56,12 @@ class Listener:
     def replied(self, client: str) -> None:
         """A client has answered a task."""
 
+    def at_sites(self, sites: Mapping[str, tuple[int, int]]) -> None:
+        """A client at a site is done with a task, or has failed; in a federation only.
+
+        `sites` has the number of clients of each site that are done with the task, and that were asked.
+        """
+
     def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
         """A round has finished. `entry` is its line of journal.jsonl, `clock` that of clock.jsonl.
 

@@ -155,6 +155,7 @@ class SiteOptions:
     kit: str | Path
     timeout: float = 600.0  # seconds that a site may take for one client
     min_sites: int = 0  # sites that must join; 0: all
+    as_they_arrive: bool = False  # add updates as they arrive; else in the order of the cohort
     notify: Notify = no_messages
 
 
@@ -168,7 +169,8 @@ def joined_sites(options: SiteOptions, out: Path, resume: bool) -> Iterator[Remo
         announced = server.greet(PATIENCE, enough, read_announcements, "utterances")
         if resume and (out / NOTES).exists():
             announced = read_announced(out / NOTES)
-        yield RemoteClients(server.link, announced, Patience(timeout=options.timeout))
+        patience = Patience(timeout=options.timeout)
+        yield RemoteClients(server.link, announced, patience, ordered=not options.as_they_arrive)
 
 
 @contextmanager

@@ -43,6 +43,7 @@ SCORES = {"split": "test", "round": 2, "words": COUNTS, "characters": {**COUNTS,
 
 def play(listener: Listener, scores: dict[str, Any] | None = SCORES) -> None:
     listener.replied("ada")
+    listener.at_sites({"oslo": (1, 2)})
     listener.finished(ENTRY, {"round": 2, "seconds": 3.0})
     listener.ended(scores)
 
@@ -56,6 +57,9 @@ class Remembering(Listener):
 
     def replied(self, client: str) -> None:
         self.events.append(("replied", client))
+
+    def at_sites(self, sites: Any) -> None:
+        self.events.append(("at_sites", sites))
 
     def finished(self, entry: Any, clock: Any) -> None:
         self.events.append(("finished", entry["round"], clock["seconds"]))
@@ -73,7 +77,8 @@ def test_several_listeners_hear_the_same() -> None:
     together = Listeners([first, second])
     together.resumed(1)
     play(together)
-    assert first.events == [("resumed", 1), ("replied", "ada"), ("finished", 2, 3.0), ("ended", True)]
+    sites = ("at_sites", {"oslo": (1, 2)})
+    assert first.events == [("resumed", 1), ("replied", "ada"), sites, ("finished", 2, 3.0), ("ended", True)]
     assert second.events == first.events
 
 
