@@ -19,11 +19,12 @@ import yaml
 ROOT = Path(__file__).parents[3]
 CHECKS: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "benchmarks" / "figures.yaml").read_text())
 
-SIGN = re.compile(r" ([-/%]) (?![^\[]*\])")  # outside of brackets
+SIGN = re.compile(r" ([-+/%]) (?![^\[]*\])")  # outside of brackets
 NUMBER = re.compile(r"\d+\.?\d*")
 OPERATIONS: dict[str, Callable[[float, float], float]] = {
     "/": operator.truediv,
     "-": operator.sub,
+    "+": operator.add,
     "%": lambda value, base: value / base - 1,
 }
 
@@ -50,13 +51,15 @@ class Rows(list[Any]):
 
 
 class Filler(Formatter):
-    """Fills lines. Places may have two figures: `{a / b:.1f}`, `{a - b:+%1}`, `{a % b:+%1}` (the change)."""
+    """Fills lines. Places may be computed: `{a + b / c:.1f}` is (a + b) / c, `{a % b:+%1}` is a / b - 1."""
 
     def get_field(self, name: str, places: Sequence[Any], found: Mapping[str, Any]) -> Any:
         if SIGN.search(name):
-            first, sign, second = SIGN.split(name)
-            figures = (self.get_field(part, places, found)[0] for part in (first, second))
-            return Figure(OPERATIONS[sign](*figures)), name
+            first, *rest = SIGN.split(name)
+            value = self.get_field(first, places, found)[0]
+            for sign, part in zip(rest[::2], rest[1::2], strict=True):  # from left to right
+                value = Figure(OPERATIONS[sign](value, self.get_field(part, places, found)[0]))
+            return value, name
         return (Figure(name), name) if NUMBER.fullmatch(name) else super().get_field(name, places, found)
 
 
@@ -123,6 +126,6 @@ def test_figures_may_be_computed_and_rows_found_by_what_they_say() -> None:
     found = as_written({"m": 4, "n": 3, "rows": rows})
     assert fill("{n / m:.1f} {n - m:.0f} {n % m:+%1} {n / 0.1:.0f}", found) == "0.8 -1 -25.0 30"
     assert fill("{rows[name=a & share=0.1][x]} {rows[name=a & share=2][x]} {rows[0][x]}", found) == "1 5 1"
-    assert fill("{rows[name=1 % - 2][x] - n:.0f}", found) == "3"
+    assert fill("{rows[name=1 % - 2][x] - n:.0f} {n + m / 2:.1f}", found) == "3 3.5"
     with pytest.raises(ValueError, match="too many values"):
         fill("{rows[name=a][x]}", found)
