@@ -204,8 +204,8 @@ def mean_weights(runs: Sequence[RunFolder]) -> dict[str, float]:
 def choice(row: str, value: float) -> list[str]:
     """Settings of `table1` by which a row takes the value of one of its trials.
 
-    All rows built on `hierarchical` have its server's rate; those of softmax are all in the table. `rl-cohort`
-    has the value of `rl`, from which it differs in its network alone.
+    All rows built on `hierarchical` have its server's rate; those of softmax are all in the table. The row
+    `rl-cohort` has the value of `rl`, from which it differs in its network alone.
     """
     if row == "softmax":
         return []
