@@ -184,6 +184,8 @@ def is_quick(command: Command) -> bool:
 
 
 SPLIT = "--split-speakers 0.8,0.1,0.1"
+FAIR = "antiphon run docs/examples/fair.yaml --data demo/corpus"
+FAIR_RUNS = "--only seed --only fedavg --only hierarchical --only q-fedavg --only agnostic"
 STRAIGHT = "antiphon run small.yaml --data corpus --out straight --set runs.seed.rounds.total=2"
 MAKERS: dict[str, str | Callable[[Path], None]] = {  # in the order in which they need each other
     "demo": "antiphon demo",
@@ -191,6 +193,7 @@ MAKERS: dict[str, str | Callable[[Path], None]] = {  # in the order in which the
     "hello.wav": check_sources.write_recordings,
     "corpus": f"antiphon corpus import recordings corpus {SPLIT}",
     "straight": STRAIGHT,
+    "fair": f"{FAIR} --out fair/0 {FAIR_RUNS} --only feddyn && {FAIR} --out fair/1 --set seed=1 {FAIR_RUNS}",
     "LibriSpeech": check_sources.write_librispeech,
     "kaldi": check_sources.write_kaldi,
     "manifests": check_sources.write_lhotse,
@@ -211,6 +214,7 @@ NEEDED_BY = {
     "hello.wav": "recordings",
     "corpus": "recordings",
     "straight": "corpus",
+    "fair": "demo",
 }
 SCRIPTS = {"run_median_norm.py": "demo", "from_python.py": "recordings hello.wav"}
 
