@@ -16,6 +16,7 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -235,11 +236,14 @@ class Workshop:
         folder.mkdir(parents=True, exist_ok=True)
         for link, target in (
             ("docs", ROOT / "docs"),
-            ("benchmarks", ROOT / "benchmarks"),
             ("small.yaml", ROOT / "docs" / "examples" / "small.yaml"),
         ):
             if not (folder / link).is_symlink():
                 (folder / link).symlink_to(target)
+        if not (folder / "benchmarks").exists():  # a copy, because benchmarks write their results beside them
+            shutil.copytree(
+                ROOT / "benchmarks", folder / "benchmarks", ignore=shutil.ignore_patterns("results")
+            )
         return folder
 
     def provide(self, command: Command, folder: Path) -> None:
