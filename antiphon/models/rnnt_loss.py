@@ -19,6 +19,10 @@ Deviations, and why:
   frames at a time, and again in the backward pass (T. Chen et al., "Training Deep Nets with Sublinear Memory
   Cost", 2016).
 - No atomic additions (gradients are products with one-hot matrices): results are equal to the last bit.
+
+On a GPU with Triton, kernels compute the lattice (`kernels.lattice`) and what is between the products of the
+joint network, whose logits are kept up to a limit (`kernels.joint`). Elsewhere, and in float64, all is
+PyTorch's: what the kernels are compared with.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ MAX_FRAMES = 4096  # of an utterance whose lattice a kernel can keep
 
 
 def fused(tensor: Tensor) -> bool:
-    """Whether kernels of our own compute with this tensor (`kernels.lattice`, `kernels.joint`)."""
+    """Whether kernels of our own compute with this tensor; they have no float64."""
     return FUSED and tensor.is_cuda and tensor.dtype != torch.float64
 
 

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+NUM_WARPS = 4  # at least: a thread with more than four frames is slow
 CELLS = 256  # of a program that computes posteriors
 
 
@@ -132,7 +133,7 @@ def losses_and_posteriors(
     _recursions[batch, directions](
         *(*given, variables, losses, num_frames, num_nodes),
         width=width,
-        num_warps=max(4, width // 128),
+        num_warps=max(NUM_WARPS, width // 128),
     )
     if not needs_posteriors:
         return (losses,)
