@@ -232,7 +232,8 @@ class NextLogProbs(torch.autograd.Function):
         if fused(frames):
             from antiphon.models.kernels import joint
 
-            return joint.log_probs((frames, states, weight, bias, tokens), needs_gradient)
+            with torch.autocast(frames.device.type, enabled=False):  # as the backward pass
+                return joint.log_probs((frames, states, weight, bias, tokens), needs_gradient)
         blanks, labels = [], []
         for (part,) in _parts(states, weight, frames):
             blank, label = _picked(_logits(_hidden(part, states), weight, bias), tokens)
@@ -259,7 +260,8 @@ class NextLogProbs(torch.autograd.Function):
 
             saved, ctx.has_logits = saved if ctx.has_logits else saved[:1], False
             given = frames, states, weight, bias, tokens
-            return *joint.gradients(given, saved, upstreams, ctx.needs_input_grad[2]), None, None
+            with torch.autocast(frames.device.type, enabled=False):
+                return *joint.gradients(given, saved, upstreams, ctx.needs_input_grad[2]), None, None
         vocabulary = torch.arange(weight.shape[1], device=tokens.device)
         one_hot = (tokens[:, :, None, :, None] == vocabulary).to(some.dtype)
         d_frames = []
