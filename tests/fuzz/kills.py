@@ -49,8 +49,8 @@ from writers import WRITERS, Ground, Writer, make_ground
 from antiphon import cli  # noqa: F401  (imported before the forks)
 from antiphon.__main__ import main as antiphon_main
 
-PATIENCE = 180.0  # seconds after which a command hangs
-GRACE = 60.0  # seconds for the processes of a command to end after the first one
+PATIENCE = 600.0  # seconds after which a command hangs: a busy machine needs minutes for some
+GRACE = 120.0  # seconds for the processes of a command to end after the first one
 # Files that depend on the clock, or say how often a command was started.
 TIMED = re.compile(r"(^|/)(clock\.jsonl|tensorboard/.*|report\.html|RESULTS\.md|output\.txt)$")
 # Keys of JSON files that depend on the clock, with the checksum of the file that holds them.
