@@ -100,7 +100,7 @@ def join_federation(
         kind = KINDS[clients or "speaker"]
         site = Site(opened.name, corpus, *options, kind=kind, lists=own_lists)
         notify(
-            f"site {opened.name} of the federation {opened.fingerprint[:16]} at {opened.host}:{opened.port}"
+            f"site {opened.name} of the federation {opened.fingerprint[:32]} at {opened.host}:{opened.port}"
         )
         for line in _sizes(site):
             notify(line)
@@ -233,7 +233,7 @@ def federation_status(kit: str | Path, *, ask: bool = True) -> dict[str, Any]:
         print(antiphon.federation_status("kits/server")["sites"])
     """
     opened = _open(kit, True)
-    answer = ask_engine(opened, "sites", seconds=20.0) if ask else {}
+    answer = ask_engine(opened, "sites") if ask else {}
     connected = answer.get("sites", [])
     return {
         "server": f"{opened.host}:{opened.port}",
