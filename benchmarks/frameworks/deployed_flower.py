@@ -143,10 +143,11 @@ def main(folder: Path, port: int, site_port: int, parameters: int, rounds: int) 
                 time.sleep(1)
         finally:
             for process in reversed(processes):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
-                process.kill()
-                process.wait()
+                if process.poll() is None:
+                    for child in psutil.Process(process.pid).children(recursive=True):
+                        child.kill()
+                    process.kill()
+                    process.wait()
 
 
 if __name__ == "__main__":
