@@ -333,11 +333,17 @@ def main() -> None:
     rows = []
     for millions in [1] if options.quick else options.millions:
         measured: dict[str, list[Measured]] = {system: [] for system in systems}
+        failed: dict[str, int] = {}
         for _ in range(1 if options.quick else options.repeats):
             for system, measure in systems.items():
-                measured[system].append(in_own_folder(measure, int(millions * 10**6), options.rounds))
-                print(system, measured[system][-1], flush=True)
+                try:
+                    measured[system].append(in_own_folder(measure, int(millions * 10**6), options.rounds))
+                    print(system, measured[system][-1], flush=True)
+                except subprocess.CalledProcessError as error:  # a turn of Flower that has failed
+                    failed[system] = failed.get(system, 0) + 1
+                    print(system, "failed:", error, flush=True)
         rows += [row_of(system, millions, turns) for system, turns in measured.items() if turns]
+        rows += [{"system": s, "millions": millions, "failed_turns": n} for s, n in failed.items()]
     sizes = [f"{millions:g}" for millions in options.millions]
     own = ["--rounds", str(options.rounds), "--repeats", str(options.repeats), "--millions", *sizes]
     if options.systems:

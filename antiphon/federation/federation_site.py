@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import antiphon
 from antiphon.clients.states import ClientStates
 from antiphon.clients.worker import SpeechWorker
@@ -59,6 +61,16 @@ KINDS: Mapping[str, Partition] = {"speaker": BySpeaker(), "session": BySession()
 SETUPS, SENT, RANKED = "setups", "sent", "ranked"  # folders of a site
 SiteWorker = SpeechWorker | ListWorker
 KEPT = {"setup": (SETUPS, 4), "folder": (SENT, 12)}  # what is sent to be kept -> its folder, and how many
+
+
+@dataclass(frozen=True)
+class AnswerSizes:
+    """The bytes of an answer: its tensors, the rest at most, and its tensors under secure aggregation."""
+
+    setup: str  # digest
+    tensors: int
+    report: int
+    masked: int
 
 
 def _run_one(worker: Worker, client: str, kept: Path, task: Task) -> Update:
@@ -169,8 +181,8 @@ class Site:
         """Return the setups that were sent and have this file."""
         return sorted(path.parent for path in (self.folder / SETUPS).glob(f"[!.]*/{main}"))
 
-    def answer_sizes(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yield each model that was sent here, with the bytes of an answer: its tensors, and the rest."""
+    def answer_sizes(self) -> Iterator[AnswerSizes]:
+        """Yield how large an answer is for each model that was sent here."""
         for folder in self.setups(SETTINGS):
             names, tensors = read_settings(folder).base, read_tensors(folder / "model.safetensors", ADVICE)
             if missing := [name for name in names if name not in tensors]:
@@ -180,7 +192,9 @@ class Site:
             about = {"verb": "answer", "run": "0" * 32, "client": longest, "moment": [10**6, 10**6]}
             stats = dict.fromkeys(REPORTED, -2.2250738585072014e-308)  # no number is written with more digits
             answer = pack({**about, "stats": stats, "state_bytes": 10**15}, update)
-            yield folder.name, (len(answer.body), len(answer.head))
+            numbers = torch.empty(sum(tensor.numel() for tensor in update.values()), dtype=torch.int32)
+            masked = len(pack({}, {"masked": numbers}).body)
+            yield AnswerSizes(folder.name, len(answer.body), len(answer.head), masked)
 
     def _work(self, head: Mapping[str, Any], tensors: Tensors) -> Message:
         if self.policy.only_secure:

@@ -100,7 +100,7 @@ def join_federation(
         kind = KINDS[clients or "speaker"]
         site = Site(opened.name, corpus, *options, kind=kind, lists=own_lists)
         notify(
-            f"site {opened.name} of the federation {opened.fingerprint[:16]} at {opened.host}:{opened.port}"
+            f"site {opened.name} of the federation {opened.fingerprint[:32]} at {opened.host}:{opened.port}"
         )
         for line in _sizes(site):
             notify(line)
@@ -142,8 +142,11 @@ def _updates(site: Site) -> Iterator[str]:
     """Yield how large the answers of clients with speech are."""
     yield "for each task of a client: one answer, with an update and a report of numbers"
     sizes = list(site.answer_sizes())
-    for setup, (tensors, rest) in sizes:
-        yield f"  model {setup[:8]}: {tensors} bytes for all its parameters, at most {rest} bytes of report"
+    for one in sizes:
+        about = f"{one.tensors} bytes for all its parameters, at most {one.report} bytes of report"
+        yield f"  model {one.setup[:8]}: {about}"
+        yield f"    under secure aggregation, {one.masked} bytes of masked parameters instead; and for each"
+        yield "    client of the cohort 94 bytes of encrypted shares, and one share: 66 digits, with its name"
     if not sizes:
         yield "  it is as large as the parameters that the server sends; no model has been sent here yet"
 
@@ -233,7 +236,7 @@ def federation_status(kit: str | Path, *, ask: bool = True) -> dict[str, Any]:
         print(antiphon.federation_status("kits/server")["sites"])
     """
     opened = _open(kit, True)
-    answer = ask_engine(opened, "sites", seconds=20.0) if ask else {}
+    answer = ask_engine(opened, "sites") if ask else {}
     connected = answer.get("sites", [])
     return {
         "server": f"{opened.host}:{opened.port}",

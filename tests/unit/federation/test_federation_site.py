@@ -183,14 +183,14 @@ def test_a_dry_run_knows_every_byte(site: Site, setup: Message, world: World) ->
     lines = list(leaving(site))
     assert f"before a run, once: {len(announcement)} bytes, which say" in lines
     answer = site.answer(task_for(world, setup))
-    ((_, (body, head)),) = site.answer_sizes()
-    assert len(answer.body) == body
-    assert head - 400 < len(answer.head) <= head
-    about = f"{body} bytes for all its parameters, at most {head} bytes of report"
+    (sizes,) = site.answer_sizes()
+    assert len(answer.body) == sizes.tensors
+    assert sizes.report - 400 < len(answer.head) <= sizes.report
+    about = f"{sizes.tensors} bytes for all its parameters, at most {sizes.report} bytes of report"
     assert any(about in line for line in lines)
     evaluated = site.answer(task_for(world, setup, kind="evaluate"))
     assert head_of(evaluated)["verb"] == "answer"
-    assert len(evaluated) < head
+    assert len(evaluated) < sizes.report
 
 
 # --- What does not leave --------------------------------------------------------------------------
