@@ -61,18 +61,18 @@ def _recursions(  # type: ignore[no-untyped-def]
     value = tl.load(blank + node, mask=waits, other=0.0).to(tl.float64)
     value = tl.associative_scan(value, 0, _add)
     tl.store(variables + node * num_frames, value, mask=inside)
-    # Loads do not depend on the recursion: those of a column are under way while the column before is added.
+    # Loads do not depend on the recursion: those of a column are under way while the one before is summed up.
     more = num_tokens > 0
-    next_blank = tl.load(blank + node + step, mask=waits & more, other=0.0).to(tl.float64)
-    next_label = tl.load(label + node - is_backward, mask=inside & more, other=0.0).to(tl.float64)
+    next_blank = tl.load(blank + node + step, mask=waits & more, other=0.0)
+    next_label = tl.load(label + node - is_backward, mask=inside & more, other=0.0)
     for column in range(1, num_tokens + 1):
         node += step
-        waited, entered = next_blank, next_label
+        waited, entered = next_blank.to(tl.float64), value + next_label
         more = column < num_tokens
-        next_blank = tl.load(blank + node + step, mask=waits & more, other=0.0).to(tl.float64)
-        next_label = tl.load(label + node - is_backward, mask=inside & more, other=0.0).to(tl.float64)
+        next_blank = tl.load(blank + node + step, mask=waits & more, other=0.0)
+        next_label = tl.load(label + node - is_backward, mask=inside & more, other=0.0)
         waited = tl.associative_scan(waited, 0, _add)
-        entered = tl.where(inside, value + entered - waited, -1e30)
+        entered = tl.where(inside, entered - waited, -1e30)
         value = tl.associative_scan(entered, 0, _log_add) + waited
         tl.store(variables + node * num_frames, value, mask=inside)
     if is_backward == 0:
