@@ -33,6 +33,11 @@ def _log_add(first, second):  # type: ignore[no-untyped-def]
     return largest + tl.log(1.0 + tl.exp(apart)).to(tl.float64)
 
 
+@triton.jit
+def _add_both(first, log_first, second, log_second):  # type: ignore[no-untyped-def]
+    return first + second, _log_add(log_first, log_second)
+
+
 @triton.jit(do_not_specialize=["num_frames", "num_nodes"])
 def _recursions(  # type: ignore[no-untyped-def]
     blank,
@@ -61,20 +66,24 @@ def _recursions(  # type: ignore[no-untyped-def]
     value = tl.load(blank + node, mask=waits, other=0.0).to(tl.float64)
     value = tl.associative_scan(value, 0, _add)
     tl.store(variables + node * num_frames, value, mask=inside)
-    # Loads do not depend on the recursion: those of a column are under way while the column before is added.
+    # What does not depend on the recursion is a column ahead, and nothing waits for it: loads, and the sums
+    # of blanks, beside those of the column before.
     more = num_tokens > 0
-    next_blank = tl.load(blank + node + step, mask=waits & more, other=0.0).to(tl.float64)
-    next_label = tl.load(label + node - is_backward, mask=inside & more, other=0.0).to(tl.float64)
+    node += step
+    waited = tl.load(blank + node, mask=waits & more, other=0.0).to(tl.float64)
+    waited = tl.associative_scan(waited, 0, _add)
+    next_label = tl.load(label + node - step - is_backward, mask=inside & more, other=0.0)
+    next_blank = tl.load(blank + node + step, mask=waits & (num_tokens > 1), other=0.0)
     for column in range(1, num_tokens + 1):
-        node += step
-        waited, entered = next_blank, next_label
-        more = column < num_tokens
-        next_blank = tl.load(blank + node + step, mask=waits & more, other=0.0).to(tl.float64)
-        next_label = tl.load(label + node - is_backward, mask=inside & more, other=0.0).to(tl.float64)
-        waited = tl.associative_scan(waited, 0, _add)
-        entered = tl.where(inside, value + entered - waited, -1e30)
-        value = tl.associative_scan(entered, 0, _log_add) + waited
+        entered, ahead = value + next_label - waited, next_blank.to(tl.float64)
+        next_label = tl.load(label + node - is_backward, mask=inside & (column < num_tokens), other=0.0)
+        next_blank = tl.load(blank + node + 2 * step, mask=waits & (column < num_tokens - 1), other=0.0)
+        entered = tl.where(inside, entered, -1e30)
+        ahead, value = tl.associative_scan((ahead, entered), 0, _add_both)
+        value += waited
+        waited = ahead
         tl.store(variables + node * num_frames, value, mask=inside)
+        node += step
     if is_backward == 0:
         total = tl.sum(tl.where(place == length - 1, value, 0.0), axis=0)
         tl.store(losses + row, -total - last_blank)

@@ -243,7 +243,7 @@ def test_memory_for_logits_and_hidden_units_does_not_grow_with_the_batch(
     monkeypatch.setattr(joint, "KEPT_VALUES", 2**20)
     monkeypatch.setattr(joint, "PART_VALUES", 2**18)
     peaks = []
-    for batch in (4, 16):
+    for batch in (4, 4, 16):  # the first gives cuBLAS its workspace
         shapes = [(batch, frames, dim), (batch, nodes, dim), (size, dim), (size,)]
         leaves = [torch.randn(shape, device=DEVICE, requires_grad=True) for shape in shapes]
         tokens = torch.randint(1, size, (batch, nodes - 1), device=DEVICE)
@@ -252,5 +252,5 @@ def test_memory_for_logits_and_hidden_units_does_not_grow_with_the_batch(
         before = torch.cuda.memory_allocated()
         torch.autograd.grad(rnnt_losses(*next_log_probs(*leaves, tokens), *ends).sum(), leaves)
         peaks.append((torch.cuda.max_memory_allocated() - before) / 4)
-    values_per_node = (peaks[1] - peaks[0]) / (12 * frames * nodes)
+    values_per_node = (peaks[2] - peaks[1]) / (12 * frames * nodes)
     assert values_per_node < dim < size
