@@ -74,7 +74,6 @@ class DeviceClass:
                 "devices in no class keep all"
             )
 
-
     @property
     def drawn(self) -> float:
         """The share of the clients that is drawn: none, if the clients have names."""
