@@ -61,6 +61,7 @@ class Question:
 
     leaves: tuple[Tensor, ...]
     ways: dict[str, Loss]
+    padding: Tensor | None = None  # where gradients are not compared
 
 
 def all_logits(frames: Tensor, states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -144,11 +145,19 @@ def timed(question: Question, repeats: int, device: torch.device) -> dict[str, d
 def differences(question: Question) -> dict[str, dict[str, float]]:
     """Of each way from the first: of the losses, and the largest of the gradients, relative to their size."""
     first, *others = question.ways
-    mine = solved(question.ways[first], question.leaves)
+
+    def answer(way: str) -> list[Tensor]:
+        losses, *gradients = solved(question.ways[way], question.leaves)
+        if question.padding is not None:
+            gradients = [gradient.masked_fill(question.padding, 0.0) for gradient in gradients]
+        return [losses, *gradients]
+
+    mine = answer(first)
     found = {}
     for way in others:
-        theirs = solved(question.ways[way], question.leaves)
-        apart = [float((a - b).norm() / b.norm()) for a, b in zip(mine, theirs, strict=True)]
+        theirs = answer(way)
+        pairs = zip(mine, theirs, strict=True)
+        apart = [float((a - b).norm() / b.norm()) for a, b in pairs]
         found[way] = {"losses": apart[0], "gradients": max(apart[1:])}
     return found
 

@@ -63,17 +63,19 @@ def rnnt_losses_from_logits(logits: Tensor, tokens: Tensor, lengths: Tensor, tok
     >>> rnnt_losses_from_logits(torch.zeros(1, 1, 2, 2), torch.tensor([[1]]), *torch.tensor([[1], [1]])).exp()
     tensor([4.])
     """
-    following = F.pad(tokens.masked_fill(~frame_mask(token_lengths, tokens.shape[1]), 0), (0, 1))
-    blank, label = Picked.apply(logits, following) if fused(logits) else _picked(logits, following)
-    return rnnt_losses(blank, label[..., :-1], lengths, token_lengths)
+    if fused(logits):
+        blank, label = Picked.apply(logits, tokens)
+    else:
+        blank, label = _picked(logits, tokens.masked_fill(~frame_mask(token_lengths, tokens.shape[1]), 0))
+    return rnnt_losses(blank, label, lengths, token_lengths)
 
 
 def _picked(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., B, t, U + 1, V], [..., B, U + 1] -> log probabilities of blank and token [..., B, t, U + 1]."""
+    """[..., t, U + 1, V], [..., U] -> log probabilities of blanks and labels [..., t, U + 1 or U]."""
     log_probs = F.log_softmax(at_least_float32(logits), dim=-1)
-    chosen = tokens[..., None, :, None].expand(*log_probs.shape[:-1], 1)
-    blank = log_probs[..., 0].clone()  # a view would keep the whole part
-    return blank, log_probs.gather(-1, chosen).squeeze(-1)
+    blank, following = log_probs[..., 0].clone(), log_probs[..., :-1, :]  # a view would keep the whole part
+    chosen = tokens[..., None, :, None].expand(*following.shape[:-1], 1)
+    return blank, following.gather(-1, chosen).squeeze(-1)
 
 
 class Picked(torch.autograd.Function):
@@ -83,9 +85,10 @@ class Picked(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         from antiphon.models.kernels.transducer import pick
 
-        logits = logits.contiguous()
-        log_sums, blank, label = (logits.new_empty(logits.shape[:-1], dtype=torch.float32) for _ in range(3))
-        pick(logits[None], None, tokens[None], 0, (log_sums[None], blank[None], label[None]))
+        logits, tokens = logits.contiguous(), tokens.contiguous()
+        log_sums, blank = (logits.new_empty(logits.shape[:-1], dtype=torch.float32) for _ in range(2))
+        label = logits.new_empty(*logits.shape[:2], tokens.shape[1], dtype=torch.float32)
+        pick(logits, None, tokens, (0, logits.shape[1]), (log_sums, blank, label))
         ctx.save_for_backward(logits, tokens, log_sums)
         return blank, label
 
@@ -96,7 +99,7 @@ class Picked(torch.autograd.Function):
         logits, tokens, log_sums = ctx.saved_tensors
         d_blank, d_label = (values.contiguous() for values in upstream)
         out = torch.empty_like(logits)
-        differences(logits[None], None, tokens[None], 0, (log_sums[None], d_blank[None], d_label[None]), out)
+        differences(logits, None, tokens, (0, logits.shape[1]), (log_sums, d_blank, d_label), out)
         return out, None
 
 
@@ -211,9 +214,9 @@ def next_log_probs(
     frames [B, T, J], states [B, U + 1, J], weight [V, J], bias [V], tokens [B, U]
     -> blank [B, T, U + 1] and label [B, T, U], in float32 at least.
     """
-    following = F.pad(tokens, (0, 1))
-    blank, label = _of_networks(frames[None], states[None], weight[None], bias[None], following[None])
-    return blank[0], label[0, ..., :-1]
+    given = (tensor.unsqueeze(0) for tensor in (frames, states, weight, bias, tokens))
+    blank, label = _of_networks(*given)
+    return blank.squeeze(0), label.squeeze(0)
 
 
 def _of_networks(*given: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,7 +226,7 @@ def _of_networks(*given: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class NextLogProbs(torch.autograd.Function):
-    """`next_log_probs` of S joint networks: every tensor has dimension S first, tokens are [S, B, U + 1]."""
+    """`next_log_probs` of S joint networks: every tensor has dimension S first."""
 
     @staticmethod
     def forward(
@@ -251,25 +254,33 @@ class NextLogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         frames, states, weight, bias, tokens, *saved = ctx.saved_tensors
+        shape, num_nodes = (*states.shape[:2], frames.shape[2]), states.shape[2]
         some = next((grad for grad in upstream[:2] if grad is not None), None)
         if some is None:
             return (None,) * 6
-        upstreams = [torch.zeros_like(some) if grad is None else grad for grad in upstream[:2]]
+        d_blanks, d_labels = (
+            some.new_zeros(*shape, size) if grad is None else grad
+            for grad, size in zip(upstream[:2], (num_nodes, num_nodes - 1), strict=True)
+        )
         if fused(frames):
             from antiphon.models.kernels import joint
 
             saved, ctx.has_logits = saved if ctx.has_logits else saved[:1], False
             given = frames, states, weight, bias, tokens
             with torch.autocast(frames.device.type, enabled=False):
-                return *joint.gradients(given, saved, upstreams, ctx.needs_input_grad[2]), None, None
+                return (
+                    *joint.gradients(given, saved, (d_blanks, d_labels), ctx.needs_input_grad[2]),
+                    None,
+                    None,
+                )
         vocabulary = torch.arange(weight.shape[1], device=tokens.device)
-        one_hot = (tokens[:, :, None, :, None] == vocabulary).to(some.dtype)
+        one_hot = (F.pad(tokens, (0, 1))[:, :, None, :, None] == vocabulary).to(some.dtype)
         d_frames = []
         d_states, d_weight, d_bias = (
             torch.zeros_like(values, dtype=at_least_float32(values).dtype)
             for values in (states, weight, bias)
         )
-        for part, d_blank, d_label in _parts(states, weight, frames, *upstreams):
+        for part, d_blank, d_label in _parts(states, weight, frames, d_blanks, F.pad(d_labels, (0, 1))):
             hidden = _hidden(part, states)
             d_logits = F.softmax(_logits(hidden, weight, bias), dim=-1, dtype=d_blank.dtype)
             d_logits *= -(d_blank + d_label)[..., None]

@@ -7,7 +7,7 @@ as well. So memory has one bound for logits and one for hidden units, whatever t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,35 +15,39 @@ from torch import Tensor
 from antiphon.models.kernels.transducer import (
     SUMMED_FRAMES,
     SUMMED_NODES,
+    Part,
+    bias_rows,
     differences,
     hidden,
     pick,
     sum_gradients,
 )
 
-PART_VALUES = 11 * 2**20  # hidden units of a part
+PART_VALUES = 14 * 2**20  # hidden units of a part
 KEPT_VALUES = 2**26  # logits
-BLOCK, BLOCKS = 128, 256  # a GPU wants so many blocks of a product of this size
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # frames, states, weight, bias, tokens
 
 
 def log_probs(given: Inputs, keeps: bool) -> tuple[Tensor, ...]:
-    """Blanks and labels of `NextLogProbs`, log sums of the same shape, and logits of the first parts."""
+    """Blanks and labels of `NextLogProbs`, log sums shaped as blanks, and logits of the first parts."""
     frames, states, weight, bias, tokens = _prepared(given)
-    shape = (*states.shape[:2], frames.shape[2], states.shape[2])
-    log_sums, blanks, labels = (frames.new_empty(shape, dtype=torch.float32) for _ in range(3))
+    networks, batch, num_nodes, _ = states.shape
+    shape = (networks, batch, frames.shape[2])
+    log_sums, blanks = (frames.new_empty(*shape, num_nodes, dtype=torch.float32) for _ in range(2))
+    labels = frames.new_empty(*shape, num_nodes - 1, dtype=torch.float32)
     kept: list[Tensor] = []
-    room = KEPT_VALUES if keeps else 0
-    for begin, end in _parts(frames, states):
-        units = hidden(frames, states, begin, end)
-        logits = _logits(units, weight)
-        del units  # or there would be two in memory
-        pick(logits, bias, tokens, begin, (log_sums, blanks, labels))
+    room, parts = KEPT_VALUES if keeps else 0, _parts(frames, states)
+    memory, transposed = _memory(states, weight, parts), weight.mT
+    for part in parts:
+        units = _units(memory, states, part)
+        hidden(frames, states, part, units)
+        logits = torch.bmm(units, transposed)  # who reads them adds the bias
+        pick(logits, bias, tokens, part, (log_sums, blanks, labels))
         if logits.numel() <= room:
             kept.append(logits)
         room -= min(room, logits.numel())
-        del logits
+        del logits  # or there would be two in memory
     return blanks, labels, log_sums, *kept
 
 
@@ -54,51 +58,30 @@ def gradients(
     frames, states, weight, bias, tokens = _prepared(given)
     log_sums, *kept = saved
     d_blank, d_label = (values.contiguous() for values in upstream)
-    by_node = log_sums, d_blank, d_label
-    parts = list(_parts(frames, states))
+    parts = _parts(frames, states)
+    memory, transposed = _memory(states, weight, parts), weight.mT
     d_frames, d_states = _layers(frames, states, parts[0][1])
-    d_weight = _WeightGradient(weight, frames.shape[1]) if needs_weight else None
-    d_bias = bias.new_zeros(bias.shape, dtype=torch.float32)
-    for number, (begin, end) in enumerate(parts):
-        units = hidden(frames, states, begin, end)
-        logits = kept[number] if number < len(kept) else _logits(units, weight)
-        differences(logits, (bias, d_bias), tokens, begin, by_node, out=logits)
+    d_weight = weight.new_zeros(weight.shape, dtype=torch.float32) if needs_weight else None
+    rows = bias_rows(len(bias), frames.shape[1] * parts[0][1], states.shape[2])
+    d_bias = bias.new_zeros(*rows, bias.shape[1], dtype=torch.float32)
+    for number, part in enumerate(parts):
+        units = _units(memory, states, part)
+        hidden(frames, states, part, units)
+        logits = kept[number] if number < len(kept) else torch.bmm(units, transposed)
+        differences(logits, (bias, d_bias), tokens, part, (log_sums, d_blank, d_label), out=logits)
         if d_weight is not None:
-            d_weight.add(logits, units)
+            _add_product(d_weight, logits.mT, units)
         # Over the hidden units, which are computed once more from frames and states.
-        torch.bmm(logits.flatten(1, 3), weight, out=units.flatten(1, 3))
+        torch.bmm(logits, weight, out=units)
         del logits
-        sum_gradients(units, frames, states, begin, d_frames, d_states)
-        del units
+        sum_gradients(units, frames, states, part, d_frames, d_states)
+    del memory, units
     return (
-        d_frames.sum(dim=0).to(given[0].dtype),
-        d_states.sum(dim=0).to(given[1].dtype),
-        None if d_weight is None else d_weight.total().to(given[2].dtype),
-        d_bias.to(given[3].dtype),
+        _summed(d_frames).to(given[0].dtype),
+        _summed(d_states).to(given[1].dtype),
+        None if d_weight is None else d_weight.to(given[2].dtype),
+        d_bias.sum(dim=1).to(given[3].dtype),
     )
-
-
-class _WeightGradient:
-    """A sum over parts of products that are small and long: as one for every few utterances, side by side."""
-
-    def __init__(self, weight: Tensor, batch: int) -> None:
-        networks, size, dim = weight.shape
-        blocks = networks * -(-size // BLOCK) * -(-dim // BLOCK)
-        wanted = (number for number in range(1, batch) if batch % number == 0 and number * blocks >= BLOCKS)
-        self.splits = next(wanted, batch)
-        self.sums = weight.new_zeros(networks * self.splits, size, dim, dtype=torch.float32)
-
-    def add(self, differences: Tensor, units: Tensor) -> None:
-        """[S, B, t, U + 1, V] and [S, B, t, U + 1, J]."""
-        left = differences.view(len(self.sums), -1, differences.shape[-1]).mT
-        right = units.view(len(self.sums), -1, units.shape[-1])
-        if units.dtype == self.sums.dtype:
-            self.sums.baddbmm_(left, right)
-        else:
-            self.sums += torch.bmm(left, right)
-
-    def total(self) -> Tensor:
-        return self.sums.unflatten(0, (-1, self.splits)).sum(dim=1)
 
 
 def _prepared(given: Inputs) -> Inputs:
@@ -107,18 +90,23 @@ def _prepared(given: Inputs) -> Inputs:
     return frames, states, weight.to(torch.promote_types(frames.dtype, states.dtype)), bias, tokens
 
 
-def _parts(frames: Tensor, states: Tensor) -> Iterator[tuple[int, int]]:
-    """Begin and end of parts of the frames, of one size but for the last."""
+def _parts(frames: Tensor, states: Tensor) -> list[Part]:
+    """Parts of the frames, of one size but for the last."""
     num_frames = frames.shape[2]
     most = max(1, PART_VALUES // states.numel())
     size = -(-num_frames // -(-num_frames // most))
-    for begin in range(0, num_frames, size):
-        yield begin, min(begin + size, num_frames)
+    return [(begin, min(begin + size, num_frames)) for begin in range(0, num_frames, size)]
 
 
-def _logits(units: Tensor, weight: Tensor) -> Tensor:
-    """[S, B, t, U + 1, J] -> [S, B, t, U + 1, V], without the bias: who reads them adds it."""
-    return torch.bmm(units.flatten(1, 3), weight.mT).view(*units.shape[:-1], -1)
+def _memory(states: Tensor, weight: Tensor, parts: Sequence[Part]) -> Tensor:
+    """Memory for the hidden units of any of the parts."""
+    return weight.new_empty(states.numel() * parts[0][1])
+
+
+def _units(memory: Tensor, states: Tensor, part: Part) -> Tensor:
+    """[S, B · t · (U + 1), J]."""
+    size = states.numel() * (part[1] - part[0])
+    return memory[:size].view(len(states), -1, states.shape[3])
 
 
 def _layers(frames: Tensor, states: Tensor, part_frames: int) -> tuple[Tensor, Tensor]:
@@ -126,3 +114,15 @@ def _layers(frames: Tensor, states: Tensor, part_frames: int) -> tuple[Tensor, T
     d_frames = frames.new_empty(-(-states.shape[2] // SUMMED_NODES), *frames.shape, dtype=torch.float32)
     num_splits = -(-part_frames // SUMMED_FRAMES)
     return d_frames, states.new_zeros(num_splits, *states.shape, dtype=torch.float32)
+
+
+def _summed(layers: Tensor) -> Tensor:
+    return layers[0] if len(layers) == 1 else layers.sum(dim=0)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """16-bit products are rounded one by one, and added in float32."""
+    if right.dtype == total.dtype:
+        total.baddbmm_(left, right)
+    else:
+        total += torch.bmm(left, right)
