@@ -223,7 +223,7 @@ class Engine:
         except (Stopped, Damaged, NotWritten):
             raise
         except Exception:
-            pool.check_enough()  # too few answers may be the cause: that error is clearer
+            pool.check_enough(1)  # no answer may be the cause, also with min_clients=0: that error is clearer
             raise
         pool.check_enough()
         self._check(state, after, metrics)

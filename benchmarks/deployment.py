@@ -1,25 +1,27 @@
 """Seconds and bytes of a round over TLS: antiphon over NVFLARE and Flower, and their own FedAvg.
 
-    python benchmarks/deployment.py [--rounds 6] [--repeats 3] [--millions 3 25]
+    python benchmarks/deployment.py [--rounds 6] [--repeats 3] [--millions 3 25] [--systems NAME...]
 
 Three sites get a model and send it back; nobody trains, so the figures are those of the way. Each system has
 its own certificates and processes. Systems take turns, `--repeats` times, because others may use the machine.
 Flower is measured where `antiphon[flower]` is installed. The first round of each turn, in which connections
 are made, is left out.
 
-Flower's own FedAvg (`frameworks/deployed_flower.py`) is timed from the end of a round to the end of the next,
-and up to 3 M parameters. Its connections are short: a proxy counts its bytes, in two rounds without a clock.
+Flower's own FedAvg (`frameworks/deployed_flower.py`) is timed from the end of a round to the end of the next.
 
-Other bytes are those that the kernel counts for the connections between server and sites (`ss`): with TLS
-and gRPC, without the headers of TCP and IP. It forgets connections that have ended, as those of antiphon over
-Flower do: their bytes are left out. `over_payload` compares bytes with the float32 numbers of the model, once
-to each site and once back.
+Bytes are those that the kernel counts for the connections between server and sites (`ss`): with TLS and gRPC,
+without the headers of TCP and IP. It forgets connections that have ended, as those over Flower do: there, a
+proxy counts the bytes, in rounds without a clock. `over_payload` compares bytes with the float32 numbers of
+the model, once to each site and once back.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
+import shlex
 import shutil
 import socket
 import statistics
@@ -28,9 +30,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
@@ -46,8 +48,8 @@ from frameworks.counting_proxy import CountingProxy
 from antiphon.core import Report, Task, Update
 from antiphon.federation.engine_process import EngineProcess, LocalSocket, ask_engine
 from antiphon.federation.federation_server import FederationServer, read_announcements
-from antiphon.federation.federation_site import serve
 from antiphon.federation.kits import Kit, create_kits, open_kit
+from antiphon.federation.site_service import serve
 from antiphon.pools.remote_answers import answer_task
 from antiphon.pools.remote_exchange import Patience
 from antiphon.pools.remote_messages import Message, MissingBody, head_of, pack, unpack
@@ -80,7 +82,7 @@ new_secure_session("admin@antiphon.local", sys.argv[1], timeout=5.0).submit_job(
 os._exit(0)
 """
 FLOWER = Path(__file__).parent / "frameworks" / "deployed_flower.py"
-FLOWER_MOST = 3  # millions of parameters: the turns of Flower's own FedAvg take the longest
+COUNTED = 3  # rounds of antiphon over Flower in which bytes are counted, the first of them left out
 QUIET = 8.0  # seconds in which nothing is sent, before and after the rounds of NVFLARE that count
 
 
@@ -117,11 +119,12 @@ def cpu_a_round(before: dict[str, float], after: dict[str, float], rounds: int) 
 
 
 class Echo:
-    """Sends back what it gets."""
+    """Sends back other numbers than it gets: Flower sends equal pieces once, and those of training differ."""
 
     def run(self, task: Task, clients: Sequence[str]) -> Iterator[Update]:
         for client in clients:
-            yield Update(task.tensors, reports=(Report(client, {"loss": 1.0}),))
+            changed = {name: tensor + random.random() for name, tensor in task.tensors.items()}
+            yield Update(changed, reports=(Report(client, {"loss": 1.0}),))
 
 
 class EchoSite:
@@ -153,26 +156,49 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def antiphon_rounds(root: Path, size: int, rounds: int, carrier: str = "nvflare") -> Measured:
+def antiphon_rounds(root: Path, size: int, rounds: int) -> Measured:
     port = free_port()
-    create_kits(f"localhost:{port}", SITES, root / "kits", carrier=carrier)
+    create_kits(f"localhost:{port}", SITES, root / "kits")
+    server = open_kit(root / "kits" / "server")
+    return rounds_between(root, server, size, rounds, partial(bytes_through, port))
+
+
+def rounds_over_flower(root: Path, size: int, rounds: int) -> Measured:
+    """Rounds with a clock, and then rounds through a proxy that counts."""
+    timed, counted, port = root / "timed", root / "counted", free_port()
+    create_kits(f"localhost:{port}", SITES, timed / "kits", carrier="flower")
+    found = rounds_between(timed, open_kit(timed / "kits" / "server"), size, rounds)
+    proxy = CountingProxy(port := free_port())
+    create_kits(f"localhost:{proxy.port}", SITES, counted / "kits", carrier="flower")
+    about = counted / "kits" / "server" / "kit.json"
+    about.write_text(json.dumps({**json.loads(about.read_text()), "port": port}))  # behind the proxy
+    through = partial(proxy.bytes_until, math.inf)
+    other = rounds_between(counted, _unsigned(about.parent), size, COUNTED, through)
+    return replace(found, bytes_a_round=other.bytes_a_round)
+
+
+def rounds_between(
+    root: Path, kit: Kit, size: int, rounds: int, count: Callable[[], int] | None = None
+) -> Measured:
+    """Return seconds, processors and bytes of rounds between a server and the sites of its kits."""
     children = [
         subprocess.Popen([sys.executable, __file__, "--site", str(root / "kits" / site)]) for site in SITES
     ]
-    tensors = {f"w{i}": torch.zeros(size // TENSORS) for i in range(TENSORS)}
+    model = {f"w{i}": torch.rand(size // TENSORS) for i in range(TENSORS)}
     clients = {f"speaker/{site}": site for site in SITES}
     run = RemoteRun("0" * 32, pack({"verb": "setup"}), RemoteStates(NoStates()))
     seconds, sent, worked = [], [0], [cpu_until_now()]
     try:
-        with FederationServer.open(open_kit(root / "kits" / "server"), print) as server:
+        with FederationServer.open(kit, print) as server:
             server.greet(120.0, len(SITES), read_announcements, "utterances")
             pool = RemotePool(server.link, clients, Echo(), run, Patience())
             for number in range(rounds):
+                tensors = {name: tensor + number for name, tensor in model.items()}
                 began = time.perf_counter()
                 task = Task("benchmark.echo", tensors, {"round": number, "call": 0})
                 update = pool.reduce(task, list(clients), lambda report: 0.0)
                 seconds.append(time.perf_counter() - began)
-                sent.append(bytes_through(port))
+                sent.append(count() if count else 0)
                 worked.append(cpu_until_now())
                 assert len(update.reports) == len(SITES), update.failures
     finally:
@@ -180,7 +206,7 @@ def antiphon_rounds(root: Path, size: int, rounds: int, carrier: str = "nvflare"
             child.kill()
             child.wait()
     cpu = cpu_a_round(worked[1], worked[-1], rounds - 1)
-    size_a_round = (sent[-1] - sent[1]) / (rounds - 1) if carrier == "nvflare" else None
+    size_a_round = (sent[-1] - sent[1]) / (rounds - 1) if count else None
     return Measured(seconds[1:], size_a_round, cpu)
 
 
@@ -270,7 +296,8 @@ def _unsigned(folder: Path) -> Kit:
     """Return a kit whose settings were replaced, so that its signature does not fit any more."""
     about = json.loads((folder / "kit.json").read_text())
     now = datetime.now(UTC)
-    return Kit(folder, about["name"], about["host"], about["port"], tuple(about["sites"]), "", now)
+    where = (about["host"], about["port"], tuple(about["sites"]))
+    return Kit(folder, about["name"], *where, "", now, about["carrier"])
 
 
 def _times(log: Path) -> list[float]:
@@ -290,6 +317,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--millions", type=float, nargs="*", default=[3, 25])
+    parser.add_argument("--systems", nargs="*", help="only these; give another --out")
     parser.add_argument("--site", type=Path, help="serve one site; used by this program itself")
     options = parser.parse_args()
     if options.site:
@@ -297,20 +325,29 @@ def main() -> None:
         return
     systems = {"antiphon": antiphon_rounds, "nvflare fedavg": nvflare_rounds}
     if find_spec("flwr"):
-        systems["antiphon over flower"] = partial(antiphon_rounds, carrier="flower")
-        systems["flower fedavg"] = flower_rounds
+        systems |= {"antiphon over flower": rounds_over_flower, "flower fedavg": flower_rounds}
+    if unknown := [system for system in options.systems or () if system not in systems]:
+        parser.error(f"{unknown[0]!r} is none of {', '.join(systems)}")
+    if options.systems:
+        systems = {system: systems[system] for system in options.systems}
     rows = []
     for millions in [1] if options.quick else options.millions:
         measured: dict[str, list[Measured]] = {system: [] for system in systems}
+        failed: dict[str, int] = {}
         for _ in range(1 if options.quick else options.repeats):
             for system, measure in systems.items():
-                if measure is flower_rounds and millions > FLOWER_MOST:
-                    continue
-                measured[system].append(in_own_folder(measure, int(millions * 10**6), options.rounds))
-                print(system, measured[system][-1], flush=True)
+                try:
+                    measured[system].append(in_own_folder(measure, int(millions * 10**6), options.rounds))
+                    print(system, measured[system][-1], flush=True)
+                except subprocess.CalledProcessError as error:  # a turn of Flower that has failed
+                    failed[system] = failed.get(system, 0) + 1
+                    print(system, "failed:", error, flush=True)
         rows += [row_of(system, millions, turns) for system, turns in measured.items() if turns]
+        rows += [{"system": s, "millions": millions, "failed_turns": n} for s, n in failed.items()]
     sizes = [f"{millions:g}" for millions in options.millions]
     own = ["--rounds", str(options.rounds), "--repeats", str(options.repeats), "--millions", *sizes]
+    if options.systems:
+        own += ["--systems", *map(shlex.quote, options.systems)]
     write_result(options, {"rows": rows}, *own)
 
 

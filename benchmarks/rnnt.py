@@ -3,16 +3,17 @@
 Two questions, each asked of every way there is to answer it:
 
   logits   logits [B, T, U + 1, V] are there -> losses and the logits' gradient. What `rnnt_loss` is made for.
-             lattice     log-softmax by PyTorch, blanks and labels picked, `models.rnnt_loss`
+             fused       `models.rnnt_loss.rnnt_losses_from_logits`
+             picked      log-softmax by PyTorch, blanks and labels picked, `models.rnnt_loss.rnnt_losses`
              torchaudio  `rnnt_loss` with its fused log-softmax
   joint    frames, states and the joint network's output layer -> losses and all their gradients. What a
            training step asks.
-             chunks      `models.rnnt_loss`, as `Transducer` does: never all logits at once
-             whole       all logits at once through autograd, then the lattice
-             torchaudio  all logits at once, then `rnnt_loss`
+             parts       `models.rnnt_loss`, as `Transducer` does: hidden units of a few frames at a time
+             whole       all hidden units and logits at once through autograd, then `fused`
+             torchaudio  all hidden units and logits at once, then `rnnt_loss`
 
 Without torchaudio its rows are missing; without a GPU memory is not measured. Ways take turns, and the first
-of each question is compared with the others.
+of each question is compared with the others. The peak of memory is of what a way adds to its inputs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from common import parse_arguments, print_table, write_result
 from torch import Tensor
 
 from antiphon.experiment.preparation import choose_device, device_name
-from antiphon.models.rnnt_loss import next_log_probs, rnnt_losses
+from antiphon.models.rnnt_loss import next_log_probs, rnnt_losses, rnnt_losses_from_logits
 
 Loss = Callable[..., Tensor]  # leaves -> losses [B]
 
@@ -60,6 +61,7 @@ class Question:
 
     leaves: tuple[Tensor, ...]
     ways: dict[str, Loss]
+    padding: Tensor | None = None  # where gradients are not compared
 
 
 def all_logits(frames: Tensor, states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -79,7 +81,10 @@ def questions(size: Size, device: torch.device) -> dict[str, Question]:
     token_lengths = torch.full((size.batch,), size.tokens, device=device)
     reference = torchaudio_loss()
 
-    def lattice(logits: Tensor) -> Tensor:
+    def fused(logits: Tensor) -> Tensor:
+        return rnnt_losses_from_logits(logits, tokens, lengths, token_lengths)
+
+    def picked(logits: Tensor) -> Tensor:
         log_probs = logits.log_softmax(dim=-1)
         chosen = tokens[:, None, :, None].expand(-1, size.frames, -1, 1)
         label = log_probs[:, :, :-1].gather(-1, chosen).squeeze(-1)
@@ -90,11 +95,11 @@ def questions(size: Size, device: torch.device) -> dict[str, Question]:
         given = (tokens.int(), lengths.int(), token_lengths.int())
         return reference(logits, *given, blank=0, reduction="none")
 
-    def chunks(*leaves: Tensor) -> Tensor:
+    def parts(*leaves: Tensor) -> Tensor:
         return rnnt_losses(*next_log_probs(*leaves, tokens), lengths, token_lengths)
 
-    from_logits: dict[str, Loss] = {"lattice": lattice}
-    from_joint: dict[str, Loss] = {"chunks": chunks, "whole": lambda *leaves: lattice(all_logits(*leaves))}
+    from_logits: dict[str, Loss] = {"fused": fused, "picked": picked}
+    from_joint: dict[str, Loss] = {"parts": parts, "whole": lambda *leaves: fused(all_logits(*leaves))}
     if reference is not None:
         from_logits["torchaudio"] = theirs
         from_joint["torchaudio"] = lambda *leaves: theirs(all_logits(*leaves))
@@ -140,25 +145,40 @@ def timed(question: Question, repeats: int, device: torch.device) -> dict[str, d
 def differences(question: Question) -> dict[str, dict[str, float]]:
     """Of each way from the first: of the losses, and the largest of the gradients, relative to their size."""
     first, *others = question.ways
-    mine = solved(question.ways[first], question.leaves)
+
+    def answer(way: str) -> list[Tensor]:
+        losses, *gradients = solved(question.ways[way], question.leaves)
+        if question.padding is not None:
+            gradients = [gradient.masked_fill(question.padding, 0.0) for gradient in gradients]
+        return [losses, *gradients]
+
+    mine = answer(first)
     found = {}
     for way in others:
-        theirs = solved(question.ways[way], question.leaves)
-        apart = [float((a - b).norm() / b.norm()) for a, b in zip(mine, theirs, strict=True)]
+        theirs = answer(way)
+        pairs = zip(mine, theirs, strict=True)
+        apart = [float((a - b).norm() / b.norm()) for a, b in pairs]
         found[way] = {"losses": apart[0], "gradients": max(apart[1:])}
     return found
 
 
 def measure(name: str, question: Question, repeats: int, device: torch.device) -> dict[str, Any]:
     result: dict[str, Any] = {"ways": timed(question, repeats, device), "differences": differences(question)}
-    first = next(iter(question.ways))
+    first, *others = question.ways
+    ours = result["ways"][first]
     rows = []
     for way, own in result["ways"].items():
-        own["over_ours"] = own["seconds"] / result["ways"][first]["seconds"]
+        own["over_ours"] = own["seconds"] / ours["seconds"]
         apart = result["differences"].get(way, {"losses": 0.0, "gradients": 0.0})
         rows.append([name, way, f"{1000 * own['seconds']:.2f}", f"{own['over_ours']:.2f}"])
         rows[-1] += [f"{own['peak_mib']:.0f}", f"{apart['losses']:.1e}", f"{apart['gradients']:.1e}"]
     print_table(["from", "way", "ms", "times ours", "MiB", "losses apart", "gradients apart"], rows)
+    for way in others:
+        theirs = result["ways"][way]
+        memory = ""
+        if theirs["peak_mib"] > 0:
+            memory = f", with {ours['peak_mib'] / theirs['peak_mib']:.2f} of its memory"
+        print(f"{first}: {theirs['over_ours']:.2f} times the speed of {way}{memory}")
     print(flush=True)
     return result
 

@@ -204,12 +204,14 @@ def mean_weights(runs: Sequence[RunFolder]) -> dict[str, float]:
 def choice(row: str, value: float) -> list[str]:
     """Settings of `table1` by which a row takes the value of one of its trials.
 
-    All rows built on `hierarchical` have its server's rate; those of softmax are all in the table.
+    All rows built on `hierarchical` have its server's rate; those of softmax are all in the table. The row
+    `rl-cohort` has the value of `rl`, from which it differs in its network alone.
     """
     if row == "softmax":
         return []
     if row != "hierarchical":
-        return [f"runs.{row}.{TRIALS[row].setting}={value:g}"]
+        rows = ["rl", "rl-cohort"] if row == "rl" else [row]
+        return [f"runs.{name}.{TRIALS[row].setting}={value:g}" for name in rows]
     found = []
     for name, run in recipe().runs.items():
         algorithm = run.algorithm

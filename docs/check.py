@@ -16,6 +16,7 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -184,6 +185,8 @@ def is_quick(command: Command) -> bool:
 
 
 SPLIT = "--split-speakers 0.8,0.1,0.1"
+FAIR = "antiphon run docs/examples/fair.yaml --data demo/corpus"
+FAIR_RUNS = "--only seed --only fedavg --only hierarchical --only q-fedavg --only agnostic"
 STRAIGHT = "antiphon run small.yaml --data corpus --out straight --set runs.seed.rounds.total=2"
 MAKERS: dict[str, str | Callable[[Path], None]] = {  # in the order in which they need each other
     "demo": "antiphon demo",
@@ -191,6 +194,7 @@ MAKERS: dict[str, str | Callable[[Path], None]] = {  # in the order in which the
     "hello.wav": check_sources.write_recordings,
     "corpus": f"antiphon corpus import recordings corpus {SPLIT}",
     "straight": STRAIGHT,
+    "fair": f"{FAIR} --out fair/0 {FAIR_RUNS} --only feddyn && {FAIR} --out fair/1 --set seed=1 {FAIR_RUNS}",
     "LibriSpeech": check_sources.write_librispeech,
     "kaldi": check_sources.write_kaldi,
     "manifests": check_sources.write_lhotse,
@@ -211,6 +215,7 @@ NEEDED_BY = {
     "hello.wav": "recordings",
     "corpus": "recordings",
     "straight": "corpus",
+    "fair": "demo",
 }
 SCRIPTS = {"run_median_norm.py": "demo", "from_python.py": "recordings hello.wav"}
 
@@ -231,11 +236,14 @@ class Workshop:
         folder.mkdir(parents=True, exist_ok=True)
         for link, target in (
             ("docs", ROOT / "docs"),
-            ("benchmarks", ROOT / "benchmarks"),
             ("small.yaml", ROOT / "docs" / "examples" / "small.yaml"),
         ):
             if not (folder / link).is_symlink():
                 (folder / link).symlink_to(target)
+        if not (folder / "benchmarks").exists():  # a copy, because benchmarks write their results beside them
+            shutil.copytree(
+                ROOT / "benchmarks", folder / "benchmarks", ignore=shutil.ignore_patterns("results")
+            )
         return folder
 
     def provide(self, command: Command, folder: Path) -> None:

@@ -26,6 +26,7 @@ LINK = re.compile(r"(!?\[[^\]]*\])\(([^)#\s]+)(#[^)\s]*)?\)")
 IMAGES = (".svg", ".png")
 SHOWN_AS = {".py": "python", ".yaml": "yaml", ".json": "json", ".toml": "toml", ".jsonl": "json"}
 MARKUP = re.compile(r"(<pre.*?</pre>|<code>.*?</code>|<[^>]+>)", re.DOTALL)
+TAG = re.compile(r"(<[^>]+>)")
 FIGURES = re.compile(r"(?<=\d) (?=%)|(?<=\w) (?==\s[\d−])|(?<=\w\s=) (?=[\d−])|(?<=\d,) (?=[\d.−+]+\])")
 NAME = re.compile(r"(?<!\S)\S{1,40}(?!\S)")  # longer ones do not fit into a line of a phone
 HEAD_OF_CODE = "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n\n"
@@ -95,6 +96,8 @@ def kept_together(html: str) -> str:
 
     >>> kept_together("<p>95 % of <code>--set a-b</code>")
     '<p>95\\xa0% of <code><span class="name">--set</span> <span class="name">a-b</span></code>'
+    >>> kept_together('<code><a href="x.html">Path</a></code>')
+    '<code><a href="x.html"><span class="name">Path</span></a></code>'
     """
     return "".join(_kept_together(part) for part in MARKUP.split(html))
 
@@ -105,7 +108,11 @@ def _kept_together(part: str) -> str:
     if not part.startswith("<code>"):
         return part
     body = part.removeprefix("<code>").removesuffix("</code>")
-    return "<code>" + NAME.sub(r'<span class="name">\g<0></span>', body) + "</code>"
+    parts = [
+        inner if inner.startswith("<") else NAME.sub(r'<span class="name">\g<0></span>', inner)
+        for inner in TAG.split(body)
+    ]
+    return f"<code>{''.join(parts)}</code>"
 
 
 # --- Pages that are made --------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -75,16 +75,28 @@ class Folder:
     def digest(self) -> str:
         digest = hashlib.sha256()
         for part in self.read(self.path):
-            digest.update(_bytes(part))
+            for piece in _bytes(part):
+                digest.update(piece)
         return digest.hexdigest()
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: Any) -> Iterator[bytes]:
+    """All of a value. The text of a tensor would have four digits of some numbers."""
     if isinstance(value, torch.Tensor):
-        value = value.numpy()
+        value = value.detach().numpy()
     if isinstance(value, np.ndarray):
-        return value.tobytes()
-    return value if isinstance(value, bytes) else repr(value).encode()
+        yield f"{value.dtype} {value.shape}".encode()
+        yield value.tobytes()
+    elif is_dataclass(value):
+        yield type(value).__name__.encode()
+        for field in fields(value):
+            yield from _bytes(getattr(value, field.name))
+    elif isinstance(value, Mapping | tuple | list):
+        yield f"{type(value).__name__} {len(value)}".encode()
+        for part in value.items() if isinstance(value, Mapping) else value:
+            yield from _bytes(part)
+    else:
+        yield repr(value).encode()
 
 
 # --- What antiphon reads --------------------------------------------------------------------------

@@ -14,14 +14,15 @@ papers of their own: `tasks.codecs`.
 
 Deviations. The memory is of whole updates, not of gradients, and waits while its client is not in a cohort.
 `down` sends rounded parameters, and the server keeps the exact ones: no memory, no difference from what a
-client has, so that a client needs no earlier round. An update that was sent and then lost or left out is not
-sent again.
+client got in an earlier round, so that a client needs no earlier round. With `from_start`, it sends w − w_0,
+where w_0 are the parameters at the start of the run. All clients have them. The difference is smaller than w,
+so fewer bits are as exact. An update that was sent and then lost or left out is not sent again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from antiphon.algorithms.fedavg import FedAvg
@@ -34,6 +35,7 @@ from antiphon.core import (
     Tensors,
     Unusable,
     Update,
+    WrapperState,
     lives_with_server,
 )
 from antiphon.privacy.distributed_noise import Distributed
@@ -43,7 +45,7 @@ from antiphon.server.run_context import parts_of
 from antiphon.tasks.client_work import Answer
 from antiphon.tasks.codec import Codec
 from antiphon.tasks.codecs.stochastic_rounding import StochasticRounding
-from antiphon.tasks.local_training import as_part, find_nonfinite, part_of
+from antiphon.tasks.local_training import as_part, find_nonfinite, parameters_in, part_of
 from antiphon.tasks.packing import pack, pack_table, read_table, shapes_of, unpack
 from antiphon.tasks.pool_wrapper import PoolWrapper
 from antiphon.tasks.update_clipping import AdaptiveUpdate
@@ -110,6 +112,7 @@ class PackedTask(View):
 
     codec: Codec
     seed: int
+    from_start: bool = False  # the parameters in the task are differences from those at the start of the run
     is_outside: ClassVar[bool] = True
 
     def depart(self, task: Task) -> Task:
@@ -146,8 +149,11 @@ class PackedTask(View):
             if parameter is None or tuple(parameter.shape) != shape:
                 raise ValueError(f"the task has {name!r:.80}, which is not shaped like a parameter here")
         shapes = {name: shape for name, (shape, _) in table.items()}
-        tensors = unpack(self.codec, data, shapes, self._seed(task))
-        return {name: tensor.to(data.device, table[name][1]) for name, tensor in tensors.items()}
+        decoded = unpack(self.codec, data, shapes, self._seed(task))
+        tensors = {name: tensor.to(data.device, table[name][1]) for name, tensor in decoded.items()}
+        if self.from_start:
+            tensors |= {name: tensor + base[name] for name, tensor in parameters_in(tensors).items()}
+        return tensors
 
     def _seed(self, task: Task) -> int:
         return derive(self.seed, "down", *task.moment)
@@ -163,12 +169,22 @@ class CompressedPool(PoolWrapper):
     """A pool whose clients get and send encoded tensors. Nothing travels to clients of the server."""
 
     views: Sequence[View]
+    start: Tensors = field(default_factory=dict)  # what is subtracted from the parameters of a task
 
     def outgoing(self, task: Task, cohort: Sequence[str]) -> Task:
         if not all(map(lives_with_server, cohort)):
+            moved = {name: t - self.start[name] for name, t in task.tensors.items() if name in self.start}
+            task = replace(task, tensors={**task.tensors, **moved})
             for view in self.views:
                 task = through(task, view)
         return task
+
+
+@dataclass(frozen=True)
+class CompressedState(WrapperState):
+    """An inner state, and w_0: the parameters at the start of the run."""
+
+    start: Tensors = field(default_factory=dict)
 
 
 @ALGORITHMS.register
@@ -179,6 +195,7 @@ class Compressed:
     inner: Algorithm = FedAvg()
     up: Codec | None = StochasticRounding()  # of what clients send; null: as it is
     down: Codec | None = None  # of what clients get; null: as it is
+    from_start: bool = False  # `down` sends differences from the parameters at the start of the run
     effect: ClassVar[str] = "encodes"
     refuses: ClassVar = {
         "reshapes": "what clients did not send yet would not fit the smaller model; write {inside} "
@@ -195,6 +212,8 @@ class Compressed:
                 f"compressed: down={name} would lose most of the model: updates may lack something for a "
                 "round, but parameters may not. Set down=stochastic_rounding"
             )
+        if self.from_start and self.down is None:
+            raise ValueError("compressed: from_start says what `down` encodes: set down too")
 
     def check_run(self, run: Any) -> None:
         """Refuse what needs updates that arrive as they left."""
@@ -203,6 +222,11 @@ class Compressed:
             raise ValueError(
                 "compressed: with noise=distributed, members of secure aggregation do the last view of a "
                 "task themselves, and it is not the one with the noise: set down=null"
+            )
+        if self.from_start and any(getattr(part, "effect", "") == "reshapes" for part in parts):
+            raise ValueError(
+                "compressed: from_start needs parameters that keep their shapes, and another part of this "
+                "algorithm makes the model smaller: set from_start=false"
             )
         if self.up is None:
             return
@@ -218,10 +242,16 @@ class Compressed:
             )
 
     def init(self, params: Tensors) -> Any:
-        return self.inner.init(params)  # it has no state of its own
+        inner = self.inner.init(params)
+        return CompressedState(inner, params) if self.from_start else inner
 
     def round(self, state: Any, cohort: Sequence[str], pool: Pool) -> tuple[Any, Metrics]:
         seed = derive(state.seed, "compressed")
         up = [PackedAnswer(self.up, seed)] if self.up is not None else []
-        down = [PackedTask(self.down, seed)] if self.down is not None else []
-        return self.inner.round(state, cohort, CompressedPool(pool, [*up, *down]))
+        down = [PackedTask(self.down, seed, self.from_start)] if self.down is not None else []
+        if not self.from_start:
+            return self.inner.round(state, cohort, CompressedPool(pool, [*up, *down]))
+        inner, metrics = self.inner.round(
+            state.inner, cohort, CompressedPool(pool, [*up, *down], state.start)
+        )
+        return replace(state, inner=inner), metrics

@@ -63,7 +63,7 @@ class DeviceClass:
 
     share: float = 0.5  # of the clients, drawn by the seed and their names
     keep: float = 0.5  # of the units of every layer that loses units
-    names: tuple[str, ...] = ()  # these clients, whatever the share
+    names: tuple[str, ...] = ()  # these clients, instead of a share
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
@@ -73,6 +73,11 @@ class DeviceClass:
                 f"keep is a share of units above 0 and below 1, not {self.keep:g}: "
                 "devices in no class keep all"
             )
+
+    @property
+    def drawn(self) -> float:
+        """The share of the clients that is drawn: none, if the clients have names."""
+        return 0.0 if self.names else self.share
 
 
 def class_of(name: str, classes: Mapping[str, DeviceClass], seed: int) -> str:
@@ -84,7 +89,7 @@ def class_of(name: str, classes: Mapping[str, DeviceClass], seed: int) -> str:
             return label
     place, upper = derive(seed, "device class", name) / 2**63, 0.0
     for label, devices in classes.items():
-        upper += devices.share
+        upper += devices.drawn
         if place < upper:
             return label
     return WHOLE
@@ -226,7 +231,7 @@ class FederatedDropout:
     def __post_init__(self) -> None:
         if not self.classes:
             raise ValueError("federated_dropout needs a class of devices that train a part of the model")
-        if (total := sum(devices.share for devices in self.classes.values())) > 1 + 1e-9:
+        if (total := sum(devices.drawn for devices in self.classes.values())) > 1 + 1e-9:
             raise ValueError(f"federated_dropout: the shares of the classes add up to {total:g}, above 1")
         if WHOLE in self.classes:
             raise ValueError("federated_dropout: a class of devices needs a name")

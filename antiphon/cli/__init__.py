@@ -36,7 +36,7 @@ from antiphon.cli.scoring_commands import (
 )
 from antiphon.core import Stopped
 from antiphon.pools.rendezvous import is_left_behind
-from antiphon.pools.signals import exit_code, interrupt, interruption_in, on_signals, reason_of
+from antiphon.pools.signals import exit_code, interrupting, interruption_in, reason_of
 from antiphon.pools.spawning import end_with_starter
 from antiphon.pools.torch_group import PeerLost
 
@@ -107,8 +107,11 @@ app.add_typer(lm_commands, name="lm", rich_help_panel="Language models and decod
 
 def main() -> None:
     """Run the command line and exit: the entry point `antiphon`."""
-    with on_signals(interrupt):
-        code = _exit_code()
+    with interrupting():
+        try:
+            code = _exit_code()
+        except KeyboardInterrupt as error:  # it came while the command told how it had ended
+            code = _interrupted(error)
     if is_left_behind():
         sys.stdout.flush()
         sys.stderr.flush()

@@ -28,7 +28,7 @@ def create_command(*, sites: Sites, **options: Any) -> None:
     for folder in folders:
         terminal.say(f"{folder}: {'for the server' if folder == folders[0] else 'send it to the site'}")
     terminal.say(f"{options['out'] / 'authority'}: keep it offline")
-    terminal.say(f"fingerprint {status['fingerprint'][:16]}; certificates expire on {status['expires']}")
+    terminal.say(f"fingerprint {status['fingerprint'][:32]}; certificates expire on {status['expires']}")
 
 
 @federation_commands.command("join")

@@ -10,7 +10,7 @@ from antiphon.clients.worker import SpeechWorker
 from antiphon.core import Pool
 from antiphon.experiment.settings import Experiment
 from antiphon.recognizer import Recognizer
-from antiphon.records.writer import ClientStateFiles
+from antiphon.records.writer import ClientStateFiles, Listener
 
 
 class Elsewhere(Protocol):
@@ -28,6 +28,12 @@ class Elsewhere(Protocol):
         """Refuse an experiment that needs the speech of clients on the server."""
 
     def pool(
-        self, experiment: Experiment, name: str, folder: Path, recognizer: Recognizer, worker: SpeechWorker
+        self,
+        experiment: Experiment,
+        name: str,
+        folder: Path,
+        recognizer: Recognizer,
+        worker: SpeechWorker,
+        listener: Listener,
     ) -> tuple[Pool, ClientStateFiles]:
         """Return the pool of a run, and the states of its clients. `worker` is for those on the server."""

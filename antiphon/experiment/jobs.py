@@ -75,23 +75,23 @@ class Job:
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     listener: Listener
-    offset: int = 0  # bytes of the journal that have been read
+    journal: JournalTail
     shown: int = 0  # the last round that the listener has shown
 
     @classmethod
     def start(cls, name: str, folder: Path, listener: Listener) -> Job:
         make_folder(folder)
+        journal = JournalTail(folder / "journal.jsonl")
+        shown = max((entry["round"] for entry in journal.news()), default=0)  # before the process writes more
         output = (folder / OUTPUT).open("wb")
-        job = cls(folder, started_again({JOB: name}, output), output, listener)
-        job.shown = max((entry["round"] for entry in job._news()), default=0)
-        if job.shown:
-            listener.resumed(job.shown)
-        return job
+        if shown:
+            listener.resumed(shown)
+        return cls(folder, started_again({JOB: name}, output), output, listener, journal, shown)
 
     def look(self) -> int | None:
         """Show new rounds; return the exit code if the process has ended."""
         code = self.process.poll()
-        new = [entry for entry in self._news() if entry["round"] > self.shown]
+        new = [entry for entry in self.journal.news() if entry["round"] > self.shown]
         clock = self._clock() if new else {}
         for entry in new:
             self.listener.finished(entry, clock.get(entry["round"], {}))
@@ -115,20 +115,27 @@ class Job:
         entries = read(path, lambda text: None) if path.exists() else []
         return {entry["round"]: entry for entry in entries}
 
-    def _news(self) -> list[dict[str, Any]]:
+
+@dataclass
+class JournalTail:
+    """The entries of a journal that were not read before."""
+
+    path: Path
+    offset: int = 0  # bytes that have been read
+
+    def news(self) -> list[dict[str, Any]]:
         """Return journal entries since the last look; all of them if the journal has been cut back."""
-        path = self.folder / "journal.jsonl"
-        size = path.stat().st_size if path.exists() else 0
+        size = self.path.stat().st_size if self.path.exists() else 0
         if size < self.offset:
             self.offset = 0
         if size == self.offset:
             return []
-        with path.open("rb") as file:
+        with self.path.open("rb") as file:
             file.seek(self.offset)
             new = file.read()
         lines = new[: new.rfind(b"\n") + 1]
         try:
-            entries = [parse_entry(line, str(path)) for line in lines.splitlines()]
+            entries = [parse_entry(line, str(self.path)) for line in lines.splitlines()]
         except ValueError:  # it was cut back and has grown again: this is the middle of a line
             self.offset = 0
             return []

@@ -214,7 +214,7 @@ def run_one(
     pool: Pool = prepared.pool(name, worker, group)
     kept: ClientStateFiles = states
     if prepared.elsewhere is not None and prepared.is_away(name):
-        pool, kept = prepared.elsewhere.pool(experiment, name, folder, recognizer, worker)
+        pool, kept = prepared.elsewhere.pool(experiment, name, folder, recognizer, worker, listener)
     engine = Engine(
         run.algorithm,
         pool,

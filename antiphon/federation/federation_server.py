@@ -14,9 +14,10 @@ from antiphon.core import Stopped
 from antiphon.federation.engine_process import EngineProcess, LocalSocket, keep_memory
 from antiphon.federation.kits import Kit
 from antiphon.pools.remote_link import Channel, SocketLink
-from antiphon.pools.remote_messages import Message, WireError, head_of, pack
+from antiphon.pools.remote_messages import Message, WireError, head_of, pack, reason_in
 
 START = 120.0  # seconds that the carrier has to start
+MAX_NAME = 500  # characters of the name of a client
 Notify = Callable[[str], None]
 
 
@@ -141,14 +142,19 @@ def read_announcements(site: str, message: Message) -> dict[str, Announcement]:
     for client, about in clients.items():
         numbers = about if isinstance(about, list) and len(about) == 2 else [None, None]
         count, length = numbers
-        if type(count) is not int or type(length) is not float or count < 1 or not math.isfinite(length):
+        if type(count) is not int or type(length) is not float or count < 1 or not 0 <= length < math.inf:
             raise Stopped(f"site {site!r} announces {client[:80]!r} with {about!r}, which makes no sense")
-        if not client.startswith(("speaker/", "session/")):
+        if not client.startswith(("speaker/", "session/")) or not is_name(client):
             raise Stopped(
                 f"site {site!r} announces {client[:80]!r}, which is not the name of a speaker or a session"
             )
         found[client] = Announcement(count, length)
     return found
+
+
+def is_name(client: str) -> bool:
+    """Return whether this can be the name of a client: it is printed, and a folder is named after it."""
+    return 0 < len(client) <= MAX_NAME and client.isprintable()
 
 
 def read_head(site: str, message: Message) -> dict[str, Any]:
@@ -158,5 +164,5 @@ def read_head(site: str, message: Message) -> dict[str, Any]:
     except WireError as error:
         raise Stopped(f"site {site!r}: {error}") from None
     if head.get("verb") == "failure":
-        raise Stopped(f"site {site!r}: {head.get('reason')}")
+        raise Stopped(f"site {site!r}: {reason_in(head)}")
     return head

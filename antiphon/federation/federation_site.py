@@ -7,16 +7,14 @@ failure.
 
 from __future__ import annotations
 
-import random
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import antiphon
 from antiphon.clients.states import ClientStates
@@ -26,8 +24,6 @@ from antiphon.data.corpus import Corpus
 from antiphon.data.partition import BySession, BySpeaker, Partition
 from antiphon.data.store import Progress
 from antiphon.decoding.nbest import NBest, write_nbest
-from antiphon.federation.engine_process import EngineProcess, LocalSocket, keep_memory
-from antiphon.federation.kits import Kit
 from antiphon.federation.run_setup import ADVICE, SETTINGS, open_worker, read_settings
 from antiphon.federation.sent_folders import keep_files, local_paths
 from antiphon.federation.site_lists import LISTS, SiteLists, read_list_settings
@@ -35,8 +31,7 @@ from antiphon.federation.site_policy import Ledger, Refused, SitePolicy
 from antiphon.personalisation.list_clients import ListWorker
 from antiphon.pools.flat_tensors import Buffer
 from antiphon.pools.remote_answers import answer_task, failure
-from antiphon.pools.remote_link import Channel
-from antiphon.pools.remote_messages import Message, MissingBody, WireError, head_of, pack, unpack
+from antiphon.pools.remote_messages import Message, MissingBody, WireError, head_of, pack, plain, unpack
 from antiphon.records.files import file_name, make_folder, write_text
 from antiphon.records.reading import read_tensors
 
@@ -59,6 +54,16 @@ KINDS: Mapping[str, Partition] = {"speaker": BySpeaker(), "session": BySession()
 SETUPS, SENT, RANKED = "setups", "sent", "ranked"  # folders of a site
 SiteWorker = SpeechWorker | ListWorker
 KEPT = {"setup": (SETUPS, 4), "folder": (SENT, 12)}  # what is sent to be kept -> its folder, and how many
+
+
+@dataclass(frozen=True)
+class AnswerSizes:
+    """The bytes of an answer: its tensors, the rest at most, and its tensors under secure aggregation."""
+
+    setup: str  # digest
+    tensors: int
+    report: int
+    masked: int
 
 
 def _run_one(worker: Worker, client: str, kept: Path, task: Task) -> Update:
@@ -99,39 +104,54 @@ class Site:
         if self.kind not in KINDS:
             raise ValueError(f"a client is a {' or a '.join(KINDS)}, not {self.kind!r}")
         self.clients = announced(self.corpus, self.kind) if self.corpus is not None else {}
+        make_folder(self.folder)
         self.ledger = Ledger.open(self.folder / "ledger.json")
 
     def answer(self, message: Message) -> Message:
+        reply = self._named(lambda: self._allowed(message))
+        return self._named(lambda: self._noted(message, reply))
+
+    def _named(self, reply: Callable[[], Message]) -> Message:
+        """Return a reply, or a message with the reason why there is none."""
         try:
-            if self._last is not None and self._last[0] == message.head:
-                return self._last[1]  # the first answer was lost on its way
-            reply = self._answer(message)
-            self.policy.check_bytes(self.ledger.used(self.clock()), len(message) + len(reply))
-            self._note(message, reply)
-            return reply
+            return reply()
         except MissingBody as error:
             return pack({"verb": "need", "digest": error.digest})
         except Refused as error:
             self.notify(f"refused: {error}")
             return failure(f"site {self.name!r} refuses by its policy: {error}")
         except WireError as error:
+            self.notify(f"refused: {error}")
             return failure(f"site {self.name!r}: {error}")
         except Exception as error:  # what it says may be private: it stays here
-            self.notify(f"{type(error).__name__}: {error}")
+            self.notify(plain(f"{type(error).__name__}: {error}"))
             return failure(f"site {self.name!r}: {type(error).__name__} (its own log says more)")
 
-    def _note(self, message: Message, reply: Message) -> None:
-        asked, said = head_of(message), head_of(reply)
-        is_answer = said["verb"] == "answer" or said.get("step") == "mask"
-        who = (str(asked["run"]), str(asked["client"])) if is_answer else ()
+    def _allowed(self, message: Message) -> Message:
+        """Return the answer to a message, within the bytes of a day. A greeting is always answered."""
+        if self._last is not None and self._last[0] == message.head:
+            return self._last[1]  # the first answer was lost on its way
+        if head_of(message).get("verb") == "hello":
+            return self.announcement()
+        used = self.ledger.used(self.clock())
+        self.policy.check_bytes(used, len(message))
+        reply = self._answer(message)
+        self.policy.check_bytes(used, len(message) + len(reply))
+        return reply
+
+    def _noted(self, message: Message, reply: Message) -> Message:
+        """Note the bytes of a message and of its reply, whatever that is, and who has answered."""
+        is_new = self._last is None or reply is not self._last[1]
+        said = head_of(reply)
+        is_answer = is_new and (said["verb"] == "answer" or said.get("step") == "mask")
+        who = (str(said["run"]), str(said["client"])) if is_answer else ()
         self.ledger.add(self.clock(), len(message) + len(reply), *who)
         if said["verb"] in ("answer", "secure"):
             self._last = (message.head, reply)
+        return reply
 
     def _answer(self, message: Message) -> Message:
         verb = head_of(message).get("verb")
-        if verb == "hello":
-            return self.announcement()
         head, tensors = unpack(message, self._bodies)
         if verb in KEPT:
             folder, most = KEPT[verb]
@@ -154,8 +174,8 @@ class Site:
         """Return the setups that were sent and have this file."""
         return sorted(path.parent for path in (self.folder / SETUPS).glob(f"[!.]*/{main}"))
 
-    def answer_sizes(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yield each model that was sent here, with the bytes of an answer: its tensors, and the rest."""
+    def answer_sizes(self) -> Iterator[AnswerSizes]:
+        """Yield how large an answer is for each model that was sent here."""
         for folder in self.setups(SETTINGS):
             names, tensors = read_settings(folder).base, read_tensors(folder / "model.safetensors", ADVICE)
             if missing := [name for name in names if name not in tensors]:
@@ -165,7 +185,9 @@ class Site:
             about = {"verb": "answer", "run": "0" * 32, "client": longest, "moment": [10**6, 10**6]}
             stats = dict.fromkeys(REPORTED, -2.2250738585072014e-308)  # no number is written with more digits
             answer = pack({**about, "stats": stats, "state_bytes": 10**15}, update)
-            yield folder.name, (len(answer.body), len(answer.head))
+            numbers = torch.empty(sum(tensor.numel() for tensor in update.values()), dtype=torch.int32)
+            masked = len(pack({}, {"masked": numbers}).body)
+            yield AnswerSizes(folder.name, len(answer.body), len(answer.head), masked)
 
     def _work(self, head: Mapping[str, Any], tensors: Tensors) -> Message:
         if self.policy.only_secure:
@@ -277,37 +299,5 @@ class Site:
         kind, colon, _ = reason.partition(": ")
         if head["verb"] != "failure" or not (colon and kind.isidentifier()):
             return reply
-        self.notify(f"{client}: {reason}")
+        self.notify(plain(f"{client}: {reason}"))
         return failure(f"{kind} (the log of site {self.name!r} says more)")
-
-
-def serve(kit: Kit, site: Site, stop: threading.Event) -> None:
-    """Answer what the server asks until `stop` is set. NVFLARE is started again whenever it ends."""
-    keep_memory()
-    local = LocalSocket()
-    process: EngineProcess | None = None
-    pause, started = 1.0, 0.0
-    try:
-        while not stop.is_set():
-            if process is None or not process.is_alive():
-                if process is not None:
-                    site.notify(f"the connection has ended: starting it again in {pause:.0f} s")
-                    stop.wait(pause * random.uniform(0.5, 1.5))
-                    pause = 1.0 if time.monotonic() - started > 60 else min(60.0, 2 * pause)
-                process, started = EngineProcess(kit, local), time.monotonic()
-            stream = local.accept(0.5)
-            if stream is not None:
-                _answer_one(Channel(stream), site)
-    finally:
-        if process is not None:
-            process.end()
-        local.close()
-
-
-def _answer_one(channel: Channel, site: Site) -> None:
-    message = channel.receive_message()
-    if message is not None:
-        answer = site.answer(message)
-        with suppress(ConnectionError):
-            channel.send({"head_bytes": len(answer.head)}, answer.head, answer.body)
-    channel.close()

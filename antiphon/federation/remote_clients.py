@@ -24,6 +24,7 @@ from antiphon.privacy.announced_noise import AnnouncedNoise
 from antiphon.recognizer import Recognizer
 from antiphon.records.files import write_json
 from antiphon.records.reading import read_as
+from antiphon.records.writer import Listener
 from antiphon.server.run_context import parts_of
 
 NOTES = "federation.json"
@@ -36,6 +37,7 @@ class RemoteClients:
     link: Link
     announced: Mapping[str, Mapping[str, Announcement]]  # site -> client
     patience: Patience = Patience()
+    ordered: bool = True  # add updates in the order of the cohort; False: as they arrive
 
     def __post_init__(self) -> None:
         sites_of(self.announced)
@@ -82,7 +84,13 @@ class RemoteClients:
         return ""
 
     def pool(
-        self, experiment: Experiment, name: str, folder: Path, recognizer: Recognizer, worker: SpeechWorker
+        self,
+        experiment: Experiment,
+        name: str,
+        folder: Path,
+        recognizer: Recognizer,
+        worker: SpeechWorker,
+        listener: Listener,
     ) -> tuple[Pool, RemoteStates]:
         assert worker.states is not None
         run = experiment.runs[name]
@@ -99,7 +107,8 @@ class RemoteClients:
         write_announced(folder.parent / NOTES, self.announced)
         states = RemoteStates(worker.states)
         remote = RemoteRun(id_of(folder), pack_setup(recognizer, settings), states, SentFolders())
-        pool = RemotePool(self.link, self.sites, worker, remote, self.patience)
+        options = (self.patience, self.ordered, listener.at_sites)
+        pool = RemotePool(self.link, self.sites, worker, remote, *options)
         if run.secure_aggregation is None or run.data != "federated":
             return pool, states
         # Imported here: it needs the package cryptography, which is optional.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from antiphon.clients.states import ClientStates
 from antiphon.core import Stopped, Worker, lives_with_server
-from antiphon.federation.federation_server import read_head
+from antiphon.federation.federation_server import is_name, read_head
 from antiphon.federation.remote_clients import NOTES, id_of, sites_of
 from antiphon.federation.site_lists import KINDS
 from antiphon.pools.remote_exchange import Link, Patience
@@ -16,8 +16,6 @@ from antiphon.pools.remote_messages import Message
 from antiphon.pools.remote_pool import RemotePool, RemoteRun, RemoteStates
 from antiphon.records.files import make_folder, write_json
 from antiphon.records.reading import read_as
-
-MAX_NAME = 500  # characters of the name of a client
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def read_lists(site: str, message: Message) -> dict[str, ListAnnouncement]:
         count, has = about if isinstance(about, list) and len(about) == 2 else (None, None)
         if type(count) is not int or type(has) is not bool or count < 1:
             raise Stopped(f"site {site!r} announces {client[:80]!r} with {about!r:.80}, which makes no sense")
-        if lives_with_server(client) or client.startswith("earlier/") or not 0 < len(client) <= MAX_NAME:
+        if lives_with_server(client) or client.startswith("earlier/") or not is_name(client):
             raise Stopped(f"site {site!r} announces {client[:80]!r}, which cannot be the name of a client")
         found[client] = ListAnnouncement(kind, count, has)
     return found

@@ -19,6 +19,10 @@ Deviations, and why:
   frames at a time, and again in the backward pass (T. Chen et al., "Training Deep Nets with Sublinear Memory
   Cost", 2016).
 - No atomic additions (gradients are products with one-hot matrices): results are equal to the last bit.
+
+On a GPU with Triton, kernels compute the lattice (`kernels.lattice`) and what is between the products of the
+joint network, whose logits are kept up to a limit (`kernels.joint`). Elsewhere, and in float64, all is
+PyTorch's: what the kernels are compared with.
 """
 
 from __future__ import annotations
@@ -31,9 +35,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphon.models.layers import at_least_float32, clients_first
+from antiphon.models.layers import at_least_float32, clients_first, frame_mask
+from antiphon.models.noise import FUSED
 
 MAX_VALUES = 2**24  # in a chunk of logits or of hidden units
+MAX_FRAMES = 4096  # of an utterance whose lattice a kernel can keep
+
+
+def fused(tensor: Tensor) -> bool:
+    """Whether kernels of our own compute with this tensor; they have no float64."""
+    return FUSED and tensor.is_cuda and tensor.dtype != torch.float64
 
 
 def rnnt_losses(blank: Tensor, label: Tensor, lengths: Tensor, token_lengths: Tensor) -> Tensor:
@@ -46,11 +57,65 @@ def rnnt_losses(blank: Tensor, label: Tensor, lengths: Tensor, token_lengths: Te
     return Lattice.apply(blank, label, lengths, token_lengths)
 
 
+def rnnt_losses_from_logits(logits: Tensor, tokens: Tensor, lengths: Tensor, token_lengths: Tensor) -> Tensor:
+    """Logits [B, T, U + 1, V], tokens [B, U], and both lengths as `rnnt_losses` takes them -> [B].
+
+    >>> rnnt_losses_from_logits(torch.zeros(1, 1, 2, 2), torch.tensor([[1]]), *torch.tensor([[1], [1]])).exp()
+    tensor([4.])
+    """
+    if fused(logits):
+        blank, label = Picked.apply(logits, tokens)
+    else:
+        blank, label = _picked(logits, tokens.masked_fill(~frame_mask(token_lengths, tokens.shape[1]), 0))
+    return rnnt_losses(blank, label, lengths, token_lengths)
+
+
+def _picked(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """[..., t, U + 1, V], [..., U] -> log probabilities of blanks and labels [..., t, U + 1 or U]."""
+    log_probs = F.log_softmax(at_least_float32(logits), dim=-1)
+    blank, following = log_probs[..., 0].clone(), log_probs[..., :-1, :]  # a view would keep the whole part
+    chosen = tokens[..., None, :, None].expand(*following.shape[:-1], 1)
+    return blank, following.gather(-1, chosen).squeeze(-1)
+
+
+class Picked(torch.autograd.Function):
+    """`_picked` in one pass over the logits, and in another for their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        from antiphon.models.kernels.transducer import pick
+
+        logits, tokens = logits.contiguous(), tokens.contiguous()
+        log_sums, blank = (logits.new_empty(logits.shape[:-1], dtype=torch.float32) for _ in range(2))
+        label = logits.new_empty(*logits.shape[:2], tokens.shape[1], dtype=torch.float32)
+        pick(logits, None, tokens, (0, logits.shape[1]), (log_sums, blank, label))
+        ctx.save_for_backward(logits, tokens, log_sums)
+        return blank, label
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        from antiphon.models.kernels.transducer import differences
+
+        logits, tokens, log_sums = ctx.saved_tensors
+        d_blank, d_label = (values.contiguous() for values in upstream)
+        out = torch.empty_like(logits)
+        differences(logits, None, tokens, (0, logits.shape[1]), (log_sums, d_blank, d_label), out)
+        return out, None
+
+
 class Lattice(torch.autograd.Function):
     """∂L/∂∅(t, u) = −P(the path takes that blank), and the same for labels (eq. 20, before the softmax)."""
 
     @staticmethod
     def forward(ctx: Any, blank: Tensor, label: Tensor, lengths: Tensor, token_lengths: Tensor) -> Tensor:
+        if fused(blank) and blank.shape[1] <= MAX_FRAMES:
+            from antiphon.models.kernels.lattice import losses_and_posteriors
+
+            losses, *found = losses_and_posteriors(
+                blank, label, lengths, token_lengths, needs_posteriors=any(ctx.needs_input_grad)
+            )
+            ctx.save_for_backward(*(values.to(blank.dtype) for values in found))
+            return losses.to(blank.dtype)
         ends = Ends(lengths, token_lengths, *blank.shape[1:])
         exact = blank.double(), label.double()
         if any(ctx.needs_input_grad):
@@ -149,42 +214,73 @@ def next_log_probs(
     frames [B, T, J], states [B, U + 1, J], weight [V, J], bias [V], tokens [B, U]
     -> blank [B, T, U + 1] and label [B, T, U], in float32 at least.
     """
-    following = F.pad(tokens, (0, 1))
-    blank, label = NextLogProbs.apply(frames[None], states[None], weight[None], bias[None], following[None])
-    return blank[0], label[0, ..., :-1]
+    given = (tensor.unsqueeze(0) for tensor in (frames, states, weight, bias, tokens))
+    blank, label = _of_networks(*given)
+    return blank.squeeze(0), label.squeeze(0)
+
+
+def _of_networks(*given: Tensor) -> tuple[Tensor, Tensor]:
+    needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    blank, label, *_ = NextLogProbs.apply(*given, needs_gradient)
+    return blank, label
 
 
 class NextLogProbs(torch.autograd.Function):
-    """`next_log_probs` of S joint networks: every tensor has dimension S first, tokens are [S, B, U + 1]."""
+    """`next_log_probs` of S joint networks: every tensor has dimension S first."""
 
     @staticmethod
     def forward(
-        frames: Tensor, states: Tensor, weight: Tensor, bias: Tensor, tokens: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        frames: Tensor, states: Tensor, weight: Tensor, bias: Tensor, tokens: Tensor, needs_gradient: bool
+    ) -> tuple[Tensor, ...]:
+        if fused(frames):
+            from antiphon.models.kernels import joint
+
+            with torch.autocast(frames.device.type, enabled=False):  # as the backward pass
+                return joint.log_probs((frames, states, weight, bias, tokens), needs_gradient)
         blanks, labels = [], []
         for (part,) in _parts(states, weight, frames):
-            logits = at_least_float32(_logits(_hidden(part, states), weight, bias))
-            log_probs = F.log_softmax(logits, dim=-1)
-            blanks.append(log_probs[..., 0].clone())  # a view would keep the whole part
-            chosen = tokens[:, :, None, :, None].expand(*log_probs.shape[:-1], 1)
-            labels.append(log_probs.gather(-1, chosen).squeeze(-1))
+            blank, label = _picked(_logits(_hidden(part, states), weight, bias), tokens)
+            blanks.append(blank)
+            labels.append(label)
         return torch.cat(blanks, dim=2), torch.cat(labels, dim=2)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs[:5], *output[2:])
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.set_materialize_grads(False)  # no zeros for what is only saved
+        ctx.has_logits = True
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        frames, states, weight, bias, tokens = ctx.saved_tensors
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        frames, states, weight, bias, tokens, *saved = ctx.saved_tensors
+        shape, num_nodes = (*states.shape[:2], frames.shape[2]), states.shape[2]
+        some = next((grad for grad in upstream[:2] if grad is not None), None)
+        if some is None:
+            return (None,) * 6
+        d_blanks, d_labels = (
+            some.new_zeros(*shape, size) if grad is None else grad
+            for grad, size in zip(upstream[:2], (num_nodes, num_nodes - 1), strict=True)
+        )
+        if fused(frames):
+            from antiphon.models.kernels import joint
+
+            saved, ctx.has_logits = saved if ctx.has_logits else saved[:1], False
+            given = frames, states, weight, bias, tokens
+            with torch.autocast(frames.device.type, enabled=False):
+                return (
+                    *joint.gradients(given, saved, (d_blanks, d_labels), ctx.needs_input_grad[2]),
+                    None,
+                    None,
+                )
         vocabulary = torch.arange(weight.shape[1], device=tokens.device)
-        one_hot = (tokens[:, :, None, :, None] == vocabulary).to(upstream[0].dtype)
+        one_hot = (F.pad(tokens, (0, 1))[:, :, None, :, None] == vocabulary).to(some.dtype)
         d_frames = []
         d_states, d_weight, d_bias = (
             torch.zeros_like(values, dtype=at_least_float32(values).dtype)
             for values in (states, weight, bias)
         )
-        for part, d_blank, d_label in _parts(states, weight, frames, *upstream):
+        for part, d_blank, d_label in _parts(states, weight, frames, d_blanks, F.pad(d_labels, (0, 1))):
             hidden = _hidden(part, states)
             d_logits = F.softmax(_logits(hidden, weight, bias), dim=-1, dtype=d_blank.dtype)
             d_logits *= -(d_blank + d_label)[..., None]
@@ -199,13 +295,13 @@ class NextLogProbs(torch.autograd.Function):
             d_frames.append(d_sum.sum(dim=3))
             d_states += d_sum.sum(dim=2, dtype=d_states.dtype)
         summed = zip((d_states, d_weight, d_bias), (states, weight, bias), strict=True)
-        return torch.cat(d_frames, dim=2), *(grad.to(tensor.dtype) for grad, tensor in summed), None
+        return torch.cat(d_frames, dim=2), *(grad.to(tensor.dtype) for grad, tensor in summed), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
         """Clients are more joint networks."""
-        stacked = clients_first(info.batch_size, in_dims, *inputs)
-        outputs = NextLogProbs.apply(*(tensor.flatten(0, 1) for tensor in stacked))
+        stacked = clients_first(info.batch_size, in_dims[:5], *inputs[:5])
+        outputs = _of_networks(*(tensor.flatten(0, 1) for tensor in stacked))
         return tuple(output.unflatten(0, (info.batch_size, -1)) for output in outputs), (0, 0)
 
 

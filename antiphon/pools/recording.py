@@ -180,16 +180,20 @@ class RecordingPool:
         elif {row.client for row in self.rows} >= set(self.cohort):
             self.check_enough()
 
-    def check_enough(self) -> None:
-        """Stop the run if too few of the round's clients answered, each counted once."""
+    def check_enough(self, least: int = 0) -> None:
+        """Stop the run if too few of the round's clients answered, each counted once.
+
+        least: so many must have answered, even if the run has a smaller `min_clients`.
+        """
+        needed = max(least, self.min_clients)
         rows = [row for row in self.rows if not lives_with_server(row.client)]
         if any(row.report is None and not row.failure for row in rows):
             return  # a task was interrupted by an error, which must be seen
         asked = {row.client for row in rows}
         answered = {row.client for row in rows if row.report is not None}
-        if asked and len(answered) < self.min_clients:
+        if asked and len(answered) < needed:
             failed = [row for row in rows if row.client not in answered]
-            raise TooFewAnswers(_too_few(len(answered), len(asked), self.min_clients, failed))
+            raise TooFewAnswers(_too_few(len(answered), len(asked), needed, failed))
 
     def weights(self) -> dict[str, float]:
         """Return each client's share in its last sum, among tasks of one kind and number."""

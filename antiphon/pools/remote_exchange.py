@@ -74,7 +74,8 @@ class Exchange:
     """Asks each client of `requests` once, and yields their outcomes in this order, or as they arrive.
 
     `supply` returns what a site may ask for by its digest: the setup of the run, or a model that a task
-    names. Leave the context to cancel everything that is still open.
+    names. `heard` is called with each client whose outcome is known, as soon as it is. Leave the context to
+    cancel everything that is still open.
     """
 
     def __init__(
@@ -84,9 +85,10 @@ class Exchange:
         requests: Mapping[str, Request],
         supply: Callable[[str], Message | None],
         ordered: bool = True,
+        heard: Callable[[str], None] = lambda client: None,
     ) -> None:
         self.link, self.patience, self.requests = link, patience, requests
-        self.supply, self.ordered = supply, ordered
+        self.supply, self.ordered, self.heard = supply, ordered, heard
         self.ignored = 0  # late, repeated and unknown arrivals
         self._unasked, self._left = deque(requests), dict.fromkeys(requests)
         self._open: dict[str, str] = {}  # ticket -> client
@@ -133,7 +135,7 @@ class Exchange:
     def _push(self, client: str) -> None:
         site, message = self.requests[client].site, self.requests[client].message
         if site in self._silent:
-            self._done[client] = self._silent[site]
+            self._finish(client, self._silent[site])
             return
         body = (site, head_of(message)["body"]["sha256"])
         if not self._is_busy(site):
@@ -162,7 +164,7 @@ class Exchange:
             if self.requests[client].site == site:
                 del self._open[ticket]
                 self.link.cancel(ticket)
-                self._done[client] = reason
+                self._finish(client, reason)
 
     def _take(self, arrival: Arrival) -> None:
         if (site := self._parcels.pop(arrival.ticket, "")) or arrival.ticket in self._open:
@@ -179,17 +181,21 @@ class Exchange:
         try:
             head = head_of(arrival.message)
         except WireError as error:
-            self._done[client] = f"site {self.requests[client].site!r}: {error}"
+            self._finish(client, f"site {self.requests[client].site!r}: {error}")
             return
         if head.get("verb") == "need":
             self._provide(client, str(head.get("digest")))
         else:
-            self._done[client] = arrival.message
+            self._finish(client, arrival.message)
+
+    def _finish(self, client: str, outcome: Outcome) -> None:
+        self._done[client] = outcome
+        self.heard(client)
 
     def _retry(self, client: str, error: str) -> None:
         attempt = self._attempts[client] = self._attempts.get(client, 0) + 1
         if attempt > self.patience.retries:
-            self._done[client] = f"site {self.requests[client].site!r}: {error}"
+            self._finish(client, f"site {self.requests[client].site!r}: {error}")
         else:
             self._again[client] = time.monotonic() + self.patience.pause(attempt - 1)
 
@@ -199,7 +205,7 @@ class Exchange:
         self._attempts[client] = self._attempts.get(client, 0) + 1
         parcel = message if head_of(message)["body"]["sha256"] == digest else self.supply(digest)
         if parcel is None or self._attempts[client] > self.patience.retries + MAX_NEEDS:
-            self._done[client] = f"site {site!r} asks for {digest[:12]}…, which the server cannot send"
+            self._finish(client, f"site {site!r} asks for {digest[:12]}…, which the server cannot send")
             return
         if parcel is message:
             self._sent.discard((site, digest))

@@ -125,6 +125,20 @@ def head_of(message: Message) -> dict[str, Any]:
     return dict(head)
 
 
+def reason_in(head: Mapping[str, Any]) -> str:
+    """Return the reason in the head of a failure: one line of at most 500 characters."""
+    return plain(str(head.get("reason"))[:500])
+
+
+def plain(text: str) -> str:
+    """Return a text of another machine as one line: what it could do to a screen is taken out.
+
+    >>> plain("out of memory\\x1b[2J")
+    'out of memory [2J'
+    """
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 def unpack(message: Message, known: Mapping[str, Buffer] | None = None) -> tuple[dict[str, Any], Tensors]:
     """Return head and tensors of a message; `known` holds bodies by digest, for one that was left out.
 

@@ -14,7 +14,8 @@ on the server's own data.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,12 +31,18 @@ from antiphon.pools.remote_messages import (
     digest_of,
     head_of,
     pack_body,
+    reason_in,
     unpack,
     with_body,
 )
 from antiphon.records.writer import ClientStateFiles, Moment
 
 MAX_STATS = 100  # numbers in a report
+Watch = Callable[[Mapping[str, tuple[int, int]]], None]  # site -> clients that are done, and that were asked
+
+
+def no_watch(sites: Mapping[str, tuple[int, int]]) -> None:
+    """Show nothing."""
 
 
 @dataclass
@@ -120,6 +127,7 @@ class RemotePool:
     run: RemoteRun
     patience: Patience = Patience()
     ordered: bool = True  # add updates in the order of the cohort; False: as they arrive
+    watch: Watch = no_watch  # called when a client is done with a task, or has failed
     ignored: int = field(default=0, init=False)  # late, repeated and unknown replies so far
 
     def reduce(self, task: Task, cohort: Sequence[str], weigh: Weigh) -> Update:
@@ -138,7 +146,7 @@ class RemotePool:
         """Yield the update of each client, empty for one that failed."""
         arrive = arrived(task)
         away = self._requests(task, [client for client in cohort if client in self.sites])
-        exchange = Exchange(self.link, self.patience, away, self.run.supply, self.ordered)
+        exchange = self._exchange(away, self.ordered)
         with exchange:  # the sites are working now
             outcomes = exchange.outcomes()
             for client in cohort if self.ordered else [client for client in cohort if client not in away]:
@@ -150,6 +158,16 @@ class RemotePool:
             for client, outcome in outcomes:
                 yield arrive(self._read(task, client, outcome), client)
         self.ignored += exchange.ignored
+
+    def _exchange(self, requests: Mapping[str, Request], ordered: bool) -> Exchange:
+        """Return an exchange that says how far each site is."""
+        asked, done = Counter(request.site for request in requests.values()), Counter[str]()
+
+        def heard(client: str) -> None:
+            done[requests[client].site] += 1
+            self.watch({site: (done[site], asked[site]) for site in asked})
+
+        return Exchange(self.link, self.patience, requests, self.run.supply, ordered, heard)
 
     def ask(self, messages: Mapping[str, tuple[dict[str, Any], Tensors]]) -> Iterator[tuple[str, Any]]:
         """Send each client a message of its own: JSON values and tensors.
@@ -167,7 +185,7 @@ class RemotePool:
                 request = {**request, "config": self.run.outgoing(request["config"])}
             head = {**self._about("secure", client, len(messages)), "request": request}
             requests[client] = Request(self.sites[client], with_body(head, body, list(tensors), digest))
-        with Exchange(self.link, self.patience, requests, self.run.supply, ordered=False) as exchange:
+        with self._exchange(requests, ordered=False) as exchange:
             for client, outcome in exchange.outcomes():
                 try:
                     yield client, outcome if isinstance(outcome, str) else self._answer(client, outcome)
@@ -178,7 +196,7 @@ class RemotePool:
     def _answer(self, client: str, message: Message) -> tuple[dict[str, Any], Tensors] | str:
         head, tensors = unpack(message)
         if head.get("verb") == "failure":
-            return str(head.get("reason"))[:500]
+            return reason_in(head)
         asked = {"verb": "secure", "run": self.run.id, "client": client}
         answer = head.get("answer")
         if any(head.get(key) != wanted for key, wanted in asked.items()) or not isinstance(answer, dict):
@@ -207,7 +225,7 @@ class RemotePool:
 
     def _update(self, task: Task, client: str, head: Mapping[str, Any], tensors: Tensors) -> Update:
         if head.get("verb") == "failure":
-            return Update.nothing(Failure(client, str(head.get("reason"))[:500]))
+            return Update.nothing(Failure(client, reason_in(head)))
         asked = {"verb": "answer", "run": self.run.id, "client": client, "moment": list(task.moment)}
         for key, wanted in asked.items():
             if head.get(key) != wanted:

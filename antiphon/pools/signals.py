@@ -1,21 +1,26 @@
 """Signals that ask a command to end: Ctrl-C (SIGINT), SIGTERM, and SIGHUP of a terminal that is closed.
 
 Outside of rounds they raise KeyboardInterrupt with a reason; in rounds they stop the run with that reason.
-A signal that is ignored when the command starts, as with nohup, stays ignored.
+Where Python would lose or change the exception, it is raised a little later. A signal that is ignored when
+the command starts, as with nohup, stays ignored.
 """
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 REASONS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 FINISHING = "\nfinishing the current client, then saving; press again to stop at once"
+IMPORTING = "<frozen importlib._bootstrap>"  # the file of the frames of Python's import system
+PAUSE = 0.02  # seconds until a signal that came in an import comes again
 Handle = Callable[[int], None]
 
 
@@ -55,6 +60,57 @@ def interrupt(number: int) -> None:
     raise KeyboardInterrupt(REASONS[signal.Signals(number)])
 
 
+def interrupt_safely(number: int) -> None:
+    """Raise KeyboardInterrupt with the reason; in an import, let the signal come again until it has ended.
+
+    Libraries catch all that their own imports raise. Python makes another error from it, or leaves modules
+    behind that are half made. The command would go on, or end with a traceback.
+    """
+    if _is_importing(sys._getframe(1)):
+        _send_again(number)
+    else:
+        interrupt(number)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename != IMPORTING:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _send_again(number: int) -> None:
+    def send() -> None:
+        time.sleep(PAUSE)
+        signal.pthread_kill(main, number)
+
+    main = threading.get_ident()  # only the main thread gets signals
+    _thread.start_new_thread(send, ())  # threading's own would wait for locks that this thread may hold
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """Let signals raise KeyboardInterrupt, also one that comes while Python tidies up an object (`__del__`).
+
+    Python prints what is raised there, and goes on: such a signal comes again.
+    """
+    before = sys.unraisablehook
+
+    def hear(unraisable: sys.UnraisableHookArgs) -> None:
+        error = unraisable.exc_value
+        number = exit_code(reason_of(error)) if isinstance(error, KeyboardInterrupt) else None
+        if number is None:
+            before(unraisable)
+        else:
+            _send_again(number - 128)
+
+    sys.unraisablehook = hear
+    try:
+        with on_signals(interrupt_safely):
+            yield
+    finally:
+        sys.unraisablehook = before
+
+
 def reason_of(error: KeyboardInterrupt) -> str:
     """Return why a KeyboardInterrupt was raised."""
     return str(error) or REASONS[signal.SIGINT]
@@ -84,7 +140,8 @@ def interruptible(loud: bool = True) -> Iterator[Interrupt]:
 
     def ask(number: int) -> None:
         if asked.is_set():
-            interrupt(number)
+            interrupt_safely(number)
+            return
         asked.reason = REASONS[signal.Signals(number)]
         asked.set()
         if loud:

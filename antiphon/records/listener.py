@@ -51,6 +51,10 @@ class Listeners(Listener):
         for member in self.members:
             member.replied(client)
 
+    def at_sites(self, sites: Mapping[str, tuple[int, int]]) -> None:
+        for member in self.members:
+            member.at_sites(sites)
+
     def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
         for member in self.members:
             member.finished(entry, clock)

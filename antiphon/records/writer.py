@@ -56,6 +56,12 @@ class Listener:
     def replied(self, client: str) -> None:
         """A client has answered a task."""
 
+    def at_sites(self, sites: Mapping[str, tuple[int, int]]) -> None:
+        """A client at a site is done with a task, or has failed; in a federation only.
+
+        `sites` has the number of clients of each site that are done with the task, and that were asked.
+        """
+
     def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
         """A round has finished. `entry` is its line of journal.jsonl, `clock` that of clock.jsonl.
 
@@ -251,6 +257,7 @@ def scalars_of(journal_entry: Entry, clock_entry: Entry) -> dict[str, float]:
         "bytes/down": journal_entry.get("bytes_down"),
         "bytes/up": journal_entry.get("bytes_up"),
         "time/simulated": journal_entry.get("simulated_time"),
+        "energy/simulated": journal_entry.get("simulated_joules"),
         **{f"train/{name}": value for name, value in journal_entry.get("metrics", {}).items()},
         **{f"valid/{name}": value for name, value in journal_entry.get("valid", {}).items()},
         **{f"clock/{name}": value for name, value in clock_entry.items() if name != "round"},

@@ -7,7 +7,7 @@ from typing import Any
 
 from antiphon.report.run_folder import RunFolder
 
-ADDED = {"weight", "tasks", "state_bytes"}  # of the journal's statistics: the server's own
+ADDED = {"weight", "tasks"}  # of the journal's statistics: the server's own
 
 
 def _noise(config: Mapping[str, Any]) -> str:
@@ -22,7 +22,9 @@ def server_view(run: RunFolder) -> list[str]:
         return ["All speech and transcripts: the model was trained in one place."]
     stats = {name for entry in run.trained for client in entry.get("clients", {}).values() for name in client}
     reports = ", ".join(sorted(stats - ADDED)) or "none yet"
+    before = "Before the run, of every client: its name, its number of utterances and its seconds of speech."
     seen = [
+        *([before] if (run.path / "federation.json").exists() else []),
         "Which clients were asked in each round, which answered, and why others did not.",
         f"The report of every client that answered: {reports}.",
     ]

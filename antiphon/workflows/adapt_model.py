@@ -91,6 +91,7 @@ def adapt(
     federation: str | Path | None = None,
     site_timeout: float = 600.0,
     min_sites: int = 0,
+    as_they_arrive: bool = False,
     processes: int = 1,
     progress: Progress = no_progress,
     notify: Notify = no_messages,
@@ -122,6 +123,8 @@ def adapt(
             speech of their texts and sessions as clients.
         site_timeout: The seconds that a site may take for one client before it counts as lost.
         min_sites: The number of sites that must join before a run begins; 0: all of them.
+        as_they_arrive: Add the updates of sites as they arrive: this needs less memory, and results differ
+            in their last bits.
         processes: The number of processes that speak and compute features.
         progress: A function that is called with (stage, steps done, number of steps).
         notify: A function that is called with a line of text: skipped sentences, length of the speech.
@@ -154,7 +157,7 @@ def adapt(
         screen = screen_for(progress, listeners, experiment, runs)
         options = (resume, False, device, processes, screen)
         if federation is not None:
-            sites = SiteOptions(federation, site_timeout, min_sites, notify)
+            sites = SiteOptions(federation, site_timeout, min_sites, as_they_arrive, notify)
             scores = run_in_federation(experiment, spoken.corpus.path, runs, *options, (), sites)
             return Adaptation(spoken.corpus.path, runs / "adapted", scores, ())
         scores = run_experiment(experiment, spoken.corpus.path, runs, *options)

@@ -125,7 +125,7 @@ def personalize(
         rounds_folder = (folder or Path(stack.enter_context(TemporaryDirectory()))) / ROUNDS
         place = RoundsPlace(rounds_folder, group, tuple(listeners) if group.is_rank_zero else ())
         if federation is not None:
-            sites = SiteOptions(federation, site_timeout, min_sites, notify)
+            sites = SiteOptions(federation, site_timeout, min_sites, notify=notify)
             away = stack.enter_context(joined_lists(sites, folder, resume))
             return personalise_at_sites(plan, away, place, noise, folder, progress, notify)
         scored = lists_of_splits(plan.lists, splits)

@@ -93,6 +93,7 @@ def prune(
     federation: str | Path | None = None,
     site_timeout: float = 600.0,
     min_sites: int = 0,
+    as_they_arrive: bool = False,
     feature_processes: int = 1,
     progress: Progress = no_progress,
     notify: Notify = no_messages,
@@ -113,6 +114,8 @@ def prune(
             own corpus.
         site_timeout: The seconds that a site may take for one client before it counts as lost.
         min_sites: The number of sites that must join before the run begins; 0: all of them.
+        as_they_arrive: Add the updates of sites as they arrive: this needs less memory, and results differ
+            in their last bits.
         feature_processes: The number of processes that compute features.
         progress: A function that is called with (stage, steps done, number of steps).
         notify: A function that is called with each line for the user.
@@ -132,7 +135,7 @@ def prune(
         return run_experiment(experiment, data, out, *options)
     from antiphon.workflows.run_federation import SiteOptions, run_in_federation
 
-    sites = SiteOptions(federation, site_timeout, min_sites, notify)
+    sites = SiteOptions(federation, site_timeout, min_sites, as_they_arrive, notify)
     return run_in_federation(experiment, data, out, *options, (), sites)
 
 

@@ -15,12 +15,13 @@ from antiphon.experiment.runner import Scores, Screen, run_experiment
 from antiphon.experiment.settings import Experiment
 from antiphon.federation.engine_process import ask_engine
 from antiphon.federation.federation_server import FederationServer, read_announcements
-from antiphon.federation.federation_site import Site, serve
+from antiphon.federation.federation_site import Site
 from antiphon.federation.kits import Kit, create_kits, open_kit
 from antiphon.federation.remote_clients import NOTES, RemoteClients, read_announced
 from antiphon.federation.remote_lists import RemoteLists, read_known_lists, read_lists
 from antiphon.federation.site_lists import KINDS, LISTS, SiteLists, lines_about
 from antiphon.federation.site_policy import SitePolicy
+from antiphon.federation.site_service import serve
 from antiphon.pools.remote_exchange import Patience
 from antiphon.records.lock import locked
 from antiphon.workflows.arguments import Names, Notify, Progress, names_of, no_messages, no_progress
@@ -100,7 +101,7 @@ def join_federation(
         kind = KINDS[clients or "speaker"]
         site = Site(opened.name, corpus, *options, kind=kind, lists=own_lists)
         notify(
-            f"site {opened.name} of the federation {opened.fingerprint[:16]} at {opened.host}:{opened.port}"
+            f"site {opened.name} of the federation {opened.fingerprint[:32]} at {opened.host}:{opened.port}"
         )
         for line in _sizes(site):
             notify(line)
@@ -142,8 +143,11 @@ def _updates(site: Site) -> Iterator[str]:
     """Yield how large the answers of clients with speech are."""
     yield "for each task of a client: one answer, with an update and a report of numbers"
     sizes = list(site.answer_sizes())
-    for setup, (tensors, rest) in sizes:
-        yield f"  model {setup[:8]}: {tensors} bytes for all its parameters, at most {rest} bytes of report"
+    for one in sizes:
+        about = f"{one.tensors} bytes for all its parameters, at most {one.report} bytes of report"
+        yield f"  model {one.setup[:8]}: {about}"
+        yield f"    under secure aggregation, {one.masked} bytes of masked parameters instead; and for each"
+        yield "    client of the cohort 94 bytes of encrypted shares, and one share: 66 digits, with its name"
     if not sizes:
         yield "  it is as large as the parameters that the server sends; no model has been sent here yet"
 
@@ -155,6 +159,7 @@ class SiteOptions:
     kit: str | Path
     timeout: float = 600.0  # seconds that a site may take for one client
     min_sites: int = 0  # sites that must join; 0: all
+    as_they_arrive: bool = False  # add updates as they arrive; else in the order of the cohort
     notify: Notify = no_messages
 
 
@@ -168,7 +173,8 @@ def joined_sites(options: SiteOptions, out: Path, resume: bool) -> Iterator[Remo
         announced = server.greet(PATIENCE, enough, read_announcements, "utterances")
         if resume and (out / NOTES).exists():
             announced = read_announced(out / NOTES)
-        yield RemoteClients(server.link, announced, Patience(timeout=options.timeout))
+        patience = Patience(timeout=options.timeout)
+        yield RemoteClients(server.link, announced, patience, ordered=not options.as_they_arrive)
 
 
 @contextmanager
@@ -231,7 +237,7 @@ def federation_status(kit: str | Path, *, ask: bool = True) -> dict[str, Any]:
         print(antiphon.federation_status("kits/server")["sites"])
     """
     opened = _open(kit, True)
-    answer = ask_engine(opened, "sites", seconds=20.0) if ask else {}
+    answer = ask_engine(opened, "sites") if ask else {}
     connected = answer.get("sites", [])
     return {
         "server": f"{opened.host}:{opened.port}",

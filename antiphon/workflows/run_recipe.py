@@ -42,6 +42,7 @@ def run(
     federation: str | Path | None = None,
     site_timeout: float = 600.0,
     min_sites: int = 0,
+    as_they_arrive: bool = False,
     feature_processes: int = 1,
     progress: Progress = no_progress,
     notify: Notify = no_messages,
@@ -71,6 +72,8 @@ def run(
             own corpus.
         site_timeout: The seconds that a site may take for one client before it counts as lost.
         min_sites: The number of sites that must join before a run begins; 0: all of them.
+        as_they_arrive: Add the updates of sites as they arrive: this needs less memory, and results differ
+            in their last bits.
         feature_processes: The number of processes that compute features.
         progress: A function that is called with (stage, steps done, number of steps).
         notify: A function that is called with each line for the user.
@@ -98,7 +101,7 @@ def run(
             raise ValueError("a federation has one server process: leave out --workers and --jobs")
         from antiphon.workflows.run_federation import SiteOptions, run_in_federation
 
-        sites = SiteOptions(federation, site_timeout, min_sites, notify)
+        sites = SiteOptions(federation, site_timeout, min_sites, as_they_arrive, notify)
         options = (resume, skip_corrupt, device, feature_processes, screen, only)
         return run_in_federation(experiment, data, out, *options, sites)
     if jobs > 1:

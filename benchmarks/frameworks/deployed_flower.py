@@ -14,7 +14,10 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 NUM_SITES, NUM_TENSORS = 3, 30
+LIMIT = 900.0  # seconds: a run that has failed does not end by itself
 PROJECT = """
 [project]
 name = "deployed"
@@ -131,13 +134,20 @@ def main(folder: Path, port: int, site_port: int, parameters: int, rounds: int) 
             run = ["-c", f'parameters={parameters} rounds={rounds} out="{out}"']
             command = [f"{bin_}/flwr", "run", str(app), "here", *run]
             subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
+            end = time.monotonic() + LIMIT
             while not out.exists() or not out.read_text():
+                if time.monotonic() > end:
+                    raise RuntimeError(f"Flower did not finish in {LIMIT:g} s: see {folder / 'log.txt'}")
                 if any(process.poll() is not None for process in processes):
                     raise RuntimeError(f"a process of Flower has ended: see {folder / 'log.txt'}")
                 time.sleep(1)
         finally:
             for process in reversed(processes):
-                process.terminate()
+                if process.poll() is None:
+                    for child in psutil.Process(process.pid).children(recursive=True):
+                        child.kill()
+                    process.kill()
+                    process.wait()
 
 
 if __name__ == "__main__":

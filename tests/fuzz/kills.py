@@ -5,9 +5,10 @@
     python tests/fuzz/kills.py --kills 20 --command run     # of some commands
 
 A fault is a moment of a command, a signal, and who gets it. The moment is the n-th change of the file system
-by the command's first process, or a time. The signal is SIGKILL, SIGTERM or SIGINT. It goes to the first
-process only, to its process group (as Ctrl-C in a terminal), or to all processes at once (SIGKILL, as when a
-machine is switched off). Then the same command is run again, with `--resume` where it has that option.
+or the n-th import by the command's first process, or a time. The signal is SIGKILL, SIGTERM or SIGINT. It
+goes to the first process only, to its process group (as Ctrl-C in a terminal), or to all processes at once
+(SIGKILL, as when a machine is switched off). Then the same command is run again, with `--resume` where it has
+that option.
 
 What is checked: the exit code of a signal, no traceback, no process that stays (orphan), no command that does
 not end (hang), no file with a hidden name that stays (leftover), and the same bytes in every file as in an
@@ -48,8 +49,8 @@ from writers import WRITERS, Ground, Writer, make_ground
 from antiphon import cli  # noqa: F401  (imported before the forks)
 from antiphon.__main__ import main as antiphon_main
 
-PATIENCE = 180.0  # seconds after which a command hangs
-GRACE = 60.0  # seconds for the processes of a command to end after the first one
+PATIENCE = 600.0  # seconds after which a command hangs: a busy machine needs minutes for some
+GRACE = 120.0  # seconds for the processes of a command to end after the first one
 # Files that depend on the clock, or say how often a command was started.
 TIMED = re.compile(r"(^|/)(clock\.jsonl|tensorboard/.*|report\.html|RESULTS\.md|output\.txt)$")
 # Keys of JSON files that depend on the clock, with the checksum of the file that holds them.
@@ -61,14 +62,23 @@ STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork"}
 # --- Commands in forks ----------------------------------------------------------------------------
 
 
-class Changes:
-    """Counts the changes of files in a folder, and of processes; stops this process at the n-th."""
+class Moments:
+    """Counts changes of files in a folder and of processes, and imports; stops this process at one of them.
 
-    def __init__(self, folder: Path, stop_at: int, count: int) -> None:
+    stop_at: "change" or "import", and its number.
+    """
+
+    def __init__(self, folder: Path, stop_at: tuple[str, int], count: int) -> None:
         self.folder, self.stop_at, self.file = str(folder), stop_at, count
-        self.number = 0
+        self.numbers = {"change": 0, "import": 0}
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "import":
+            self._count("import")
+        elif self._is_change(event, arguments):
+            self._count("change")
+
+    def _is_change(self, event: str, arguments: tuple[Any, ...]) -> bool:
         if event == "open":
             path, _, flags = arguments
             is_change = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
@@ -76,15 +86,22 @@ class Changes:
             path, is_change = arguments[0], True
         else:
             path, is_change = self.folder, event in STARTS
-        if not is_change or not str(path).startswith(self.folder):
-            return
-        self.number += 1
-        if self.number == self.stop_at:
+        return bool(is_change) and str(path).startswith(self.folder)
+
+    def _count(self, kind: str) -> None:
+        self.numbers[kind] += 1
+        if (kind, self.numbers[kind]) == self.stop_at:
             os.kill(os.getpid(), signal.SIGSTOP)
-        os.pwrite(self.file, str(self.number).encode(), 0)
+        os.pwrite(self.file, json.dumps(self.numbers).encode(), 0)
 
 
-def launch(arguments: Sequence[str], folder: Path, log: Path, mark: dict[str, str], stop_at: int = 0) -> int:
+def launch(
+    arguments: Sequence[str],
+    folder: Path,
+    log: Path,
+    mark: dict[str, str],
+    stop_at: tuple[str, int] = ("", 0),
+) -> int:
     """Run a command in a fork, in a session of its own; return its process number."""
     sys.stdout.flush()
     pid = os.fork()
@@ -102,7 +119,7 @@ def launch(arguments: Sequence[str], folder: Path, log: Path, mark: dict[str, st
         os.cpu_count = lambda: 2  # type: ignore[assignment]
         sys.argv = ["antiphon", *arguments]
         sys.orig_argv = [sys.executable, "-m", "antiphon", *arguments]
-        sys.addaudithook(Changes(folder, stop_at, count))
+        sys.addaudithook(Moments(folder, stop_at, count))
         antiphon_main()
     except SystemExit as stop:
         code = int(stop.code or 0)
@@ -182,28 +199,28 @@ def differences(expected: dict[str, bytes], found: dict[str, bytes]) -> list[str
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A command that nobody disturbed: what it left, how long it took, and how many changes it made."""
+    """A command that nobody disturbed: what it left, how long it took, and its changes and imports."""
 
     files: dict[str, bytes]
     seconds: float
-    num_changes: int
+    counts: dict[str, int]
 
 
 @dataclass(frozen=True)
 class Strike:
-    """A moment of a command as a share of all its changes or of its time, a signal, and who gets it."""
+    """A moment of a command as a share of all its changes, imports or its time, a signal, and who gets it."""
 
     command: str
-    kind: str  # "change" or "time"
+    kind: str  # "change", "import" or "time"
     share: float
     signal: signal.Signals
     target: str  # "first", "group" or "all"
 
     @classmethod
-    def draw(cls, seed: int, number: int, commands: Sequence[str]) -> Strike:
+    def draw(cls, seed: int, number: int, commands: Sequence[str], at: Sequence[str] = ()) -> Strike:
         chance = random.Random(f"{seed}/{number}")
         name = commands[number % len(commands)]
-        kind = chance.choice(["change", "change", "time"])
+        kind = chance.choice(at or ["change", "change", "import", "time"])
         which = chance.choice([signal.SIGKILL] * 3 + [signal.SIGTERM, signal.SIGINT])
         target = chance.choice(["first", "all"] if which == signal.SIGKILL else ["first", "group"])
         return cls(name, kind, chance.random(), which, target)
@@ -250,17 +267,18 @@ class Trials:
             seconds = time.monotonic() - began
             assert done.code == 0, done.output
             assert not (left := hidden(self.place)), left
-            count = int(self.log.with_name("count").read_text())
-            self.undisturbed[name] = Undisturbed(contents(self.place), seconds, count)
+            counts = json.loads(self.log.with_name("count").read_text())
+            self.undisturbed[name] = Undisturbed(contents(self.place), seconds, counts)
         return self.undisturbed[name]
 
     def strike(self, strike: Strike) -> Verdict:
         """Start a command, strike, repeat the command, and compare."""
         whole, writer, verdict = self.reference(strike.command), WRITERS[strike.command], Verdict()
         arguments, mark = self._begin(strike.command), new_mark()
-        stop_at = 1 + int(strike.share * whole.num_changes) if strike.kind == "change" else 0
-        pid = launch(arguments, self.place, self.log, mark, stop_at)
-        status = wait(pid, PATIENCE if stop_at else strike.share * whole.seconds, untraced=bool(stop_at))
+        is_timed = strike.kind == "time"
+        number = 0 if is_timed else 1 + int(strike.share * whole.counts[strike.kind])
+        pid = launch(arguments, self.place, self.log, mark, (strike.kind, number))
+        status = wait(pid, strike.share * whole.seconds if is_timed else PATIENCE, untraced=not is_timed)
         has_ended = status is not None and not os.WIFSTOPPED(status)
         if has_ended:
             verdict.is_late = True
@@ -358,6 +376,9 @@ def main() -> int:
     parser.add_argument(
         "--command", action="append", choices=sorted(WRITERS), help="repeatable; all by default"
     )
+    parser.add_argument(
+        "--at", action="append", choices=["change", "import", "time"], help="repeatable; all by default"
+    )
     options = parser.parse_args()
     commands = options.command or [name for name, writer in WRITERS.items() if writer.is_here]
     numbers = range(options.kills) if options.fault is None else [options.fault]
@@ -367,7 +388,7 @@ def main() -> int:
         ground = make_ground(folder / "ground", lambda words: run_whole(words, folder, folder / "log"))
         trials = Trials(folder, ground)
         for number in numbers:
-            strike = Strike.draw(options.seed, number, commands)
+            strike = Strike.draw(options.seed, number, commands, options.at)
             began = time.monotonic()
             verdict = trials.strike(strike)
             table.add(strike, verdict)

@@ -54,7 +54,7 @@ from antiphon.lm.arpa import load_ngram, save_ngram
 from antiphon.lm.kneser_ney import estimate
 from antiphon.recipes import recipe
 
-PATIENCE = 60.0  # seconds after which a case hangs
+PATIENCE = 300.0  # seconds after which a case hangs, also on a busy machine
 MEMORY = 6 << 30  # bytes that a case may use beyond what this process has
 REFUSED, ACCEPTED = 2, 0
 GOOD = ("same", "accepted", "refused")

@@ -48,6 +48,40 @@ def test_lists_of_several_seeds_are_scored_beside_each_other(tmp_path: Path) -> 
     assert "37.50" in (tmp_path / "lists.log").read_text()
 
 
+def test_folders_of_personalisation_become_one_result(tmp_path: Path) -> None:
+    """Three meetings of 10 words: one gains, one loses; noise keeps half of a gain of 4 points."""
+    clients = {"a": (4, 1), "b": (2, 3), "c": (3, 3)}
+    change = {"estimate": -0.2, "low": -0.3, "high": -0.1}
+    rows = [
+        {"name": "background", "rate": 0.3, "wer": None, "change": None, "test": {"p": 1.0}},
+        {
+            "name": "T = 1",
+            "rate": 0.26,
+            "wer": {"low": 0.2, "high": 0.3},
+            "change": change,
+            "test": {"p": 0.03},
+        },
+    ]
+    counts = {name: {"words": 10, "before": b, "after": a} for name, (b, a) in clients.items()}
+    noisy = {"name": "paper", "epsilon": 2.0, "population": 1, "rates": [0.27, 0.29], "claims": []}
+    noise = {"background": 0.3, "no_noise": 0.26, "own_words": 0.31, "rows": [noisy]}
+    (tmp_path / "fmp").mkdir()
+    (tmp_path / "fmp" / "results.json").write_text(
+        json.dumps({"mixture": {}, "rows": rows, "clients": counts})
+    )
+    (tmp_path / "fmp" / "private.json").write_text(json.dumps({**noise, "sha256": "0"}))
+    run_script("marginals", f"paper={tmp_path}/fmp", "--out", tmp_path, out=tmp_path)
+    found = json.loads((tmp_path / "marginals.json").read_text())["runs"]["paper"]
+    assert (found["clients"], found["better"], found["worse"]) == (3, 1, 1)
+    assert found["rows"] == rows
+    assert found["noise"]["rows"][0]["rate"] == pytest.approx(0.28)
+    assert found["noise"]["rows"][0]["gain_kept"] == pytest.approx(0.5)
+    printed = (tmp_path / "marginals.log").read_text()
+    assert "1 of 3 clients gain, 1 lose" in printed
+    assert "26.00 [20.00, 30.00] | -20.00 [-30.00, -10.00] | 0.03" in printed
+    assert "27.00 29.00 | 50" in printed
+
+
 @pytest.fixture
 def adaptation_texts(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -17,6 +17,7 @@ from antiphon.algorithms.afl import Afl
 from antiphon.algorithms.central import Central
 from antiphon.algorithms.fedavg import hierarchical
 from antiphon.algorithms.self_training import SelfTrained
+from antiphon.data.encoders import MOONSHINE_TINY, find_installed
 from antiphon.data.partition import Iid
 from antiphon.data.tokens import Characters
 from antiphon.decoding.nbest import Hypothesis, NBest, write_nbest
@@ -426,6 +427,17 @@ def test_every_engine_is_measured_or_named_as_missing(tmp_path: Path) -> None:
     found = run_quickly("synthesis", tmp_path)
     assert found["engines"].keys() | found["missing"].keys() == {"flite", "festival", "pico", "espeak"}
     assert all(own["one"]["speech_seconds"] > 10 for own in found["engines"].values())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processor time is read from /proc")
+@pytest.mark.skipif(find_installed(MOONSHINE_TINY) is None, reason="needs antiphon[encoder]")
+def test_features_of_an_encoder_are_measured_beside_onnxruntime_alone(tmp_path: Path) -> None:
+    pytest.importorskip("moonshine_voice")
+    rows = run_quickly("extraction", tmp_path)["rows"]
+    ways = [f"{way}, {number}" for way in ("bare", "antiphon") for number in ("1 process", "2 processes")]
+    assert [row["way"] for row in rows] == [*ways, "batches, 1 process"]
+    assert all(row["over_bare"] == 1 for row in rows[:2])
+    assert all(row["utterances_per_second"] > 0 and row["processor_seconds"] > 0 for row in rows)
 
 
 def test_untrained_matrices_differ_by_their_inputs_and_blocks_do_not(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A page with two commands that show output, and one that does not."""
     monkeypatch.setattr(check, "ROOT", tmp_path)
     (tmp_path / "docs").mkdir()
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "speed.py").write_text("print('fast')\n")
     (tmp_path / "README.md").write_text("# Nothing to run\n")
     path = tmp_path / "docs" / "page.md"
     path.write_text(
@@ -45,6 +47,14 @@ def test_commands_have_their_lines_and_what_the_page_shows(page: Path) -> None:
     assert (first.line, first.text, first.shown) == (4, "echo one two", "one two\n\n")
     assert (second.place, second.text, second.shown) == ("docs/page.md:8", "cat missing", "…\n")
     assert (third.text, third.shown) == ("antiphon demo", None)
+
+
+def test_benchmarks_cannot_change_the_results_of_the_repository(page: Path, tmp_path: Path) -> None:
+    folder = check.Workshop(tmp_path / "work").page_folder("page")
+    (folder / "benchmarks" / "results").mkdir()
+    (folder / "benchmarks" / "results" / "speed.json").write_text("{}")
+    assert (folder / "benchmarks" / "speed.py").exists()
+    assert not list((page.parents[1] / "benchmarks" / "results").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -101,6 +111,12 @@ def test_quick_commands_print_what_their_pages_show(
     monkeypatch.chdir(tmp_path)
     done = antiphon(*shlex.split(command.text)[1:])
     assert check.compare(command.shown or "", done.output) == check.SAME, done.output
+
+
+def test_runs_of_the_fairness_table_are_made_by_the_commands_of_the_page() -> None:
+    (block,) = [b for b in check.blocks(check.ROOT / "docs" / "heterogeneity.md", "sh") if "fair.yaml" in b]
+    commands = re.sub(r" *\\\n *", " ", block).strip().splitlines()
+    assert " && ".join(commands) == check.MAKERS["fair"]
 
 
 @pytest.mark.parametrize("command", IMPORTS, ids=lambda command: command.place)

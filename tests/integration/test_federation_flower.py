@@ -1,7 +1,8 @@
 """Flower carries the messages of a federation: real processes, TLS, and a key for each site.
 
 Flower is not in the environment for development, because it holds other packages back. To run these tests:
-pip install -c constraints.txt -e '.[flower]' pytest, in an environment of its own.
+pip install -c constraints.txt -e '.[flower]' pytest pytest-xdist hypothesis,
+in an environment of its own.
 """
 
 from __future__ import annotations

@@ -84,6 +84,12 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
         assert f"antiphon.{name}" in page, name
 
 
+def test_types_in_the_reference_are_text_and_no_torn_markup(site: Path) -> None:
+    page = (site / "api.html").read_text()
+    assert "backlink-type" not in page
+    assert '(<code><span title="str"><span class="name">str</span></span>' in page
+
+
 def test_pages_load_nothing_from_the_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         loaded = re.findall(r"<(?:script|img|iframe)[^>]+src=\"?([^\" >]+)", page.read_text())

@@ -331,6 +331,9 @@ def test_the_settings_of_every_choice_are_taken_by_the_recipe(table1: Any) -> No
             chosen = config.override(table, choice(row, value))
             if row != "softmax":
                 assert chosen.runs[row] == run
+    chosen = config.override(table, choice("rl", 1.0))
+    cohort = config.override(chosen, ["runs.rl.algorithm.policy=per_cohort"]).runs["rl"]
+    assert chosen.runs["rl-cohort"] == cohort
     faster = config.override(table, choice("hierarchical", 5e-3))
     assert {name for name in table.runs if faster.runs[name] == table.runs[name]} == {
         *("seed", "central-offline", "central-online", "fedavg", "bmuf")

@@ -17,6 +17,7 @@ from world import CLIENTS, LOCAL, World, assert_same, recording
 from antiphon import config
 from antiphon.algorithms.compressed import KEPT, PACKED, TABLE, UNSENT, Compressed, PackedAnswer, PackedTask
 from antiphon.algorithms.fedavg import FedAvg, fedavg
+from antiphon.algorithms.federated_dropout import FederatedDropout
 from antiphon.algorithms.personal_layers import PersonalView
 from antiphon.algorithms.private import Private
 from antiphon.algorithms.pruning import FederatedPruning
@@ -24,6 +25,7 @@ from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.algorithms.scaffold import Scaffold
 from antiphon.clients.states import ClientStates
 from antiphon.core import Algorithm, Report, Task, Tensors, Update, size_in_bytes
+from antiphon.engine import Rounds
 from antiphon.experiment.settings import Run
 from antiphon.pools.local import LocalPool, arrived, departing
 from antiphon.privacy.distributed_noise import Distributed
@@ -255,6 +257,23 @@ def test_a_task_without_tensors_leaves_as_it_is() -> None:
     assert PackedTask(INT8, 1).depart(task_at(0)) == task_at(0)
 
 
+def test_differences_from_the_start_arrive_with_a_smaller_error_than_parameters() -> None:
+    start, moved = drawn(0), {name: 0.01 * tensor for name, tensor in drawn(1).items()}
+    task = Task("train", {name: start[name] + moved[name] for name in ("w", "b")}, {"round": 3, "call": 0})
+    client = client_with({name: start[name] for name in ("w", "b")})
+    view = PackedTask(INT4, 1, from_start=True)
+    sent = view.depart(replace(task, tensors={name: t - start[name] for name, t in task.tensors.items()}))
+    got, _ = view.before(sent, client)
+    for name, exact in task.tensors.items():
+        limit = float(moved[name].abs().max()) / 7  # a step of 4 bits
+        torch.testing.assert_close(got.tensors[name], exact, rtol=0.0, atol=1.01 * limit)
+    whole = PackedTask(INT4, 1)
+    plain, _ = whole.before(whole.depart(task), client)
+    assert float((plain.tensors["w"] - task.tensors["w"]).norm()) > 30 * float(
+        (got.tensors["w"] - task.tensors["w"]).norm()
+    )
+
+
 # --- The place of the views -----------------------------------------------------------------------
 
 
@@ -318,6 +337,23 @@ def test_bytes_are_the_same_when_clients_are_elsewhere(world: World, tmp_path: P
     away = recording(remote(worker), COHORT)
     there, _ = algorithm.round(algorithm.init(world.params()), COHORT, away)
     assert (away.bytes_up, away.bytes_down) == (pool.bytes_up, pool.bytes_down)
+    assert_same(there, here)
+
+
+def test_differences_from_the_start_travel_everywhere_alike(world: World, tmp_path: Path) -> None:
+    algorithm = Compressed(fedavg(LOCAL), INT8, INT4, from_start=True)
+    here, pool, _ = run_round(algorithm, world, tmp_path / "here", num=2)
+    assert_same(here.start, world.params())
+    _, whole, _ = run_round(Compressed(fedavg(LOCAL), INT8, INT4), world, tmp_path / "whole", num=2)
+    assert pool.bytes_down < whole.bytes_down
+    exact, _, _ = run_round(fedavg(LOCAL), world, tmp_path / "exact", num=2)
+    for name, before in here.start.items():  # the server's own parameters are exact: they hardly differ
+        step = float((exact.params[name] - before).norm())
+        assert float((here.params[name] - exact.params[name]).norm()) <= 0.1 * step + 1e-9, name
+    away = world.worker(world.clients(), states=ClientStates(tmp_path / "there"))
+    there = algorithm.init(world.params())
+    for _ in range(2):
+        there, _ = algorithm.round(there, COHORT, recording(remote(away), COHORT, there.round))
     assert_same(there, here)
 
 
@@ -430,6 +466,18 @@ def test_a_codec_of_another_package_is_found_by_its_entry_point(
 def test_a_wrapper_without_a_codec_is_refused() -> None:
     with pytest.raises(ValueError, match="compressed needs a codec: set up, down or both"):
         Compressed(up=None)
+
+
+def test_differences_without_a_codec_are_refused() -> None:
+    with pytest.raises(ValueError, match="from_start says what `down` encodes: set down too"):
+        Compressed(from_start=True)
+
+
+@pytest.mark.parametrize("outer", [FederatedPruning, FederatedDropout])
+def test_differences_of_a_model_that_becomes_smaller_are_refused(outer: Any) -> None:
+    Run(outer(Compressed(down=INT8)), rounds=Rounds(total=80))
+    with pytest.raises(ValueError, match="from_start needs parameters that keep their shapes"):
+        Run(outer(Compressed(down=INT8, from_start=True)), rounds=Rounds(total=80))
 
 
 @pytest.mark.parametrize("down", [TopK(), LowRank(), RandomProjection()], ids=repr)

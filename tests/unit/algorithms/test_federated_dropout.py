@@ -67,13 +67,21 @@ def test_huge_log_weights_do_not_overflow() -> None:
 
 
 def test_names_decide_the_class_and_shares_hold() -> None:
-    classes = {"weak": DeviceClass(0.5), "weakest": DeviceClass(0.2, keep=0.25, names=("speaker/7",))}
+    classes = {"weak": DeviceClass(0.5), "weakest": DeviceClass(0.2, keep=0.25)}
     found = [class_of(name, classes, seed=3) for name in NAMES]
     assert found.count("weak") / len(NAMES) == pytest.approx(0.5, abs=0.04)
     assert found.count("weakest") / len(NAMES) == pytest.approx(0.2, abs=0.04)
-    assert class_of("speaker/7", classes, 1) == class_of("speaker/7", classes, 2) == "weakest"
     assert class_of("server/rehearsal", {"all": DeviceClass(1.0)}, 0) == ""
     assert found != [class_of(name, classes, seed=4) for name in NAMES]
+
+
+def test_a_class_with_names_has_no_other_clients() -> None:
+    classes = {"named": DeviceClass(names=("speaker/7",)), "weak": DeviceClass(0.5)}
+    for seed in range(3):
+        assert [name for name in NAMES if class_of(name, classes, seed) == "named"] == ["speaker/7"]
+    alone = {"named": DeviceClass(names=("speaker/7",))}
+    assert {class_of(name, alone, 0) for name in NAMES if name != "speaker/7"} == {""}
+    FederatedDropout(classes={**classes, "others": DeviceClass(0.5)})  # their shares are 1 in all
 
 
 def algorithm(**settings: Any) -> FederatedDropout:

@@ -172,6 +172,21 @@ def test_rounds_are_heard_while_they_are_finished(made, tmp_path):
     assert trial.heard["run"].resumed_after == []
 
 
+def test_rounds_that_a_fast_process_finishes_before_the_first_look_are_heard(made, tmp_path, monkeypatch):
+    journal = tmp_path / "out" / "run" / "journal.jsonl"
+    trial = made(run=f"open({str(journal)!r}, 'w').write(json.dumps(dict(round=1)) + chr(10))")
+
+    def start_and_wait(own: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+        process = trial.start(own, output)
+        process.wait()
+        return process
+
+    monkeypatch.setattr(jobs, "started_again", start_and_wait)
+    trial.run({"run": []}, 1)
+    assert trial.heard["run"].rounds == [1]
+    assert trial.heard["run"].resumed_after == []
+
+
 def test_rounds_that_were_known_are_not_heard_again(made, tmp_path):
     """A run that resumes cuts its journal back to its checkpoint first."""
     journal = tmp_path / "out" / "run" / "journal.jsonl"

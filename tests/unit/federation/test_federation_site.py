@@ -16,12 +16,13 @@ import torch
 from world import FRONTEND, LETTERS, MASKS, MODELS, World
 
 from antiphon.algorithms.self_training import SelfTrained
+from antiphon.core import Stopped
 from antiphon.data.corpus import Corpus
 from antiphon.data.partition import BySession
 from antiphon.data.tokens import Characters
 from antiphon.experiment.settings import Experiment, Run
 from antiphon.experiment.teaching import check_labels
-from antiphon.federation.federation_server import Announcement
+from antiphon.federation.federation_server import Announcement, read_announcements
 from antiphon.federation.federation_site import Site
 from antiphon.federation.remote_clients import RemoteClients
 from antiphon.federation.run_setup import SetupSettings, pack_setup
@@ -35,6 +36,7 @@ from antiphon.pools.remote_messages import Message, WireError, head_of, pack, un
 from antiphon.recognizer import Blueprint, Recognizer
 from antiphon.tasks.local_training import LocalTraining
 from antiphon.tasks.pseudo_labels import Labelling
+from antiphon.workflows.run_federation import leaving
 
 NOON = datetime(2026, 11, 18, 12, 0)
 CLIENT = "speaker/s01"
@@ -87,6 +89,24 @@ def test_a_site_says_how_much_speech_each_speaker_has_and_no_more(site: Site, wo
     utterances = [u for u in Corpus.open(world.corpus).utterances() if f"speaker/{u.speaker}" == CLIENT]
     seconds = round(sum(u.seconds for u in utterances), 1)
     assert head["clients"][CLIENT] == [len(utterances), seconds]
+
+
+@pytest.mark.parametrize(
+    ("clients", "why"),
+    [
+        (None, "announces no clients"),
+        ({CLIENT: 3}, "which makes no sense"),
+        ({CLIENT: [0, 1.0]}, "which makes no sense"),
+        ({CLIENT: [True, 1.0]}, "which makes no sense"),
+        ({CLIENT: [1, -1.0]}, "which makes no sense"),
+        ({"valid/s08": [1, 1.0]}, "is not the name of a speaker"),
+        ({"speaker/\x1b[2J": [1, 1.0]}, r"'speaker/\\x1b\[2J', which is not the name of a speaker"),
+        ({f"speaker/{'x' * 500}": [1, 1.0]}, "is not the name of a speaker"),
+    ],
+)
+def test_an_announcement_that_makes_no_sense_is_refused(clients: object, why: str) -> None:
+    with pytest.raises(Stopped, match=f"^site 'oslo' announces.*{why}|^site 'oslo' {why}"):
+        read_announcements("oslo", pack({"verb": "here", "clients": clients}))
 
 
 def test_sessions_can_be_the_clients_of_a_site(site: Site, setup: Message, world: World) -> None:
@@ -155,6 +175,24 @@ def test_a_site_that_was_started_again_has_its_setup(site: Site, setup: Message,
     assert head_of(again.answer(task_for(world, setup)))["verb"] == "answer"
 
 
+def test_a_dry_run_knows_every_byte(site: Site, setup: Message, world: World) -> None:
+    """The announcement and the parameters exactly; a report has at most so many bytes."""
+    assert any("no model has been sent here yet" in line for line in leaving(site))
+    ready(site, setup)
+    announcement = site.answer(pack({"verb": "hello"}))
+    lines = list(leaving(site))
+    assert f"before a run, once: {len(announcement)} bytes, which say" in lines
+    answer = site.answer(task_for(world, setup))
+    (sizes,) = site.answer_sizes()
+    assert len(answer.body) == sizes.tensors
+    assert sizes.report - 400 < len(answer.head) <= sizes.report
+    about = f"{sizes.tensors} bytes for all its parameters, at most {sizes.report} bytes of report"
+    assert any(about in line for line in lines)
+    evaluated = site.answer(task_for(world, setup, kind="evaluate"))
+    assert head_of(evaluated)["verb"] == "answer"
+    assert len(evaluated) < sizes.report
+
+
 # --- What does not leave --------------------------------------------------------------------------
 
 
@@ -198,10 +236,19 @@ def test_tasks_that_make_no_sense_are_refused(
     assert expected in reason(ready(site, setup).answer(task_for(world, setup, **changes)))
 
 
-def test_a_message_of_another_version_is_refused(site: Site) -> None:
-    message = pack({"verb": "hello"})
-    other = Message(message.head[:8] + b"\0\2" + message.head[10:])
-    assert "version 2 of the wire format, and this side has version 1" in reason(site.answer(other))
+def test_a_message_of_another_version_is_refused_and_named_on_both_sides(site: Site) -> None:
+    def other(message: Message) -> Message:
+        return Message(message.head[:8] + b"\0\2" + message.head[10:])
+
+    said: list[str] = []
+    site.notify = said.append
+    refused = site.answer(other(pack({"verb": "hello"})))
+    why = "the message has version 2 of the wire format, and this side has version 1: install"
+    assert f"site 'oslo': {why}" in reason(refused)
+    assert [line.startswith(f"refused: {why}") for line in said] == [True]
+    # The server cannot read that refusal, and ends a run that has not begun.
+    with pytest.raises(Stopped, match=f"^site 'oslo': {why}"):
+        read_announcements("oslo", other(refused))
 
 
 @pytest.mark.parametrize("name", ["../out", "/etc/x", "a/../../x"])
@@ -286,6 +333,31 @@ def test_a_client_gives_no_more_answers_than_allowed_even_after_a_restart(
 
 def _config(world: World, setup: Message) -> dict[str, Any]:
     return dict(head_of(task_for(world, setup))["config"])
+
+
+def test_all_bytes_count_also_of_what_is_refused_asked_for_or_sent_again(
+    site: Site, setup: Message, world: World
+) -> None:
+    task = task_for(world, setup)
+    wrong, hello = task_for(world, setup, kind="no such work"), pack({"verb": "hello"})
+    exchanges = [(message, site.answer(message)) for message in (hello, task, setup, task, task, wrong)]
+    verbs = [head_of(reply)["verb"] for _, reply in exchanges]
+    assert verbs == ["here", "need", "ready", "answer", "answer", "failure"]
+    assert site.ledger.used(NOON) == sum(len(message) + len(reply) for message, reply in exchanges)
+
+
+def test_no_work_is_done_for_a_message_that_is_above_the_bytes_of_the_day(
+    site: Site, setup: Message, world: World
+) -> None:
+    ready(site, setup)
+    task = task_for(world, setup)
+    used = site.ledger.used(NOON)
+    strict = replace(site, policy=SitePolicy(bytes_per_day=used + len(task) - 1))
+    assert reason(strict.answer(task)).endswith(f"a day, and {used} are used")
+    assert strict._worker is None  # the model was not even opened
+    assert strict.ledger.used(NOON) > used + len(task)  # it has arrived all the same
+    assert "a day, and" in reason(strict.answer(task.without_body()))
+    assert head_of(strict.answer(pack({"verb": "hello"})))["verb"] == "here"  # others go on with the run
 
 
 def test_bytes_count_for_their_day_only(site: Site, setup: Message, world: World) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
+import antiphon
 from antiphon.federation.kits import create_kits, open_kit
 
 
@@ -65,6 +66,8 @@ def test_every_changed_added_or_removed_file_is_noticed(made: Path, tmp_path: Pa
 
 def test_a_file_more_is_noticed(oslo: Path) -> None:
     (oslo / "engine" / "local" / "custom.py").write_text("print()")
+    with pytest.raises(ValueError, match=r"custom.py was changed\): ask for a new kit"):
+        antiphon.join_federation(oslo, data=oslo, dry_run=True)
     with pytest.raises(ValueError, match=r"engine/local/custom.py was changed"):
         open_kit(oslo)
 

@@ -26,6 +26,7 @@ from antiphon.pools.remote_pool import RemotePool, RemoteRun, RemoteStates
 from antiphon.privacy.announced_noise import AnnouncedNoise
 from antiphon.privacy.participation import RoundRobin
 from antiphon.recognizer import Blueprint, Recognizer
+from antiphon.secure_aggregation.member import STEPS
 from antiphon.secure_aggregation.rules import SecureAggregation
 from antiphon.secure_aggregation.secure_pool import SecurePool
 from antiphon.server.weighting import ByExamples
@@ -97,6 +98,12 @@ def test_the_sum_is_that_of_the_local_pool_and_no_update_leaves_the_site(
         assert torch.allclose(update.mean[name], tensor, rtol=0, atol=1e-7), name
     assert [report.client for report in update.reports] == CLIENTS
     assert update.failures == ()
+    (sizes,) = site.answer_sizes()
+    bodies = {step: {len(a.body) for a in sent if head_of(a).get("step") == step} for step in STEPS}
+    assert bodies["mask"] == {sizes.masked}
+    (shares,) = bodies["share"]
+    assert 0 <= shares - 94 * len(CLIENTS) < 100  # and the header of the tensor
+    assert bodies["work"] == bodies["reveal"] == {0}
     assert {head_of(answer)["verb"] for answer in sent} == {"need", "ready", "secure"}
     assert site.ledger.num_answers("a" * 32, CLIENTS[0]) == 1
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from antiphon.models import rnnt_loss
-from antiphon.models.rnnt_loss import next_log_probs, rnnt_losses
+from antiphon.models.rnnt_loss import next_log_probs, rnnt_losses, rnnt_losses_from_logits
 
 LENGTHS, TOKEN_LENGTHS = [5, 3, 1, 4, 1], [3, 0, 2, 1, 0]
 
@@ -120,6 +120,21 @@ def test_long_utterances_in_float32_lose_nothing_to_rounding() -> None:
 
     for rough, exact in zip(run(torch.float32), run(torch.float64), strict=True):
         torch.testing.assert_close(rough.double(), exact, rtol=1e-6, atol=1e-7)
+
+
+def test_losses_from_logits_are_those_of_picked_log_probabilities_whatever_the_padding_tokens() -> None:
+    generator = torch.Generator().manual_seed(7)
+    logits = torch.randn(len(LENGTHS), 5, 4, 6, generator=generator, dtype=torch.float64).requires_grad_()
+    tokens = torch.randint(1, 6, (len(LENGTHS), 3), generator=generator)
+    log_probs = logits.log_softmax(dim=-1)
+    label = log_probs[:, :, :-1].gather(-1, tokens[:, None, :, None].expand(-1, 5, -1, 1)).squeeze(-1)
+    lengths, token_lengths = torch.tensor(LENGTHS), torch.tensor(TOKEN_LENGTHS)
+    expected = rnnt_losses(log_probs[..., 0], label, lengths, token_lengths)
+    padded = torch.where(torch.arange(3) < token_lengths[:, None], tokens, -1)
+    found = rnnt_losses_from_logits(logits, padded, lengths, token_lengths)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    ours, theirs = (torch.autograd.grad(losses.square().sum(), logits)[0] for losses in (found, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 # --- The joint network ----------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pty
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from antiphon.pools.signals import (
     exit_code,
     interrupt,
     interruptible,
+    interrupting,
     interruption_in,
     on_signals,
     reason_of,
@@ -79,6 +82,54 @@ def test_a_signal_is_found_in_the_error_that_python_makes_from_it() -> None:
     assert found is not None
     assert reason_of(found) == "terminated"
     assert interruption_in(RuntimeError("of its own")) is None
+
+
+SWALLOWING = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.NAME)
+    print("imported")
+except:  # as libraries do for what need not be there
+    print("lost")
+"""
+
+
+@ALL
+def test_a_signal_in_an_import_is_raised_when_the_import_has_ended(
+    number: signal.Signals,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = f"swallows_{number.name}"
+    (tmp_path / f"{name}.py").write_text(SWALLOWING.replace("NAME", number.name))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def use() -> None:
+        importlib.import_module(name)
+        time.sleep(30)
+
+    with pytest.raises(KeyboardInterrupt, match=REASONS[number]), interrupting():
+        use()
+    assert capsys.readouterr().out == "imported\n"
+
+
+class Leaving:
+    """An object that is being tidied up when a signal comes."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0)  # here Python calls the handler
+
+
+@pytest.mark.filterwarnings("error")  # pytest makes warnings of what Python would print
+def test_a_signal_that_python_would_only_print_is_raised() -> None:
+    def leave() -> None:
+        Leaving()
+        time.sleep(30)
+
+    with pytest.raises(KeyboardInterrupt, match="terminated"), interrupting():
+        leave()
 
 
 IN_A_TERMINAL = """

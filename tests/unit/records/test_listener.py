@@ -43,6 +43,7 @@ SCORES = {"split": "test", "round": 2, "words": COUNTS, "characters": {**COUNTS,
 
 def play(listener: Listener, scores: dict[str, Any] | None = SCORES) -> None:
     listener.replied("ada")
+    listener.at_sites({"oslo": (1, 2)})
     listener.finished(ENTRY, {"round": 2, "seconds": 3.0})
     listener.ended(scores)
 
@@ -56,6 +57,9 @@ class Remembering(Listener):
 
     def replied(self, client: str) -> None:
         self.events.append(("replied", client))
+
+    def at_sites(self, sites: Any) -> None:
+        self.events.append(("at_sites", sites))
 
     def finished(self, entry: Any, clock: Any) -> None:
         self.events.append(("finished", entry["round"], clock["seconds"]))
@@ -73,7 +77,8 @@ def test_several_listeners_hear_the_same() -> None:
     together = Listeners([first, second])
     together.resumed(1)
     play(together)
-    assert first.events == [("resumed", 1), ("replied", "ada"), ("finished", 2, 3.0), ("ended", True)]
+    sites = ("at_sites", {"oslo": (1, 2)})
+    assert first.events == [("resumed", 1), ("replied", "ada"), sites, ("finished", 2, 3.0), ("ended", True)]
     assert second.events == first.events
 
 
@@ -231,6 +236,17 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         getattr(antiphon, f"{name}_listener")("speech")
 
 
+def test_a_database_without_its_packages_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def client(tracking_uri: str | None) -> None:
+        raise ModuleNotFoundError("No module named 'alembic'")
+
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=client))
+    with pytest.raises(ValueError, match=r"cannot use its own database \(No module named 'alembic'\): pip"):
+        antiphon.mlflow_listener("speech")
+    with pytest.raises(ValueError, match=r"cannot use sqlite:///runs.db .* or name a server"):
+        antiphon.mlflow_listener("speech", tracking_uri="sqlite:///runs.db")
+
+
 # --- The real packages, where they are installed ---------------------------------------------------
 
 
@@ -250,7 +266,7 @@ def test_the_real_wandb_writes_numbers_only(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_real_mlflow_keeps_the_metrics(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
+    pytest.importorskip("alembic")  # the whole package mlflow brings it
     uri = f"sqlite:///{tmp_path / 'runs.db'}"
     play(antiphon.mlflow_listener("speech", tracking_uri=uri, clients=True)(RUN))
     client = mlflow.MlflowClient(tracking_uri=uri)
