@@ -19,7 +19,7 @@ from torch import Tensor
 from antiphon.models.kernels.rows import by_client, ceil_div, power_of_two
 
 ELEMENTS = 2048  # of the tile of a forward program
-FRAMES, CHANNELS = 128, 32  # the tile of a gradient's program
+FRAMES, CHANNELS, WARPS = 128, 32, 8  # of a gradient's program
 
 VARYING = ["num_frames", "num_utterances"]
 
@@ -219,6 +219,6 @@ def convolve_gradient(
     _gradient[blocks, ceil_div(dim, columns), num_utterances](
         *(upstream, values, *by_client(bias), *by_client(weight), lengths, out, gate_sums, tap_sums),
         *(num_frames, num_utterances // num_clients, dim, taps, rows, columns),
-        num_warps=8,
+        num_warps=WARPS,
     )
     return out, gate_sums.unflatten(0, (num_clients, -1)), tap_sums.unflatten(0, (num_clients, -1))

@@ -21,6 +21,7 @@ from torch import Tensor
 from antiphon.models.kernels.rows import by_client, ceil_div, power_of_two
 
 FRAMES = 64  # of a block
+WARPS = 8  # of a gradient's program
 
 VARYING = ["num_frames", "num_utterances"]
 
@@ -321,7 +322,7 @@ def attend_gradient(
         kernel[num_blocks, heads.count, heads.lengths.shape[0]](
             *(upstream, *attended, values, *by_client(bias), heads.lengths, *heads.angles),
             *(d_values, sums, *arguments),
-            num_warps=8,
+            num_warps=WARPS,
             num_stages=1,
         )
     return d_values, sums.unflatten(0, (bias.shape[0], -1))

@@ -21,6 +21,7 @@ from torch import Tensor
 ELEMENTS = 2048  # of a program's tile
 COLUMNS = 256  # of a tile, where a program need not have the whole row
 SUMMED = 32  # rows of a program that writes sums
+WARPS = 4  # of such a program
 
 VARYING = ["num_rows", "num_frames", "site"]  # from batch to batch: compiled once for all
 
@@ -194,6 +195,7 @@ def norm_gradient(
         *(upstream, values, means, scales, *by_client(weight), *by_client(bias)),
         *(upstream if past is None else past, out, sums),
         *(num_rows, dim, activated, past is not None, num_sums, rows, steps, width),
+        num_warps=WARPS,
     )
     return out, sums
 
@@ -360,6 +362,7 @@ def _gradient(
     _row_gradient[(blocks, ceil_div(dim, columns), num_clients)](
         *(upstream, values, *by_client(bias), out, sums, num_rows, dim, share, *drop.arguments),
         *(activated, rows, steps, columns),
+        num_warps=WARPS,
     )
     return out, sums
 
