@@ -17,11 +17,12 @@ def main() -> None:
     for number in heeded:
         signal.signal(number, _exit_at_once)
     from antiphon.cli import main as run_command_line  # takes seconds: torch
+    from antiphon.pools.signals import exit_code, reason_of
 
     try:
         run_command_line()
-    except KeyboardInterrupt:  # a second signal, while it told of the first
-        os._exit(128 + signal.SIGINT)
+    except KeyboardInterrupt as error:  # a second signal, while it told of the first
+        os._exit(exit_code(reason_of(error)) or 1)
     finally:
         with suppress(OSError):  # nobody reads it any more
             sys.stdout.flush()

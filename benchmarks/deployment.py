@@ -48,8 +48,8 @@ from frameworks.counting_proxy import CountingProxy
 from antiphon.core import Report, Task, Update
 from antiphon.federation.engine_process import EngineProcess, LocalSocket, ask_engine
 from antiphon.federation.federation_server import FederationServer, read_announcements
-from antiphon.federation.federation_site import serve
 from antiphon.federation.kits import Kit, create_kits, open_kit
+from antiphon.federation.site_service import serve
 from antiphon.pools.remote_answers import answer_task
 from antiphon.pools.remote_exchange import Patience
 from antiphon.pools.remote_messages import Message, MissingBody, head_of, pack, unpack

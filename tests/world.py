@@ -258,6 +258,9 @@ ALGORITHMS: dict[str, Case] = {
     "compressed": Case(
         Compressed(FedAvg(LOCAL, weighting=Uniform()), StochasticRounding(bits=4), StochasticRounding(bits=8))
     ),
+    "compressed differences": Case(
+        Compressed(fedavg(LOCAL), StochasticRounding(bits=4), StochasticRounding(bits=4), from_start=True)
+    ),
     "small floats": Case(Compressed(fedavg(LOCAL), SmallFloats(2, 3), SmallFloats(3, 4))),
     "projected": Case(Compressed(fedavg(LOCAL), RandomProjection(share=0.5))),
     "central subspace": Case(
@@ -298,6 +301,7 @@ WRAPPERS: dict[str, Callable[[Any], Algorithm[Any]]] = {
     "attacked": lambda inner: Attacked(inner, fraction=0.3, scale=-1.0, loss=0.5),
     "twice": Twice,
     "compressed": lambda inner: Compressed(inner, TopK(share=0.2), StochasticRounding(bits=8)),
+    "differences": lambda inner: Compressed(inner, None, StochasticRounding(bits=8), from_start=True),
     "factored": lambda inner: Compressed(inner, LowRank(rank=2)),
     # All clients take part in every round, so that any cohort is a planned one.
     "private": lambda inner: Private(

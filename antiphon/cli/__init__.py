@@ -108,7 +108,10 @@ app.add_typer(lm_commands, name="lm", rich_help_panel="Language models and decod
 def main() -> None:
     """Run the command line and exit: the entry point `antiphon`."""
     with interrupting():
-        code = _exit_code()
+        try:
+            code = _exit_code()
+        except KeyboardInterrupt as error:  # it came while the command told how it had ended
+            code = _interrupted(error)
     if is_left_behind():
         sys.stdout.flush()
         sys.stderr.flush()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from antiphon.clients.availability import HOUR, Always, Availability
-from antiphon.clients.simulated_devices import Device, Devices, LogNormal
+from antiphon.clients.simulated_devices import Device, Devices, LogNormal, check_positive
 from antiphon.core import Scalar, Task, lives_with_server, size_in_bytes
 from antiphon.pools.local import expected_tensors
 from antiphon.tasks.local_training import parameters_in
@@ -18,10 +18,22 @@ from antiphon.tasks.views import VIEWS, views_of
 
 
 @dataclass(frozen=True)
+class Power:
+    """What a device draws, in watts. Waiting costs nothing."""
+
+    computing: float = 3.0  # while it trains
+    network: float = 1.0  # while it receives or sends
+
+    def __post_init__(self) -> None:
+        check_positive(self, "computing", "network")
+
+
+@dataclass(frozen=True)
 class Clock:
     """A simulated clock for the clients of all runs."""
 
     devices: Devices = LogNormal()  # how fast clients compute, send and receive
+    power: Power = Power()  # of all devices alike
     availability: Availability = Always()  # when clients may begin
     starts: float = 0.0  # hour of the day at which a run begins
 
@@ -54,6 +66,17 @@ class SimulatedClock:
         """Return the seconds of a task, without waiting for the client to be available."""
         audio = audio_trained(task.config, self.audio(client))
         return self.device(client).seconds(task.num_bytes, audio, size_of_answer(task))
+
+    def joules(self, task: Task, client: str, is_late: bool) -> float:
+        """Return the energy of a task; a client that is too late for it has received it, and nothing else."""
+        if lives_with_server(client):
+            return 0.0
+        device, power = self.device(client), self.clock.power
+        if is_late:
+            return power.network * device.seconds_of_network(task.num_bytes, 0)
+        network = device.seconds_of_network(task.num_bytes, size_of_answer(task))
+        computing = device.slowness * audio_trained(task.config, self.audio(client))
+        return power.network * network + power.computing * computing
 
     def fastest(self, task: Task, clients: Iterable[str]) -> tuple[float, str]:
         """Return the least seconds that a client needs for a task, and its name."""

@@ -34,8 +34,11 @@ class Device:
         >>> Device(slowness=0.5, down=8.0, up=1.0).seconds(2_000_000, 10.0, 1_000_000)
         15.0
         """
-        sending = bytes_down / self.down + bytes_up / self.up
-        return 8 * sending / BITS_IN_MEGABIT + self.slowness * audio
+        return self.seconds_of_network(bytes_down, bytes_up) + self.slowness * audio
+
+    def seconds_of_network(self, bytes_down: int, bytes_up: int) -> float:
+        """Return the seconds in which a task is received and its answer is sent."""
+        return 8 * (bytes_down / self.down + bytes_up / self.up) / BITS_IN_MEGABIT
 
 
 class Devices(Protocol):

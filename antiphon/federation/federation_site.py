@@ -7,11 +7,7 @@ failure.
 
 from __future__ import annotations
 
-import random
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -28,8 +24,6 @@ from antiphon.data.corpus import Corpus
 from antiphon.data.partition import BySession, BySpeaker, Partition
 from antiphon.data.store import Progress
 from antiphon.decoding.nbest import NBest, write_nbest
-from antiphon.federation.engine_process import EngineProcess, LocalSocket, keep_memory
-from antiphon.federation.kits import Kit
 from antiphon.federation.run_setup import ADVICE, SETTINGS, open_worker, read_settings
 from antiphon.federation.sent_folders import keep_files, local_paths
 from antiphon.federation.site_lists import LISTS, SiteLists, read_list_settings
@@ -37,7 +31,6 @@ from antiphon.federation.site_policy import Ledger, Refused, SitePolicy
 from antiphon.personalisation.list_clients import ListWorker
 from antiphon.pools.flat_tensors import Buffer
 from antiphon.pools.remote_answers import answer_task, failure
-from antiphon.pools.remote_link import Channel
 from antiphon.pools.remote_messages import Message, MissingBody, WireError, head_of, pack, plain, unpack
 from antiphon.records.files import file_name, make_folder, write_text
 from antiphon.records.reading import read_tensors
@@ -308,35 +301,3 @@ class Site:
             return reply
         self.notify(plain(f"{client}: {reason}"))
         return failure(f"{kind} (the log of site {self.name!r} says more)")
-
-
-def serve(kit: Kit, site: Site, stop: threading.Event) -> None:
-    """Answer what the server asks until `stop` is set. NVFLARE is started again whenever it ends."""
-    keep_memory()
-    local = LocalSocket()
-    process: EngineProcess | None = None
-    pause, started = 1.0, 0.0
-    try:
-        while not stop.is_set():
-            if process is None or not process.is_alive():
-                if process is not None:
-                    site.notify(f"the connection has ended: starting it again in {pause:.0f} s")
-                    stop.wait(pause * random.uniform(0.5, 1.5))
-                    pause = 1.0 if time.monotonic() - started > 60 else min(60.0, 2 * pause)
-                process, started = EngineProcess(kit, local), time.monotonic()
-            stream = local.accept(0.5)
-            if stream is not None:
-                _answer_one(Channel(stream), site)
-    finally:
-        if process is not None:
-            process.end()
-        local.close()
-
-
-def _answer_one(channel: Channel, site: Site) -> None:
-    message = channel.receive_message()
-    if message is not None:
-        answer = site.answer(message)
-        with suppress(ConnectionError):
-            channel.send({"head_bytes": len(answer.head)}, answer.head, answer.body)
-    channel.close()

@@ -26,6 +26,7 @@ from antiphon.models.layers import (
 )
 from antiphon.models.model import ENCODERS
 from antiphon.models.noise import Dropout
+from antiphon.models.stacked_conformer import attended, convolved, half_step, normed
 
 
 @ENCODERS.register
@@ -74,12 +75,13 @@ class Conformer(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         stacked, lengths = stack_frames(features, lengths, self.config.stack)
-        frames = self.dropout(self.project_norm(self.project(stacked)))
+        frames = self.dropout(normed(self.project_norm, self.project(stacked)))
         # An empty row (padding of a stacked cohort) attends to its first frame: no 0/0 in its softmax.
-        mask = frame_mask(lengths.clamp(min=1), frames.shape[1])
+        real = lengths.clamp(min=1)
+        mask = frame_mask(real, frames.shape[1])
         rotation = rotary_angles(frames.shape[1], self.dim // self.config.num_heads, like=frames)
         for layer in self.layers:
-            frames = layer(frames, mask, rotation)
+            frames = layer(frames, real, mask, rotation)
         return frames, lengths
 
 
@@ -95,12 +97,14 @@ class ConformerLayer(nn.Module):
         self.feed_forward_after = feed_forward(*sizes, nn.SiLU(), config.dropout)
         self.norm = nn.LayerNorm(config.dim)
 
-    def forward(self, frames: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        frames = frames + 0.5 * self.feed_forward_before(frames)
-        frames = frames + self.attention(frames, mask, rotation)
-        frames = frames + self.convolution(frames, mask)
-        frames = frames + 0.5 * self.feed_forward_after(frames)
-        return self.norm(frames)
+    def forward(
+        self, frames: Tensor, lengths: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        frames = half_step(self.feed_forward_before, frames)
+        frames = attended(self.attention, frames, lengths, mask, rotation)
+        frames = convolved(self.convolution, frames, lengths, mask)
+        frames = half_step(self.feed_forward_after, frames)
+        return normed(self.norm, frames)
 
 
 def feed_forward(dim: int, hidden: int, activation: nn.Module, dropout: float) -> nn.Sequential:

@@ -67,6 +67,11 @@ def noise_from(keys: Tensor) -> Iterator[None]:
         _current.reset(token)
 
 
+def current_noise() -> Noise | None:
+    """The noise of the forward pass that runs now; None outside of `noise_from`."""
+    return _current.get()
+
+
 class Dropout(nn.Module):
     """Set values [B, D] or [B, T, D] to zero with probability `rate` in training, and scale the rest.
 
@@ -80,7 +85,7 @@ class Dropout(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         if not self.training or self.rate == 0:
             return values
-        noise = _current.get()
+        noise = current_noise()
         if noise is None:
             return F.dropout(values, self.rate)
         keys, site = noise.next(len(values))
@@ -101,7 +106,7 @@ class FusedDropout(torch.autograd.Function):
     def forward(values: Tensor, keys: Tensor, site: int, rate: float) -> Tensor:
         from antiphon.models.kernels import fused
 
-        return fused.drop(values, keys, _site_bits(site), rate, (FIRST, SECOND, GOLDEN))
+        return fused.drop(values, keys, site_bits(site), rate, (FIRST, SECOND, GOLDEN))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -123,10 +128,11 @@ class FusedDropout(torch.autograd.Function):
 def _rows(keys: Tensor, site: int, num_rows: int) -> Tensor:
     """Keys [B] -> row bits, int32 [B, num_rows], different at every site."""
     frames = torch.arange(1, num_rows + 1, device=keys.device, dtype=torch.int32) * FIRST
-    return mixed(mixed(keys + _site_bits(site))[:, None] + frames)
+    return mixed(mixed(keys + site_bits(site))[:, None] + frames)
 
 
-def _site_bits(site: int) -> int:
+def site_bits(site: int) -> int:
+    """What a site adds to keys."""
     return site * GOLDEN & 0x7FFFFFFF
 
 

@@ -10,7 +10,18 @@ from typing import Any
 
 import torch
 
-from antiphon.core import Failure, Report, Task, Tensors, Update, Weigh, Worker, add_up, size_in_bytes
+from antiphon.core import (
+    Failure,
+    Report,
+    Task,
+    Tensors,
+    Update,
+    Weigh,
+    Worker,
+    add_up,
+    parts_of,
+    size_in_bytes,
+)
 from antiphon.tasks.client_work import Bounds, work_for
 from antiphon.tasks.local_training import MeasuredDelta, find_nonfinite, measure_delta, parameters_in
 from antiphon.tasks.views import VIEWS, View, views_of
@@ -100,16 +111,24 @@ def arrived(task: Task) -> Callable[[Update, str], Update]:
     views = views_of(task) if VIEWS in task.config else []
     like = expected_tensors(task, views)
     expected = None if like is None else _shapes_of(like)
+    measured: object = None  # rows of these parts have `num_bytes` …
+    fitting: object = None  # … and rows of these fit the task
+    num_bytes = 0
 
     def accept(update: Update, client: str) -> Update:
-        nonlocal expected
-        report = replace(_report_of(update, client), bytes_up=size_in_bytes(update.mean))
+        nonlocal expected, measured, fitting, num_bytes
+        parts = parts_of(update.mean)
+        if parts is None or parts is not measured:
+            measured, num_bytes = parts, size_in_bytes(update.mean)
+        report = replace(_report_of(update, client), bytes_up=num_bytes)
         check_stats(task.kind, report.stats)
         update = Update(update.mean, reports=(report,))
         for view in reversed(views):
             update = view.arrive(view.decode(update, task, like))
-        if expected is not None:
+        parts = parts_of(update.mean)
+        if expected is not None and (parts is None or parts is not fitting):
             _check_shapes(update.mean, expected)
+            fitting = parts
         update = _measured(update, has_parameters=_work_for(task.kind) is not None)
         expected = _shapes_of(update.mean) if expected is None else expected
         return update

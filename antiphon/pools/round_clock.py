@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 from antiphon.core import Task
 
 # Task, client, the simulated time at which it is sent -> the time at which the answer arrives.
+# It may also have a method `joules(task, client, is_late)`: the energy that the client needs.
 Arrival = Callable[[Task, str, float], float]
+Joules = Callable[[Task, str, bool], float]
 
 
 @dataclass
@@ -26,6 +29,7 @@ class RoundClock:
     deadline: float = 0.0  # seconds; 0: the round waits for all of them
     seconds: dict[str, float] = field(default_factory=dict, init=False)  # client -> from its first task on
     late: dict[str, str] = field(default_factory=dict, init=False)  # client -> why it is too late
+    joules: float = field(default=0.0, init=False)  # of all clients
     _is_chosen: bool = field(default=False, init=False)
     _last: float = field(default=0.0, init=False)  # when the last answer of an earlier round's task arrived
 
@@ -36,6 +40,7 @@ class RoundClock:
                 sent, arrives = task.times[client]
                 self.seconds[client] = arrives - sent
                 self._last = max(self._last, arrives)
+            self._spend(task, clients)
             return {}
         if not self._is_chosen:
             self._is_chosen = True
@@ -43,7 +48,17 @@ class RoundClock:
         for client in clients:
             if client not in self.late:
                 self._add(client, self._needs(task, client))
+        self._spend(task, clients)
         return {client: self.late[client] for client in clients if client in self.late}
+
+    @property
+    def _joules_of(self) -> Joules | None:
+        return getattr(self.arrival, "joules", None)
+
+    def _spend(self, task: Task, clients: Sequence[str]) -> None:
+        """Add up the energy of a task."""
+        if joules_of := self._joules_of:
+            self.joules += math.fsum(joules_of(task, client, client in self.late) for client in clients)
 
     def _needs(self, task: Task, client: str) -> float:
         """Return the seconds from the beginning of the round until a client has answered one more task."""
@@ -79,8 +94,9 @@ class RoundClock:
         return max(self._last, self.began) if self._last else self.began + self.total
 
     def entry(self) -> dict[str, float]:
-        """Return the journal's entry: the seconds of the round, and those since the run began."""
-        return {"simulated_seconds": self.total, "simulated_time": self.ended}
+        """Return the journal's entry: the seconds of the round and those since the run began, its energy."""
+        energy = {"simulated_joules": self.joules} if self._joules_of else {}
+        return {"simulated_seconds": self.total, "simulated_time": self.ended, **energy}
 
 
 def time_in(entries: Sequence[Mapping[str, Any]]) -> float:

@@ -50,6 +50,7 @@ class RoundFields:
     bytes_up: Count = 0
     simulated_seconds: Amount | None = None
     simulated_time: Amount | None = None
+    simulated_joules: Amount | None = None
     seconds: Amount | None = None
     rss_mib: Amount | None = None
     gpu_mib: Amount | None = None

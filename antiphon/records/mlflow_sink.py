@@ -34,8 +34,14 @@ def mlflow_listener(experiment: str, *, tracking_uri: str | None = None, clients
         from mlflow import MlflowClient
     except ImportError as error:
         raise ValueError(f"no package mlflow ({error}): pip install 'antiphon[mlflow]'") from None
-    # This client adds no tags of its own; mlflow.start_run would add the user, the script and the commit.
-    client = MlflowClient(tracking_uri=tracking_uri)
+    try:
+        # This client adds no tags of its own; mlflow.start_run would add the user, the script and the commit.
+        client = MlflowClient(tracking_uri=tracking_uri)
+    except ImportError as error:
+        raise ValueError(
+            f"MLflow cannot use {tracking_uri or 'its own database'} ({error}): pip install mlflow, "
+            "or name a server (tracking_uri); the extra [mlflow] is enough for a server"
+        ) from None
 
     def listen(run: RunInfo) -> Listener:
         existing = client.get_experiment_by_name(experiment)

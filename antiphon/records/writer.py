@@ -257,6 +257,7 @@ def scalars_of(journal_entry: Entry, clock_entry: Entry) -> dict[str, float]:
         "bytes/down": journal_entry.get("bytes_down"),
         "bytes/up": journal_entry.get("bytes_up"),
         "time/simulated": journal_entry.get("simulated_time"),
+        "energy/simulated": journal_entry.get("simulated_joules"),
         **{f"train/{name}": value for name, value in journal_entry.get("metrics", {}).items()},
         **{f"valid/{name}": value for name, value in journal_entry.get("valid", {}).items()},
         **{f"clock/{name}": value for name, value in clock_entry.items() if name != "round"},

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from antiphon.report import plots, speaker_plots, tables
 from antiphon.report.drawing import look
 from antiphon.report.run_folder import RunFolder
-from antiphon.report.simulated_time import has_clock
+from antiphon.report.simulated_time import has_clock, has_energy
 from antiphon.scoring.statistics import plural, worst_decile
 
 
@@ -108,6 +108,9 @@ def of_costs(runs: Sequence[RunFolder]) -> list[Figure]:
     if timed := [run for run in runs if has_clock(run)]:
         caption = "Time of simulated clients: computing, sending, receiving and waiting."
         figures.append(Figure(plots.error_by_time(timed), caption))
+    if measured := [run for run in runs if has_energy(run)]:
+        caption = "Energy of simulated clients: computing, sending and receiving."
+        figures.append(Figure(plots.error_by_energy(measured), caption))
     if any(run.clock for run in runs):
         figures += [Figure(plots.seconds_by_round(runs)), Figure(plots.memory_by_round(runs))]
     return figures

@@ -52,6 +52,20 @@ def size(num_bytes: float | None) -> str:
     return f"{num_bytes:.3g} TB" if num_bytes < 999.5 else f"{num_bytes:,.0f} TB"
 
 
+def energy(joules: float | None) -> str:
+    """
+    >>> energy(12.3), energy(45_678), energy(7_200_000), energy(None)
+    ('12.3 J', '45.7 kJ', '7.2 MJ', '–')
+    """
+    if joules is None:
+        return NONE
+    for unit in ("J", "kJ"):
+        if joules < 999.5:
+            return f"{joules:.3g} {unit}"
+        joules /= 1000
+    return f"{joules:.3g} MJ" if joules < 999.5 else f"{joules:,.0f} MJ"
+
+
 def duration(seconds: float | None) -> str:
     """
     >>> duration(0.53), duration(75), duration(7384), duration(None)

@@ -17,7 +17,7 @@ from antiphon.report.attention_summary import attention_rows
 from antiphon.report.drawing import Look, look
 from antiphon.report.examples import example_utterances
 from antiphon.report.figures import Figure
-from antiphon.report.formatting import NONE, bounds, duration, edits, percent, ranges, size
+from antiphon.report.formatting import NONE, bounds, duration, edits, energy, percent, ranges, size
 from antiphon.report.headline import cards, headline, ranking
 from antiphon.report.run_folder import RunFolder
 from antiphon.report.run_progress import RunProgress, is_stopped
@@ -62,7 +62,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    words = (percent, bounds, signed, edits, size, duration, ranges, plural)
+    words = (percent, bounds, signed, edits, size, duration, energy, ranges, plural)
     environment.globals.update({"NONE": NONE, **{function.__name__: function for function in words}})
     return environment
 

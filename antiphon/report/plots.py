@@ -26,7 +26,7 @@ from antiphon.report.drawing import (
     thin,
 )
 from antiphon.report.run_folder import Array, Entry, RunFolder, series
-from antiphon.report.simulated_time import at_rounds, time_curve, total_bytes
+from antiphon.report.simulated_time import at_rounds, energy_curve, time_curve, total_bytes
 from antiphon.scoring.statistics import effective_number, expected_coverage, measured_coverage
 
 Series = tuple[Array, Array]  # x, y
@@ -173,13 +173,25 @@ def error_by_bytes(axes: Axes, runs: Sequence[RunFolder]) -> None:
 @plot("Validation WER by simulated time")
 def error_by_time(axes: Axes, runs: Sequence[RunFolder]) -> None:
     """Draw validation WER over the simulated time until then, of the runs that have a clock."""
+    _error_by_cost(axes, runs, time_curve, "hours of simulated time")
+
+
+@plot("Validation WER by energy")
+def error_by_energy(axes: Axes, runs: Sequence[RunFolder]) -> None:
+    """Draw validation WER over the energy of all devices until then, of the runs that have a clock."""
+    _error_by_cost(axes, runs, energy_curve, "kilojoules of simulated devices")
+
+
+def _error_by_cost(
+    axes: Axes, runs: Sequence[RunFolder], curve_of: Callable[[RunFolder], Series], label: str
+) -> None:
     percent_axis(axes.yaxis)
-    curves = [time_curve(run) for run in runs]
+    curves = [curve_of(run) for run in runs]
     for run, curve in zip(runs, curves, strict=True):
         draw_line(axes, *curve, look(run.position))
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.set_xlabel("hours of simulated time")
+    axes.set_xlabel(label)
     _cap(axes, runs, [values for _, values in curves])
 
 

@@ -14,6 +14,7 @@ from antiphon.report.formatting import (
     bounds,
     duration,
     edits,
+    energy,
     markdown_table,
     percent,
     plain,
@@ -173,7 +174,7 @@ def _corrupted_table(runs: Sequence[RunFolder]) -> str:
 def _time_table(runs: Sequence[RunFolder], rows: Sequence[TimeRow]) -> str:
     target = percent(tables.common_target(runs), 1)
     head = ["run", "rounds", "simulated time", "median round", "late answers", "time to best"]
-    head += [f"time to {target} %", f"bytes to {target} %"]
+    head += [f"time to {target} %", f"bytes to {target} %", f"energy to {target} %"]
     cells = (
         [
             row.label,
@@ -184,12 +185,13 @@ def _time_table(runs: Sequence[RunFolder], rows: Sequence[TimeRow]) -> str:
             duration(row.seconds_to_best),
             duration(row.seconds_to_target),
             size(row.bytes_to_target),
+            energy(row.joules_to_target),
         ]
         for row in rows
     )
     return (
         markdown_table(head, *cells)
-        + "\n\nTime of simulated clients, until a validation WER was reached that "
+        + "\n\nTime and energy of simulated clients, until a validation WER was reached that "
         "all runs reached."
     )
 

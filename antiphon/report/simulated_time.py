@@ -1,4 +1,4 @@
-"""What an error rate costs in simulated time and in bytes: curves and a table, for runs with a clock."""
+"""What an error rate costs in simulated time, energy and bytes: curves and a table, for runs with a clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from antiphon.scoring.statistics import round_to_target
 
 @dataclass(frozen=True)
 class TimeRow:
-    """A run with a simulated clock: its time and bytes, and those until it reached an error rate."""
+    """A run with a simulated clock: its time, and its time, bytes and energy until an error rate."""
 
     label: str
     num_rounds: int
@@ -24,10 +24,16 @@ class TimeRow:
     seconds_to_best: float | None
     seconds_to_target: float | None
     bytes_to_target: float | None
+    joules_to_target: float | None = None  # None, too, if a journal has no energy
 
 
 def has_clock(run: RunFolder) -> bool:
     return any(entry.get("simulated_time") is not None for entry in run.trained)
+
+
+def has_energy(run: RunFolder) -> bool:
+    """Return whether the journal has the energy of devices; those of earlier versions do not."""
+    return any(entry.get("simulated_joules") is not None for entry in run.trained)
 
 
 def time_rows(runs: Sequence[RunFolder]) -> list[TimeRow]:
@@ -54,6 +60,7 @@ def _row(run: RunFolder, target: float | None) -> TimeRow:
         until(best, times),
         until(reached, times),
         until(reached, total_bytes(run)),
+        until(reached, total_joules(run)) if has_energy(run) else None,
     )
 
 
@@ -67,6 +74,11 @@ def total_bytes(run: RunFolder) -> Array:
     return np.cumsum([float(entry.get("bytes_down", 0) + entry.get("bytes_up", 0)) for entry in run.trained])
 
 
+def total_joules(run: RunFolder) -> Array:
+    """Return the energy of all devices until the end of each round."""
+    return np.cumsum([float(entry.get("simulated_joules") or 0.0) for entry in run.trained])
+
+
 def at_rounds(run: RunFolder, rounds: Array, totals: Array) -> Array:
     """Return totals, given at the end of each round, at some rounds; 0 before the first."""
     finished = np.array([entry["round"] for entry in run.trained])
@@ -77,3 +89,9 @@ def time_curve(run: RunFolder) -> tuple[Array, Array]:
     """Return (hours, WER) of every validation."""
     rounds, values = run.validation.get("wer", (np.empty(0), np.empty(0)))
     return at_rounds(run, rounds, _simulated(run)) / 3600, values
+
+
+def energy_curve(run: RunFolder) -> tuple[Array, Array]:
+    """Return (kilojoules, WER) of every validation."""
+    rounds, values = run.validation.get("wer", (np.empty(0), np.empty(0)))
+    return at_rounds(run, rounds, total_joules(run)) / 1000, values

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from antiphon import config as configuration
-from antiphon.core import Report, Scalar, ServerState, Task, Tensors, Update, WrapperState
+from antiphon.core import Report, Row, Scalar, ServerState, Task, Tensors, Update, WrapperState
 from antiphon.seeding import derive
 from antiphon.tasks.client_optimizers import CLIENT_OPTIMIZERS, ClientOptimizer, ClientSgd
 from antiphon.tasks.client_storage import CLIENT_STORAGE, ClientStorage, Exact
@@ -223,25 +223,28 @@ def delta_stats(norm: float, total_magnitude: float, num_entries: int) -> dict[s
     return {"norm": norm, "magnitude_mean": mean, "magnitude_variance": variance}
 
 
-class MeasuredDelta(dict[str, Tensor]):
+class MeasuredDelta(Row):
     """A delta with its statistics, which hold as long as nobody has changed a tensor.
 
     The server measures the updates that arrive. To measure one again that was measured in the same process
     would take a tenth of a round with many clients on a GPU.
     """
 
-    def __init__(self, delta: Tensors, stats: Mapping[str, float]) -> None:
-        super().__init__(delta)
+    def __init__(
+        self, delta: Tensors, stats: Mapping[str, float], whole: Tensor | None = None, parts: object = None
+    ) -> None:
+        super().__init__(delta, whole, parts)
         self._stats, self._versions = stats, self._read_versions()
-        self._tensors = list(delta.values())  # kept, so that no other tensor gets the id of one of them
 
-    def _read_versions(self) -> list[tuple[int, int]]:
-        return [(id(tensor), tensor._version) for tensor in self.values()]
+    def _read_versions(self) -> list[int]:
+        """How often the tensors were changed; parts of one tensor count together."""
+        return [tensor._version for tensor in (self.values() if self.whole is None else (self.whole,))]
 
     @property
     def stats(self) -> Mapping[str, float] | None:
         """The statistics; None if they are not those of the tensors any more."""
-        return self._stats if self._read_versions() == self._versions else None
+        is_same = self._read_ids() == self._ids and self._read_versions() == self._versions
+        return self._stats if is_same else None
 
 
 def find_nonfinite(tensors: Mapping[str, Tensor]) -> str:

@@ -15,12 +15,13 @@ from antiphon.experiment.runner import Scores, Screen, run_experiment
 from antiphon.experiment.settings import Experiment
 from antiphon.federation.engine_process import ask_engine
 from antiphon.federation.federation_server import FederationServer, read_announcements
-from antiphon.federation.federation_site import Site, serve
+from antiphon.federation.federation_site import Site
 from antiphon.federation.kits import Kit, create_kits, open_kit
 from antiphon.federation.remote_clients import NOTES, RemoteClients, read_announced
 from antiphon.federation.remote_lists import RemoteLists, read_known_lists, read_lists
 from antiphon.federation.site_lists import KINDS, LISTS, SiteLists, lines_about
 from antiphon.federation.site_policy import SitePolicy
+from antiphon.federation.site_service import serve
 from antiphon.pools.remote_exchange import Patience
 from antiphon.records.lock import locked
 from antiphon.workflows.arguments import Names, Notify, Progress, names_of, no_messages, no_progress

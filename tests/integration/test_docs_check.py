@@ -113,6 +113,12 @@ def test_quick_commands_print_what_their_pages_show(
     assert check.compare(command.shown or "", done.output) == check.SAME, done.output
 
 
+def test_runs_of_the_fairness_table_are_made_by_the_commands_of_the_page() -> None:
+    (block,) = [b for b in check.blocks(check.ROOT / "docs" / "heterogeneity.md", "sh") if "fair.yaml" in b]
+    commands = re.sub(r" *\\\n *", " ", block).strip().splitlines()
+    assert " && ".join(commands) == check.MAKERS["fair"]
+
+
 @pytest.mark.parametrize("command", IMPORTS, ids=lambda command: command.place)
 def test_imports_of_other_formats_print_what_the_page_shows(
     command: check.Command, antiphon: Antiphon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

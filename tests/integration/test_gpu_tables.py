@@ -11,6 +11,7 @@ from command import script_in_fork
 from world import FRONTEND, MASKS, MODELS, World
 
 from antiphon.algorithms.central import Central
+from antiphon.algorithms.fedbuff import FedBuff
 from antiphon.engine import Rounds
 from antiphon.experiment.runner import run_experiment
 from antiphon.experiment.settings import Experiment, Run
@@ -33,7 +34,10 @@ def tiny(name: str) -> Experiment:
 def small(run: Run) -> Run:
     assert run.start_run == "seed"
     assert run.rounds.total > 1
-    return replace(run, rounds=replace(run.rounds, total=1, cohort=3, valid_every=0))
+    algorithm: Any = run.algorithm
+    if isinstance(algorithm, FedBuff):
+        algorithm = replace(algorithm, buffer=2)
+    return replace(run, algorithm=algorithm, rounds=replace(run.rounds, total=1, cohort=3, valid_every=0))
 
 
 def test_all_pairs_of_optimisers_train_from_one_seed_model(world: World, tmp_path: Path) -> None:
@@ -57,6 +61,7 @@ def test_costs_of_devices_are_a_table_of_all_runs(world: World, tmp_path: Path) 
     assert costs.keys() == settings.runs.keys()
     up = [costs[name]["up"] for name in ("float32", "int8", "int4")]
     assert up == sorted(up, reverse=True)
+    assert costs["int4-down-4"]["down"] < costs["int4"]["down"]
     assert costs["adapters"]["down"] < costs["float32"]["down"]
     assert costs["adapters-int8"]["up"] < costs["adapters"]["up"]
     assert costs["six-bits"]["stored"] < costs["float32"]["down"]

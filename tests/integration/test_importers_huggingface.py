@@ -248,6 +248,23 @@ def test_arrow_offsets_that_lead_out_of_the_file_are_a_damaged_file(tmp_path: Pa
             imported(folder)
 
 
+@pytest.mark.parametrize("name", [b"audio", b"bytes", b"path"])
+def test_names_in_arrow_that_are_not_utf8_are_a_damaged_file(name: bytes, tmp_path: Path) -> None:
+    """Names of columns, and of the parts of a column with audio."""
+    pyarrow = pytest.importorskip("pyarrow")
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    (folder / "state.json").write_text("{}")
+    table = table_of(pyarrow)
+    with pyarrow.ipc.new_stream(str(folder / "data.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    whole = (folder / "data.arrow").read_bytes()
+    assert name in whole
+    (folder / "data.arrow").write_bytes(whole.replace(name, name[:1] + b"\xe1" + name[2:]))
+    with pytest.raises(ValueError, match=r"damaged file: it cannot be read .*data\.arrow"):
+        imported(folder)
+
+
 def test_text_in_arrow_that_is_not_utf8_is_a_damaged_file(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -24,7 +24,9 @@ from antiphon.clients.client import ClientRuntime
 from antiphon.clients.stacked.stacked_rows import Layout, StackedBatch
 from antiphon.core import Tensors
 from antiphon.data.batches import Batch
+from antiphon.models.gradient_rows import GradientRows, gradients_to
 from antiphon.models.noise import noise_from
+from antiphon.models.stacked_products import FUSED, has_kernels
 from antiphon.tasks.client_optimizers import ClientOptimizer
 from antiphon.tasks.client_storage import ClientStorage
 from antiphon.tasks.codecs.small_floats import is_short
@@ -89,7 +91,8 @@ class Stack:
 
     def _table(self, name: str, clients: Sequence[Tensors]) -> Tensor:
         """Return the rows of all clients [size, width]; a single row if all have the same tensors."""
-        is_shared = all(tensors.get(n) is p for tensors in clients for n, p in clients[0].items())
+        first = list(map(id, clients[0].values()))
+        is_shared = all(list(map(id, map(tensors.get, clients[0]))) == first for tensors in clients)
         return self._keep(
             name, torch.cat([self._row(tensors) for tensors in (clients[:1] if is_shared else clients)])
         )
@@ -150,11 +153,10 @@ class Stack:
 
     def _step(self, batch: StackedBatch, rate: Tensor, local: LocalTraining) -> Tensor:
         rows = self.rows_of(self.rows, batch.members)
-        trained = self.leaves(rows)
-        outputs = self.forward(trained, batch)
+        trained, places = self.leaves(rows), GradientRows(rows)
+        outputs = self.forward(trained, batch, places)
         losses, upstream = self.score(outputs, batch)
-        self.descend(rows, trained, outputs, upstream, rate, local, batch.members)
-        self.put_back(self.rows, rows, batch.members)
+        self.descend(rows, trained, places, outputs, upstream, rate, local, batch.members)
         return losses
 
     def leaves(self, rows: Tensor) -> Tensors:
@@ -167,8 +169,8 @@ class Stack:
             with nondeterministic():
                 table.index_copy_(0, members, rows)
 
-    def forward(self, trained: Tensors, batch: StackedBatch) -> tuple[Tensor, ...]:
-        """Return the model's outputs, each [n, B, ...] or [n, B · N, ...]."""
+    def forward(self, trained: Tensors, batch: StackedBatch, places: GradientRows) -> tuple[Tensor, ...]:
+        """Return the model's outputs, each [n, B, ...] or [n, B · N, ...]; `places` is for the gradients."""
 
         def alone(parameters: Tensors, keys: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             with noise_from(keys):
@@ -177,7 +179,8 @@ class Stack:
                 )
                 return outputs
 
-        with self.runtime.autocast(), sdpa_kernel(SDPBackend.MATH):  # fused kernels have no rule for vmap
+        # PyTorch's fused kernels have no rule for vmap.
+        with gradients_to(places), self.runtime.autocast(), sdpa_kernel(SDPBackend.MATH):
             outputs: tuple[Tensor, ...] = vmap(alone)(trained, *batch.per_client())
         return outputs
 
@@ -194,18 +197,20 @@ class Stack:
         self,
         rows: Tensor,
         trained: Tensors,
+        places: GradientRows,
         outputs: Sequence[Tensor],
         upstream: Sequence[Tensor],
         rate: Tensor,
         local: LocalTraining,
         members: Tensor,
     ) -> None:
-        """Compute each client's gradient with correction, proximal term and clipping, and take the step."""
+        """Compute gradients with correction, proximal term and clipping; the members take the step."""
         real = [tensor for tensor in outputs if tensor.is_floating_point()]
         # In subspace training an output may depend on nothing that is trained.
         pairs = [(out, grad) for out, grad in zip(real, upstream, strict=True) if out.requires_grad]
         reached, gradients = zip(*pairs, strict=True)
-        grads = self.layout.join(torch.autograd.grad(reached, list(trained.values()), gradients))
+        found = torch.autograd.grad(reached, list(trained.values()), gradients)
+        grads = self.layout.put(found, places.rows) if places.is_used else self.layout.join(found)
         if self.correction is not None:
             grads.add_(self.rows_of(self.correction, members))
         if local.proximal > 0:
@@ -218,9 +223,15 @@ class Stack:
             else:
                 grads.mul_(scale)
         directions = grads if local.is_plain else self.directions(rows, grads, local.optimizer, members)
+        if self.short is None and "step" in FUSED and has_kernels(rows):
+            from antiphon.models.kernels import step
+
+            step.descend(self.rows, members, directions, rate)
+            return
         rows.addcmul_(directions, rate, value=-1)
         if self.short is not None:
             self.store(rows, self.rows_of(self.short, members), local.storage)
+        self.put_back(self.rows, rows, members)
 
     def store(self, rows: Tensor, short: Tensor, storage: ClientStorage) -> None:
         """Replace what members do not store exactly, in place, by what they read of it."""
@@ -259,15 +270,15 @@ class Captured:
         self.inputs = StackedBatch(Batch.of(tensors), keys, share, members)
         self.rate = torch.zeros((), dtype=batch.share.dtype, device=batch.share.device)  # no client moves yet
         rows = stack.rows_of(stack.rows, members)
-        trained = stack.leaves(rows)
+        trained, places = stack.leaves(rows), GradientRows(rows)
         kept = [(table, table.clone()) for table in (stack.taken, *stack.moments)]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            outputs = stack.forward(trained, self.inputs)
+            outputs = stack.forward(trained, self.inputs, places)
             _, self.upstream = stack.score(outputs, self.inputs)
-            stack.descend(rows, trained, outputs, self.upstream, self.rate, local, members)
-            del outputs
+            stack.descend(rows, trained, places, outputs, self.upstream, self.rate, local, members)
+            del outputs, places
         torch.cuda.current_stream().wait_stream(side)
         for table, before in kept:
             table.copy_(before)
@@ -275,11 +286,10 @@ class Captured:
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.forward):
             rows = stack.rows_of(stack.rows, members)
-            trained = stack.leaves(rows)
-            outputs = stack.forward(trained, self.inputs)
+            trained, places = stack.leaves(rows), GradientRows(rows)
+            outputs = stack.forward(trained, self.inputs, places)
         with torch.cuda.graph(self.backward, pool=self.forward.pool()):
-            stack.descend(rows, trained, outputs, self.upstream, self.rate, local, members)
-            stack.put_back(stack.rows, rows, members)
+            stack.descend(rows, trained, places, outputs, self.upstream, self.rate, local, members)
         self.outputs = [tensor.detach() for tensor in outputs]
 
     def replay(self, batch: StackedBatch, rate: Tensor) -> Tensor:

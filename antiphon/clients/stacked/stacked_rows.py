@@ -36,13 +36,26 @@ class Layout:
                 pieces.append(tensor.new_zeros(len(tensor), gap))
         return torch.cat(pieces, dim=1)
 
+    def put(self, tensors: Iterable[Tensor], rows: Tensor) -> Tensor:
+        """Write into rows [n, width] what `join` would return; tensors that lie there already stay."""
+        for tensor, (place, gap) in zip(tensors, self._places(rows), strict=True):
+            if tensor.data_ptr() != place.data_ptr():
+                place.copy_(tensor)
+            if gap.shape[1]:
+                gap.zero_()
+        return rows
+
     def split(self, rows: Tensor) -> Tensors:
         """Return views of the tensors in rows [n, width], each [n, ...]."""
-        tensors, begin = {}, 0
-        for name, shape in self.shapes.items():
-            tensors[name] = rows[:, begin : begin + shape.numel()].view(len(rows), *shape)
-            begin += shape.numel() + -shape.numel() % ALIGNED
-        return tensors
+        return {name: place for name, (place, _) in zip(self.shapes, self._places(rows), strict=True)}
+
+    def _places(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield views of each tensor [n, ...] in rows, and of the zeros behind it."""
+        begin = 0
+        for shape in self.shapes.values():
+            end, after = begin + shape.numel(), begin + shape.numel() + -shape.numel() % ALIGNED
+            yield rows[:, begin:end].view(len(rows), *shape), rows[:, end:after]
+            begin = after
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ launched together, as many as the memory can hold (`grouping`). Each client gets
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,8 @@ class StackedWorker(SpeechWorker):
         """Return the trainer for a runtime. A smaller model has its own, and only the last one is kept."""
         if self._trainer is None or self._trainer.runtime is not runtime:
             self._trainer = None  # free its memory first
+            gc.collect()
+            gc.freeze()  # else each round's thousands of tensors make Python look at all modules for garbage
             self._trainer = StackedTrainer(runtime, self.max_clients, self.graphs)
         return self._trainer
 
@@ -182,14 +185,17 @@ class StackedTrainer:
             losses = stack.step(batch, local).masked_fill(batch.share == 0, 0.0)
             totals[batch.members] += losses.sum(dim=1)
         rows = stack.deltas()
-        deltas = stack.layout.split(rows)
-        num_entries = sum(delta[0].numel() for delta in deltas.values())
+        stacked = stack.layout.split(rows)
+        num_entries = sum(delta[0].numel() for delta in stacked.values())
+        # Before the device is read, which waits for all steps.
+        own = zip(*(delta.unbind() for delta in stacked.values()), strict=True)
+        deltas = [dict(zip(stacked, tensors, strict=True)) for tensors in own]
         sums = torch.stack([torch.linalg.vector_norm(rows, ord=order, dim=1) for order in (2, 1)]).tolist()
         trained = []
         for row, (plan, total) in enumerate(zip(plans, totals.tolist(), strict=True)):
             loss = total / sum(len(step.indices) for step in plan.steps)
             stats = delta_stats(sums[0][row], sums[1][row], num_entries)
-            delta = MeasuredDelta({name: values[row] for name, values in deltas.items()}, stats)
+            delta = MeasuredDelta(deltas[row], stats, rows[row], stack.layout)
             stats = {**stats, **memory_stats(plan.client, plan.wanted)}
             trained.append(Trained(delta, report(plan.client, loss, len(plan.steps), **stats)))
         return trained

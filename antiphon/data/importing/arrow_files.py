@@ -87,8 +87,7 @@ class AudioColumn:
 
         kind = schema.field(name).type
         is_struct = types.is_struct(kind)
-        parts = [kind.field(number) for number in range(kind.num_fields)] if is_struct else []
-        fields = {part.name: part.type for part in parts} or {BYTES: kind, PATH: kind}
+        fields = _parts_of(kind) or {BYTES: kind, PATH: kind}
         has_bytes = any(test(fields.get(BYTES, null())) for test in (types.is_binary, types.is_large_binary))
         has_path = any(test(fields.get(PATH, null())) for test in (types.is_string, types.is_large_string))
         return cls(name, is_struct, has_bytes, has_path)
@@ -104,6 +103,21 @@ class AudioColumn:
         """Return the path in a value of the column, if it has one."""
         path = value.get(PATH) if isinstance(value, dict) else value
         return path if isinstance(path, str) else None
+
+
+def _parts_of(kind: Any) -> dict[str, Any]:
+    """Return the types of the parts of a struct by name; nothing of another type."""
+    from pyarrow import types
+
+    parts = [kind.field(number) for number in range(kind.num_fields)] if types.is_struct(kind) else []
+    return {part.name: part.type for part in parts}
+
+
+def _names_of(schema: Any) -> list[str]:
+    """Return the names of the columns; ValueError if one of them or of their parts is not UTF-8 text."""
+    for column in schema:
+        _parts_of(column.type)
+    return list(schema.names)
 
 
 def _simple_columns(schema: Any, audio: str) -> list[str]:
@@ -122,7 +136,7 @@ class ParquetTable:
 
         self.path = path
         self.file = parquet.ParquetFile(path)
-        self.names = list(self.file.schema_arrow.names)
+        self.names = _names_of(self.file.schema_arrow)
 
     def rows(self, audio: str) -> Iterator[tuple[str, Row] | Skipped]:
         import pyarrow
@@ -218,7 +232,7 @@ class ArrowFile:
             self.reader = pyarrow.ipc.open_stream(self.buffer)
         except pyarrow.ArrowInvalid:
             self.reader = pyarrow.ipc.open_file(self.buffer)
-        self.names = list(self.reader.schema.names)
+        self.names = _names_of(self.reader.schema)
 
     def rows(self, audio: str) -> Iterator[tuple[str, Row] | Skipped]:
         import pyarrow
@@ -236,7 +250,7 @@ class ArrowFile:
                 for fields, path, blob in rows:
                     yield f"{self.path.name}:{number}", Row(f"{self.path.stem}-{number}", fields, path, blob)
                     number += 1
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
             why = first_line_of(error)
             yield Skipped("", self.path.name, f"damaged file: the rest of it cannot be read ({why})")
 

@@ -22,7 +22,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import antiphon
-from antiphon.cli import app, main
+from antiphon.cli import app, main, terminal
 from antiphon.data.encoders import KNOWN_ENCODERS
 from antiphon.report import report
 
@@ -275,6 +275,34 @@ def test_a_signal_that_python_turns_into_another_error_is_one_line(
         main()
     assert ended.value.code == 143
     assert capsys.readouterr().err.split() == ["Terminated."]
+
+
+def test_a_signal_while_an_error_is_told_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "say_error", lambda message: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(sys, "argv", ["antiphon", "report", "no such run"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 143
+    assert capsys.readouterr().err.split() == ["Terminated."]
+
+
+# Gets a signal whenever it tells of one.
+INTERRUPTED_TELLING = """
+import os, signal
+from antiphon.cli import terminal
+terminal.say_error = lambda message: os.kill(os.getpid(), signal.SIGINT)
+terminal.say_interrupted = lambda reason: os.kill(os.getpid(), signal.SIGTERM)
+from antiphon.__main__ import main
+main()
+"""
+
+
+def test_the_exit_code_is_that_of_the_last_signal() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_TELLING, "report", "no such run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "")
 
 
 def test_a_name_that_is_not_there_is_refused() -> None:

@@ -13,7 +13,7 @@ import torch
 from antiphon import config
 from antiphon.clients.availability import DAY, HOUR, Always, Charging, Diurnal
 from antiphon.clients.device_table import DeviceTable, read_devices
-from antiphon.clients.simulated_clock import Clock, SimulatedClock, audio_trained
+from antiphon.clients.simulated_clock import Clock, Power, SimulatedClock, audio_trained
 from antiphon.clients.simulated_devices import Bandwidth, Device, LogNormal, Pareto
 from antiphon.core import Task
 
@@ -44,6 +44,21 @@ def test_a_task_takes_as_long_as_receiving_training_and_sending(tmp_path: Path) 
     assert clock(task, "bob", 0.0) == pytest.approx(2 + extra / 4 + 2 * 20 + 8)  # it is midnight
     assert clock(task, "server/rehearsal", 7.0) == 7.0
     assert clock.fastest(task, ["ada", "bob"])[1] == "ada"
+
+
+def test_the_energy_of_a_task_is_that_of_computing_and_of_the_network(tmp_path: Path) -> None:
+    clock = clock_of(tmp_path, power=Power(computing=3.0, network=2.0))
+    task = Task("train", PARAMS, {"epochs": 2})
+    extra = 8 * (task.num_bytes - 1_000_000) / 1e6
+    assert clock.joules(task, "ada", False) == pytest.approx(2 * (1 + extra / 8 + 4) + 3 * 0.5 * 20)
+    assert clock.joules(task, "ada", True) == pytest.approx(2 * (1 + extra / 8))  # it received the model
+    assert clock.joules(task, "server/rehearsal", False) == 0.0
+
+
+@pytest.mark.parametrize("settings", [{"computing": 0.0}, {"network": -1.0}, {"network": math.inf}])
+def test_a_power_that_is_not_above_0_is_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        Power(**settings)
 
 
 def test_the_audio_of_a_task_is_that_of_its_epochs_or_steps() -> None:

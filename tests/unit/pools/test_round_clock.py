@@ -174,3 +174,30 @@ def test_over_selection_draws_more_clients() -> None:
     assert Rounds(cohort=10, over_selection=1.3).num_drawn == 13
     assert Rounds(cohort=10, over_selection=1.31).num_drawn == 14
     assert Rounds(cohort=10).num_drawn == 10
+
+
+# --- Energy ---------------------------------------------------------------------------------------
+
+
+class Metered:
+    """Arrivals by speed; a watt for each second, and a joule for a client that is late."""
+
+    def __call__(self, task: Task, client: str, sent: float) -> float:
+        return sent + SPEEDS[client]
+
+    def joules(self, task: Task, client: str, is_late: bool) -> float:
+        return 1.0 if is_late else SPEEDS[client]
+
+
+def test_the_energy_of_a_round_is_that_of_all_who_got_its_tasks() -> None:
+    one = RoundClock(Metered(), 0.0, needed=3)
+    one.ask(TASK, "abcde", "abcde")
+    assert one.entry()["simulated_joules"] == 1.0 + 2.0 + 3.0 + 2 * 1.0  # b, d, e; a and c are late
+    one.ask(TASK, "b", "abcde")
+    assert one.entry()["simulated_joules"] == 9.0
+
+
+def test_energy_of_a_task_from_an_earlier_round_counts_when_it_is_answered() -> None:
+    one = RoundClock(Metered(), 7.0, needed=3)
+    one.ask(replace(TASK, times={"c": (0.0, 9.0)}), "c", "abcde")
+    assert one.entry() == {"simulated_seconds": 2.0, "simulated_time": 9.0, "simulated_joules": 9.0}

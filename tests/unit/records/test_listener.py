@@ -236,6 +236,17 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         getattr(antiphon, f"{name}_listener")("speech")
 
 
+def test_a_database_without_its_packages_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def client(tracking_uri: str | None) -> None:
+        raise ModuleNotFoundError("No module named 'alembic'")
+
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=client))
+    with pytest.raises(ValueError, match=r"cannot use its own database \(No module named 'alembic'\): pip"):
+        antiphon.mlflow_listener("speech")
+    with pytest.raises(ValueError, match=r"cannot use sqlite:///runs.db .* or name a server"):
+        antiphon.mlflow_listener("speech", tracking_uri="sqlite:///runs.db")
+
+
 # --- The real packages, where they are installed ---------------------------------------------------
 
 
@@ -255,7 +266,7 @@ def test_the_real_wandb_writes_numbers_only(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_real_mlflow_keeps_the_metrics(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
+    pytest.importorskip("alembic")  # the whole package mlflow brings it
     uri = f"sqlite:///{tmp_path / 'runs.db'}"
     play(antiphon.mlflow_listener("speech", tracking_uri=uri, clients=True)(RUN))
     client = mlflow.MlflowClient(tracking_uri=uri)

@@ -34,3 +34,12 @@ def test_a_number_alone_stays_one() -> None:
 def test_parameters_of_two_kinds_are_refused() -> None:
     with pytest.raises(ValueError, match=r"torch.float32 and torch.float64 do not share a row"):
         Layout.of({"weight": torch.ones(2), "bias": torch.ones(2, dtype=torch.float64)})
+
+
+def test_tensors_are_put_into_rows_as_they_are_joined() -> None:
+    tensors = [torch.randn(2, 3, 4), torch.randn(2), torch.randn(2, ALIGNED)]
+    layout = Layout.of({str(place): tensor[0] for place, tensor in enumerate(tensors)})
+    rows = torch.full_like(layout.join(tensors), torch.nan)
+    there = layout.split(rows)["2"].copy_(tensors[2])  # it was written where it belongs
+    assert layout.put([*tensors[:2], there], rows) is rows
+    assert torch.equal(rows, layout.join(tensors))

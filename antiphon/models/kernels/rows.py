@@ -1,0 +1,397 @@
+"""GPU kernels (Triton) of what a Conformer block does to rows: LayerNorm, biases, SiLU, dropout, residuals.
+
+Rows are frames, [S · R, dim] of S clients with R rows each; parameters are [S, dim]. PyTorch makes one pass
+over memory for each operation; here there is one for all that lies between two matrix products, forward and
+backward. A program has a block of one client's rows. Sums over rows (gradients of biases and of LayerNorm)
+are written for each block, [S, blocks, dim], and added up in a fixed order: there are no atomic additions,
+and results are the same in every run.
+
+Kernel arguments have no annotations: Triton would read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ELEMENTS = 2048  # of a program's tile
+COLUMNS = 256  # of a tile, where a program need not have the whole row
+SUMMED = 32  # rows of a program that writes sums
+
+VARYING = ["num_rows", "num_frames", "site"]  # from batch to batch: compiled once for all
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Hashed dropout of one site (`models.noise`): keys of the utterances [S · B] and frames of each."""
+
+    keys: Tensor
+    num_frames: int
+    site: int
+    rate: float
+    constants: tuple[int, int, int]
+
+    @property
+    def arguments(self) -> tuple[object, ...]:
+        threshold = int(self.rate * 2**32) - 2**31
+        return self.keys, self.num_frames, self.site, threshold, 1 / (1 - self.rate), *self.constants
+
+
+@triton.jit
+def _mixed(bits, first: tl.constexpr, second: tl.constexpr):  # type: ignore[no-untyped-def]
+    bits = (bits ^ ((bits >> 16) & 0xFFFF)) * first
+    bits = (bits ^ ((bits >> 13) & 0x7FFFF)) * second
+    return bits ^ ((bits >> 16) & 0xFFFF)
+
+
+@triton.jit
+def _stays(  # type: ignore[no-untyped-def]
+    keys, row, inside, channel, num_frames, site, threshold, first, second, golden
+):
+    # Which values of a client's rows and channels dropout leaves; `keys` begins at the client's own.
+    key = tl.load(keys + row // num_frames, mask=inside, other=0)
+    key = _mixed(key + site, first, second)
+    key = _mixed(key + (row % num_frames + 1) * first, first, second)
+    bits = _mixed((channel + 1) * golden, first, second)
+    return (key[:, None] ^ bits[None, :]) * (key | 1)[:, None] >= threshold
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _norm(  # type: ignore[no-untyped-def]
+    values,
+    weight,
+    between_weights,
+    bias,
+    between_biases,
+    out,
+    means,
+    scales,
+    num_rows,
+    dim,
+    eps,
+    rows: tl.constexpr,
+    width: tl.constexpr,
+):
+    client, row = tl.program_id(1).to(tl.int64), tl.program_id(0) * rows + tl.arange(0, rows)
+    channel = tl.arange(0, width)
+    inside, has_channel = row < num_rows, channel < dim
+    row = client * num_rows + row
+    place, mask = row[:, None] * dim + channel[None, :], inside[:, None] & has_channel[None, :]
+    value = tl.load(values + place, mask=mask, other=0.0).to(tl.float32)
+    mean = tl.sum(value, axis=1) / dim
+    value = tl.where(mask, value - mean[:, None], 0.0)
+    scale = 1 / tl.sqrt(tl.sum(value * value, axis=1) / dim + eps)
+    factor = tl.load(weight + client * between_weights + channel, mask=has_channel, other=0.0)
+    added = tl.load(bias + client * between_biases + channel, mask=has_channel, other=0.0)
+    tl.store(out + place, value * scale[:, None] * factor[None, :] + added[None, :], mask=mask)
+    tl.store(means + row, mean, mask=inside)
+    tl.store(scales + row, scale, mask=inside)
+
+
+def norm(values: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """LayerNorm of rows [S · R, dim] by parameters [S, dim]; also the rows' means and 1 / deviations."""
+    dim, num_clients = values.shape[1], len(weight)
+    num_rows, rows, width = len(values) // num_clients, *_tile(dim)
+    out = torch.empty_like(values, dtype=dtype)
+    means, scales = values.new_empty(2, len(values), dtype=torch.float32)
+    _norm[(triton.cdiv(num_rows, rows), num_clients)](
+        values, *by_client(weight), *by_client(bias), out, means, scales, num_rows, dim, eps, rows, width
+    )
+    return out, means, scales
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _norm_gradient(  # type: ignore[no-untyped-def]
+    upstream,
+    values,
+    means,
+    scales,
+    weight,
+    between_weights,
+    bias,
+    between_biases,
+    past,
+    out,
+    sums,
+    num_rows,
+    dim,
+    is_activated: tl.constexpr,
+    has_past: tl.constexpr,
+    num_sums: tl.constexpr,
+    rows: tl.constexpr,
+    steps: tl.constexpr,
+    width: tl.constexpr,
+):
+    # SiLU may follow the LayerNorm. `past` is the gradient that went past both.
+    client, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    channel = tl.arange(0, width)
+    has_channel = channel < dim
+    factor = tl.load(weight + client * between_weights + channel, mask=has_channel, other=0.0)
+    added = tl.load(bias + client * between_biases + channel, mask=has_channel, other=0.0)
+    # Summed over rows once, at the end.
+    d_weight = tl.zeros((rows, width), dtype=tl.float32)
+    d_bias = tl.zeros((rows, width), dtype=tl.float32)
+    if num_sums == 3:
+        total = tl.zeros((rows, width), dtype=tl.float32)
+    for step in range(steps):
+        row = (block * steps + step) * rows + tl.arange(0, rows)
+        inside = row < num_rows
+        row = client * num_rows + row
+        place, mask = row[:, None] * dim + channel[None, :], inside[:, None] & has_channel[None, :]
+        mean = tl.load(means + row, mask=inside, other=0.0)
+        scale = tl.load(scales + row, mask=inside, other=0.0)
+        value = tl.load(values + place, mask=mask, other=0.0).to(tl.float32)
+        value = tl.where(mask, (value - mean[:, None]) * scale[:, None], 0.0)
+        d_out = tl.load(upstream + place, mask=mask, other=0.0).to(tl.float32)
+        if is_activated:
+            normed = value * factor[None, :] + added[None, :]
+            gate = tl.sigmoid(normed)
+            d_out = d_out * gate * (1 + normed * (1 - gate))
+        d_weight += d_out * value
+        d_bias += d_out
+        d_out = d_out * factor[None, :]
+        along = tl.sum(d_out * value, axis=1) / dim
+        level = tl.sum(d_out, axis=1) / dim
+        d_value = tl.where(mask, (d_out - level[:, None] - value * along[:, None]) * scale[:, None], 0.0)
+        if num_sums == 3:
+            total += d_value
+        if has_past:
+            d_value += tl.load(past + place, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out + place, d_value, mask=mask)
+    sums += ((client * num_sums) * tl.num_programs(0) + block) * dim + channel
+    tl.store(sums, tl.sum(d_weight, axis=0), mask=has_channel)
+    tl.store(sums + tl.num_programs(0) * dim, tl.sum(d_bias, axis=0), mask=has_channel)
+    if num_sums == 3:
+        tl.store(sums + 2 * tl.num_programs(0) * dim, tl.sum(total, axis=0), mask=has_channel)
+
+
+def norm_gradient(
+    upstream: Tensor,
+    normed: tuple[Tensor, Tensor, Tensor],
+    weight: Tensor,
+    bias: Tensor,
+    past: Tensor | None = None,
+    activated: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """The gradient of rows, and sums [S, 2 or 3, blocks, dim] for weights and biases.
+
+    `normed` holds the rows and their means and inverse deviations. `activated`: SiLU follows, and the third
+    sum is that of the gradient of the rows.
+    """
+    values, means, scales = normed
+    dim, num_clients = values.shape[1], len(weight)
+    num_rows, rows, width = len(values) // num_clients, *_tile(dim)
+    steps = max(1, SUMMED // rows)
+    blocks, num_sums = triton.cdiv(num_rows, rows * steps), 3 if activated else 2
+    out = torch.empty_like(values, dtype=dtype)
+    sums = values.new_empty(num_clients, num_sums, blocks, dim, dtype=torch.float32)
+    _norm_gradient[(blocks, num_clients)](
+        *(upstream, values, means, scales, *by_client(weight), *by_client(bias)),
+        *(upstream if past is None else past, out, sums),
+        *(num_rows, dim, activated, past is not None, num_sums, rows, steps, width),
+    )
+    return out, sums
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _activate(  # type: ignore[no-untyped-def]
+    values,
+    bias,
+    between_biases,
+    out,
+    num_rows,
+    dim,
+    keys,
+    num_frames,
+    site,
+    threshold,
+    scale,
+    first: tl.constexpr,
+    second: tl.constexpr,
+    golden: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+):
+    client, row = tl.program_id(2).to(tl.int64), tl.program_id(0) * rows + tl.arange(0, rows)
+    keys += client * (num_rows // num_frames)
+    channel = tl.program_id(1) * columns + tl.arange(0, columns)
+    inside, has_channel = row < num_rows, channel < dim
+    place = (client * num_rows + row)[:, None] * dim + channel[None, :]
+    mask = inside[:, None] & has_channel[None, :]
+    stays = _stays(keys, row, inside, channel, num_frames, site, threshold, first, second, golden)
+    value = tl.load(values + place, mask=mask, other=0.0).to(tl.float32)
+    value += tl.load(bias + client * between_biases + channel, mask=has_channel, other=0.0)[None, :]
+    tl.store(out + place, tl.where(stays, value * tl.sigmoid(value) * scale, 0.0), mask=mask)
+
+
+def activate(values: Tensor, bias: Tensor, drop: Drop) -> Tensor:
+    """Dropout of SiLU of rows plus biases."""
+    out, (dim, num_clients) = torch.empty_like(values), (values.shape[1], len(bias))
+    num_rows, rows, columns = len(values) // num_clients, *_tile(min(dim, COLUMNS))
+    grid = (triton.cdiv(num_rows, rows), triton.cdiv(dim, columns), num_clients)
+    _activate[grid](values, *by_client(bias), out, num_rows, dim, *drop.arguments, rows, columns)
+    return out
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _add(  # type: ignore[no-untyped-def]
+    values,
+    bias,
+    between_biases,
+    past,
+    out,
+    num_rows,
+    dim,
+    share,
+    keys,
+    num_frames,
+    site,
+    threshold,
+    scale,
+    first: tl.constexpr,
+    second: tl.constexpr,
+    golden: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+):
+    client, row = tl.program_id(2).to(tl.int64), tl.program_id(0) * rows + tl.arange(0, rows)
+    keys += client * (num_rows // num_frames)
+    channel = tl.program_id(1) * columns + tl.arange(0, columns)
+    inside, has_channel = row < num_rows, channel < dim
+    place = (client * num_rows + row)[:, None] * dim + channel[None, :]
+    mask = inside[:, None] & has_channel[None, :]
+    stays = _stays(keys, row, inside, channel, num_frames, site, threshold, first, second, golden)
+    value = tl.load(values + place, mask=mask, other=0.0).to(tl.float32)
+    value += tl.load(bias + client * between_biases + channel, mask=has_channel, other=0.0)[None, :]
+    before = tl.load(past + place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + place, before + tl.where(stays, value * (scale * share), 0.0), mask=mask)
+
+
+def add(values: Tensor, bias: Tensor, past: Tensor, share: float, drop: Drop) -> Tensor:
+    """`past` plus a share of the dropout of rows plus biases: the end of a branch of a residual network."""
+    out, (dim, num_clients) = torch.empty_like(past), (values.shape[1], len(bias))
+    num_rows, rows, columns = len(values) // num_clients, *_tile(min(dim, COLUMNS))
+    grid = (triton.cdiv(num_rows, rows), triton.cdiv(dim, columns), num_clients)
+    _add[grid](values, *by_client(bias), past, out, num_rows, dim, share, *drop.arguments, rows, columns)
+    return out
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _row_gradient(  # type: ignore[no-untyped-def]
+    upstream,
+    values,
+    bias,
+    between_biases,
+    out,
+    sums,
+    num_rows,
+    dim,
+    share,
+    keys,
+    num_frames,
+    site,
+    threshold,
+    scale,
+    first: tl.constexpr,
+    second: tl.constexpr,
+    golden: tl.constexpr,
+    is_activated: tl.constexpr,
+    rows: tl.constexpr,
+    steps: tl.constexpr,
+    columns: tl.constexpr,
+):
+    client, block = tl.program_id(2).to(tl.int64), tl.program_id(0)
+    keys += client * (num_rows // num_frames)
+    channel = tl.program_id(1) * columns + tl.arange(0, columns)
+    has_channel = channel < dim
+    if is_activated:
+        added = tl.load(bias + client * between_biases + channel, mask=has_channel, other=0.0)
+    total = tl.zeros((rows, columns), dtype=tl.float32)  # summed over rows once, at the end
+    for step in range(steps):
+        row = (block * steps + step) * rows + tl.arange(0, rows)
+        inside = row < num_rows
+        place = (client * num_rows + row)[:, None] * dim + channel[None, :]
+        mask = inside[:, None] & has_channel[None, :]
+        stays = _stays(keys, row, inside, channel, num_frames, site, threshold, first, second, golden)
+        d_out = tl.load(upstream + place, mask=mask, other=0.0).to(tl.float32)
+        d_out = tl.where(stays, d_out * (scale * share), 0.0)
+        if is_activated:
+            value = tl.load(values + place, mask=mask, other=0.0).to(tl.float32) + added[None, :]
+            gate = tl.sigmoid(value)
+            d_out = d_out * gate * (1 + value * (1 - gate))
+        total += d_out
+        tl.store(out + place, d_out, mask=mask)
+    sums += (client * tl.num_programs(0) + block) * dim + channel
+    tl.store(sums, tl.sum(total, axis=0), mask=has_channel)
+
+
+def activate_gradient(upstream: Tensor, values: Tensor, bias: Tensor, drop: Drop) -> tuple[Tensor, Tensor]:
+    """The gradient of rows by that of `activate`, and its sums [S, blocks, dim] for the biases."""
+    return _gradient(upstream, values, bias, 1.0, drop, True, values.dtype)
+
+
+def add_gradient(
+    upstream: Tensor, num_clients: int, share: float, drop: Drop, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The gradient of rows by that of `add`, and its sums [S, blocks, dim] for the biases."""
+    no_bias = upstream.new_empty(num_clients, 1)
+    return _gradient(upstream, upstream, no_bias, share, drop, False, dtype)
+
+
+def _gradient(
+    upstream: Tensor,
+    values: Tensor,
+    bias: Tensor,
+    share: float,
+    drop: Drop,
+    activated: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    out, (dim, num_clients) = torch.empty_like(upstream, dtype=dtype), (upstream.shape[1], len(bias))
+    num_rows, rows, columns = len(upstream) // num_clients, *_tile(min(dim, COLUMNS))
+    steps = max(1, SUMMED // rows)
+    blocks = triton.cdiv(num_rows, rows * steps)
+    sums = upstream.new_empty(num_clients, blocks, dim, dtype=torch.float32)
+    _row_gradient[(blocks, triton.cdiv(dim, columns), num_clients)](
+        *(upstream, values, *by_client(bias), out, sums, num_rows, dim, share, *drop.arguments),
+        *(activated, rows, steps, columns),
+    )
+    return out, sums
+
+
+@triton.jit(do_not_specialize=["num_blocks"])
+def _add_up(sums, out, num_blocks, between_sums, size, between, columns: tl.constexpr):  # type: ignore[no-untyped-def]
+    client = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    total = tl.zeros((columns,), dtype=tl.float32)
+    sums += client * between_sums + column
+    for _ in range(num_blocks):
+        total += tl.load(sums, mask=column < size, other=0.0)
+        sums += size
+    tl.store(out + client * between + column, total, mask=column < size)
+
+
+def add_up(sums: Tensor, out: Tensor) -> None:
+    """Write the sum of blocks [S, blocks, ...] to memory [S, ...], any distance apart."""
+    num_clients, num_blocks = sums.shape[:2]
+    size = sums[0, 0].numel()
+    grid = (triton.cdiv(size, COLUMNS), num_clients)
+    _add_up[grid](sums, out, num_blocks, sums.stride(0), size, out.stride(0), COLUMNS)
+
+
+def by_client(parameters: Tensor) -> tuple[Tensor, int]:
+    """Parameters of clients [S, ...], and how far apart these are; those of one client lie side by side."""
+    if not parameters[0].is_contiguous():
+        parameters = parameters.contiguous()
+    return parameters, parameters.stride(0)
+
+
+def _tile(dim: int) -> tuple[int, int]:
+    """Rows and columns of a tile over `dim` columns, both powers of two."""
+    width = triton.next_power_of_2(dim)
+    return max(1, min(SUMMED, ELEMENTS // width)), width
