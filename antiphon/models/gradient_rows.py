@@ -49,7 +49,7 @@ class GradientRows:
     def _has(self, parameter: Tensor) -> bool:
         """Whether the parameter of all clients lies in the rows."""
         is_ours = parameter.untyped_storage().data_ptr() == self.parameters.untyped_storage().data_ptr()
-        return is_ours and len(parameter) == len(self.parameters)
+        return is_ours and parameter.shape[0] == self.parameters.shape[0]
 
     def _part(self, rows: Tensor, parameter: Tensor) -> Tensor:
         offset = parameter.storage_offset() - self.parameters.storage_offset()

@@ -134,7 +134,11 @@ def at_least_float32(values: Tensor) -> Tensor:
 def clients_first(num_clients: int, in_dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
     """Move the dimension of the clients to the front; a tensor that all clients share is expanded."""
     return [
-        tensor.expand(num_clients, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        tensor.expand(num_clients, *tensor.shape)
+        if dim is None
+        else tensor.movedim(dim, 0)
+        if dim
+        else tensor
         for tensor, dim in zip(tensors, in_dims, strict=True)
     ]
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from antiphon.models.gradient_rows import current_gradients
 from antiphon.models.stacked_products import (
     Setting,
-    Stacked,
     add_up,
+    for_all,
     lower,
     multiply,
     setting_for,
@@ -36,7 +36,7 @@ def half_step(layers: nn.Sequential, frames: Tensor) -> Tensor:
     setting, keys = setting_for(frames, norm, drop, num_sites=2, share=0.5)
     compute = _bound(FeedForward, setting)
     parameters = (*_of(norm), *_of(first), *_of(second))
-    return Stacked.apply(compute, 2, frames, keys, *parameters)
+    return for_all(compute, 2, frames, keys, *parameters)
 
 
 def attended(
@@ -50,7 +50,7 @@ def attended(
         frames, norm, attention.dropout, num_heads=attention.num_heads, rotation=rotation
     )
     parameters = (*_of(norm), *_of(product), *_of(output))
-    return Stacked.apply(_bound(Attention, setting), 3, frames, keys, lengths, *parameters)
+    return for_all(_bound(Attention, setting), 3, frames, keys, lengths, *parameters)
 
 
 def convolved(convolution: Any, frames: Tensor, lengths: Tensor, mask: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def convolved(convolution: Any, frames: Tensor, lengths: Tensor, mask: Tensor) -
         return frames + convolution(frames, mask)
     setting, keys = setting_for(frames, convolution.norm, convolution.dropout)
     parameters = [tensor for layer in layers for tensor in _of(layer)]
-    return Stacked.apply(_bound(Convolution, setting), 3, frames, keys, lengths, *parameters)
+    return for_all(_bound(Convolution, setting), 3, frames, keys, lengths, *parameters)
 
 
 def normed(norm: nn.Module, frames: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def normed(norm: nn.Module, frames: Tensor) -> Tensor:
         normal: Tensor = norm(frames)
         return normal
     setting, _ = setting_for(frames, norm, None)
-    return Stacked.apply(_bound(Norm, setting), 1, frames, *_of(norm))
+    return for_all(_bound(Norm, setting), 1, frames, *_of(norm))
 
 
 def _of(layer: Any) -> tuple[Tensor, Tensor]:
@@ -132,7 +132,9 @@ class FeedForward(torch.autograd.Function):
         norm_weight, norm_bias, first, first_bias, second, second_bias = ctx.saved_tensors[9:]
         setting, d_out, num_frames = ctx.setting, upstream[0].flatten(0, 1).contiguous(), upstream[0].shape[1]
         drops = [setting.drop(keys, num_frames, place) for place in (0, 1)]
-        d_last, second_sums = rows.add_gradient(d_out, len(second), setting.share, drops[1], setting.dtype)
+        d_last, second_sums = rows.add_gradient(
+            d_out, second.shape[0], setting.share, drops[1], setting.dtype
+        )
         d_second = weight_gradient(ctx, 7, d_last, active, second)
         d_active = multiply(d_last, low_second.mT)
         d_hidden, first_sums = rows.activate_gradient(d_active, hidden, first_bias, drops[0])
@@ -177,7 +179,7 @@ class Attention(torch.autograd.Function):
         norm_weight, norm_bias, product, product_bias, output, output_bias = ctx.saved_tensors[10:]
         setting, d_out = ctx.setting, upstream[0].flatten(0, 1).contiguous()
         drop = setting.drop(keys, upstream[0].shape[1], 0)
-        d_last, output_sums = rows.add_gradient(d_out, len(output), setting.share, drop, setting.dtype)
+        d_last, output_sums = rows.add_gradient(d_out, output.shape[0], setting.share, drop, setting.dtype)
         d_output = weight_gradient(ctx, 8, d_last, mixed, output)
         d_mixed = multiply(d_last, low_output.mT)
         d_products, sums = rotary.attend_gradient(d_mixed, (mixed, logs), products, product_bias, ctx.heads)
@@ -225,7 +227,7 @@ class Convolution(torch.autograd.Function):
         taps, taps_bias, inner_weight, inner_bias = inner
         setting, d_out = ctx.setting, upstream[0].flatten(0, 1).contiguous()
         drop = setting.drop(keys, upstream[0].shape[1], 0)
-        d_last, output_sums = rows.add_gradient(d_out, len(output), setting.share, drop, setting.dtype)
+        d_last, output_sums = rows.add_gradient(d_out, output.shape[0], setting.share, drop, setting.dtype)
         d_output = weight_gradient(ctx, 12, d_last, mixed, output)
         d_mixed, inner_sums = rows.norm_gradient(
             multiply(d_last, low_output.mT), inner_normal, inner_weight, inner_bias,

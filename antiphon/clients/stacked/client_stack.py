@@ -47,6 +47,8 @@ class Stack:
         self.runtime, self.model, self.size = runtime, runtime.model, size
         self.graphs = graphs and runtime.device.type == "cuda"
         self.shared = {name: base for name, base in runtime.base.items() if name not in start}
+        everywhere = list(self.model.named_parameters(remove_duplicate=False))
+        self.is_tied = len(everywhere) > len(list(self.model.named_parameters()))
         self.layout = Layout.of(start)
         self.start = self.anchor = self._row(start)
         self.correction: Tensor | None = None
@@ -173,9 +175,10 @@ class Stack:
         """Return the model's outputs, each [n, B, ...] or [n, B · N, ...]; `places` is for the gradients."""
 
         def alone(parameters: Tensors, keys: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            everything = {**self.shared, **parameters}
             with noise_from(keys):
                 outputs: tuple[Tensor, ...] = functional_call(
-                    self.model, {**self.shared, **parameters}, (Batch.of(tensors),)
+                    self.model, everything, (Batch.of(tensors),), tie_weights=self.is_tied
                 )
                 return outputs
 

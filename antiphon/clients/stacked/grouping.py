@@ -64,6 +64,9 @@ def cut(shapes: np.ndarray, footprint: Footprint, max_clients: int) -> list[np.n
     cut the batches, ordered by length. A batch that does not fit the memory has a launch of its own.
     """
     order = np.lexsort((shapes[:, 0], shapes[:, 1]))
+    are_equal = 0 < len(shapes) <= max_clients and (shapes == shapes[0]).all()
+    if are_equal and footprint.fits(np.array([len(shapes)]), shapes[:1])[0]:
+        return [order]  # nothing is cheaper than one launch without padding
     least = np.full(len(order) + 1, np.inf)  # the least cost of the first n batches
     least[0], last_start = 0.0, np.zeros(len(order) + 1, dtype=np.int64)
     for start in range(len(order)):

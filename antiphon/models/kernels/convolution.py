@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from antiphon.models.kernels.rows import by_client
+from antiphon.models.kernels.rows import by_client, ceil_div, power_of_two
 
 ELEMENTS = 2048  # of the tile of a forward program
-FRAMES, CHANNELS = 128, 32  # the tile of a gradient's program
+FRAMES, CHANNELS, WARPS = 128, 32, 8  # of a gradient's program
 
 VARYING = ["num_frames", "num_utterances"]
 
@@ -109,11 +109,11 @@ def _convolve(  # type: ignore[no-untyped-def]
 def gate(values: Tensor, bias: Tensor, lengths: Tensor, num_frames: int) -> Tensor:
     """Values [S · B · T, 2 · dim], biases [S, 2 · dim] -> gated values [S · B · T, dim], zero in padding."""
     dim = values.shape[1] // 2
-    out = values.new_empty(len(values), dim)
-    columns = triton.next_power_of_2(dim)
+    out = values.new_empty(values.shape[0], dim)
+    columns = power_of_two(dim)
     rows = max(1, ELEMENTS // columns)
-    grid = (triton.cdiv(num_frames, rows), len(lengths))
-    num_utterances = len(lengths) // len(bias)
+    grid = (ceil_div(num_frames, rows), lengths.shape[0])
+    num_utterances = lengths.shape[0] // bias.shape[0]
     _gate[grid](
         *(values, *by_client(bias), lengths, out, num_frames, num_utterances, dim, rows, columns),
     )
@@ -127,13 +127,13 @@ def convolve(
 
     parameters: weight [S, dim, taps] and bias [S, dim] of the convolution, and those of the LayerNorm.
     """
-    dim, taps, num_clients = gated.shape[1], parameters[0].shape[-1], len(parameters[0])
-    num_utterances = len(gated) // num_frames
+    dim, taps, num_clients = gated.shape[1], parameters[0].shape[-1], parameters[0].shape[0]
+    num_utterances = gated.shape[0] // num_frames
     mixed, out = torch.empty_like(gated), torch.empty_like(gated)
-    means, scales = gated.new_empty(2, len(gated), dtype=torch.float32)
-    width = triton.next_power_of_2(dim)
+    means, scales = gated.new_empty(2, gated.shape[0], dtype=torch.float32)
+    width = power_of_two(dim)
     rows = max(1, ELEMENTS // width)
-    _convolve[triton.cdiv(num_frames, rows), num_utterances](
+    _convolve[ceil_div(num_frames, rows), num_utterances](
         gated,
         *(argument for parameter in parameters for argument in by_client(parameter)),
         *(mixed, means, scales, out, num_frames, num_utterances // num_clients, dim, eps),
@@ -203,17 +203,22 @@ def convolve_gradient(
 
     Sums for the biases of the gate [S, blocks, 2 · dim], and for the taps [S, blocks, dim, taps].
     """
-    dim, taps, num_clients, num_utterances = upstream.shape[1], weight.shape[-1], len(weight), len(lengths)
-    num_frames = len(upstream) // num_utterances
-    rows = min(FRAMES, triton.next_power_of_2(num_frames))
-    columns = min(CHANNELS, triton.next_power_of_2(dim))
-    blocks = triton.cdiv(num_frames, rows)
+    dim, taps, num_clients, num_utterances = (
+        upstream.shape[1],
+        weight.shape[-1],
+        weight.shape[0],
+        lengths.shape[0],
+    )
+    num_frames = upstream.shape[0] // num_utterances
+    rows = min(FRAMES, power_of_two(num_frames))
+    columns = min(CHANNELS, power_of_two(dim))
+    blocks = ceil_div(num_frames, rows)
     out = torch.empty_like(values)
     gate_sums = upstream.new_empty(num_utterances * blocks, 2 * dim, dtype=torch.float32)
     tap_sums = upstream.new_empty(num_utterances * blocks, dim, taps, dtype=torch.float32)
-    _gradient[blocks, triton.cdiv(dim, columns), num_utterances](
+    _gradient[blocks, ceil_div(dim, columns), num_utterances](
         *(upstream, values, *by_client(bias), *by_client(weight), lengths, out, gate_sums, tap_sums),
         *(num_frames, num_utterances // num_clients, dim, taps, rows, columns),
-        num_warps=8,
+        num_warps=WARPS,
     )
     return out, gate_sums.unflatten(0, (num_clients, -1)), tap_sums.unflatten(0, (num_clients, -1))

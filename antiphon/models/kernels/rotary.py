@@ -18,9 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from antiphon.models.kernels.rows import by_client
+from antiphon.models.kernels.rows import by_client, ceil_div, power_of_two
 
 FRAMES = 64  # of a block
+WARPS = 8  # of a gradient's program
 
 VARYING = ["num_frames", "num_utterances"]
 
@@ -35,7 +36,7 @@ class Heads:
 
     @property
     def num_frames(self) -> int:
-        return len(self.angles[0])
+        return self.angles[0].shape[0]
 
     @property
     def half(self) -> int:
@@ -45,8 +46,8 @@ class Heads:
         """What kernels take: sizes, precision, and the block."""
         is_short = torch.backends.cuda.matmul.allow_tf32 or like.dtype != torch.float32
         precision = "tf32" if is_short else "tf32x3"  # three products of parts are as exact as float32
-        width = max(16, triton.next_power_of_2(self.half))
-        sizes = self.num_frames, len(self.lengths) // num_clients, self.count, self.half
+        width = max(16, power_of_two(self.half))
+        sizes = self.num_frames, self.lengths.shape[0] // num_clients, self.count, self.half
         return *sizes, self.half**-0.5 * 2**-0.5, precision, width, FRAMES
 
 
@@ -298,10 +299,10 @@ def _query_gradient(  # type: ignore[no-untyped-def]
 
 def attend(values: Tensor, bias: Tensor, heads: Heads) -> tuple[Tensor, Tensor]:
     """Products [S · B · T, 3 · dim] and biases [S, 3 · dim] -> attended [S · B · T, dim], and log sums."""
-    out = values.new_empty(len(values), values.shape[1] // 3)
-    sums = values.new_empty(len(heads.lengths), heads.count, heads.num_frames, dtype=torch.float32)
-    arguments = heads.arguments(len(bias), values)
-    grid = (triton.cdiv(heads.num_frames, FRAMES), heads.count, len(heads.lengths))
+    out = values.new_empty(values.shape[0], values.shape[1] // 3)
+    sums = values.new_empty(heads.lengths.shape[0], heads.count, heads.num_frames, dtype=torch.float32)
+    arguments = heads.arguments(bias.shape[0], values)
+    grid = (ceil_div(heads.num_frames, FRAMES), heads.count, heads.lengths.shape[0])
     _attend[grid](
         *(values, *by_client(bias), heads.lengths, *heads.angles, out, sums, *arguments),
         num_stages=1,
@@ -313,15 +314,15 @@ def attend_gradient(
     upstream: Tensor, attended: tuple[Tensor, Tensor], values: Tensor, bias: Tensor, heads: Heads
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the products by that of the attended rows; sums [S, blocks, 3 · dim] for the biases."""
-    arguments = heads.arguments(len(bias), values)
-    num_blocks = triton.cdiv(heads.num_frames, FRAMES)
+    arguments = heads.arguments(bias.shape[0], values)
+    num_blocks = ceil_div(heads.num_frames, FRAMES)
     d_values = torch.empty_like(values)
-    sums = values.new_empty(len(heads.lengths) * num_blocks, values.shape[1], dtype=torch.float32)
+    sums = values.new_empty(heads.lengths.shape[0] * num_blocks, values.shape[1], dtype=torch.float32)
     for kernel in (_key_gradient, _query_gradient):
-        kernel[num_blocks, heads.count, len(heads.lengths)](
+        kernel[num_blocks, heads.count, heads.lengths.shape[0]](
             *(upstream, *attended, values, *by_client(bias), heads.lengths, *heads.angles),
             *(d_values, sums, *arguments),
-            num_warps=8,
+            num_warps=WARPS,
             num_stages=1,
         )
-    return d_values, sums.unflatten(0, (len(bias), -1))
+    return d_values, sums.unflatten(0, (bias.shape[0], -1))

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from antiphon.models.kernels.rows import ceil_div
+
 COLUMNS = 2048  # of a program
 
 
@@ -26,6 +28,6 @@ def _descend(table, members, directions, rates, width, columns: tl.constexpr):  
 
 def descend(table: Tensor, members: Tensor, directions: Tensor, rate: Tensor) -> None:
     """Subtract rate · directions [n, width] from the members' rows of a table; rate: one, or [n, 1]."""
-    rates = rate.expand(len(members), 1).contiguous()
+    rates = rate.expand(members.shape[0], 1).contiguous()
     width = table.shape[1]
-    _descend[triton.cdiv(width, COLUMNS), len(members)](table, members, directions, rates, width, COLUMNS)
+    _descend[ceil_div(width, COLUMNS), members.shape[0]](table, members, directions, rates, width, COLUMNS)
