@@ -4,9 +4,10 @@
     python benchmarks/devices.py out/0 out/1 out/2 --baseline float32 --classes partial
 
 Means over seeds; WER with a 95 % interval by Student's t. MB are those of all rounds of the run. Memory is
-the largest that the parameters of a client take between its steps, in MB: 4 bytes each without `storage`. kJ are of all devices and rounds (docs/time.md). A run on the server's own speech costs devices nothing.
-"times fewer" compares bytes up and down with those of the baseline. With --classes, the test speakers
-of a run are shown by class: a speaker belongs to the class that a client of this name would.
+the largest that the parameters of a client take between its steps, in MB: 4 bytes each without `storage`.
+kJ are of all devices and rounds (docs/time.md). A run on the server's own speech costs devices nothing.
+"times fewer" compares bytes up and down with those of the baseline. With --classes, the test speakers of a
+run are shown by class: a speaker belongs to the class that a client of this name would.
 """
 
 from __future__ import annotations
