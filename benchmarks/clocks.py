@@ -4,8 +4,8 @@
     python benchmarks/clocks.py timed/hierarchical timed/over-selected timed/fedbuff
 
 Prints a line for each run: the best WER of the held-out speakers and the WER of the test speakers; simulated
-hours and traffic of the whole run; the hours until its held-out WER was that of the first run's best model or
-lower, or at most `--within` points higher; and how many times shorter that is than for the first run.
+hours, traffic and energy of the whole run; the hours until its held-out WER was that of the first run
+or lower, or at most `--within` points higher; and how many times shorter that is than for the first run.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from common import print_table
 
-from antiphon.report.formatting import NONE, percent, size
+from antiphon.report.formatting import NONE, energy, percent, size
 from antiphon.report.run_folder import RunFolder
-from antiphon.report.simulated_time import time_curve
+from antiphon.report.simulated_time import has_energy, time_curve, total_joules
 
 
 def hours_to(run: RunFolder, target: float) -> float | None:
@@ -31,6 +31,7 @@ def row(run: RunFolder, targets: list[float], reference: list[float | None]) -> 
     scores = run.evaluations.get("test", {}).get("best")
     cells = [percent(float(wers.min())), percent(scores.overall.words.rate if scores else None)]
     cells += [str(run.num_finished), f"{run.trained[-1]['simulated_time'] / 3600:.2f}", size(run.total_bytes)]
+    cells.append(energy(float(total_joules(run)[-1]) if has_energy(run) else None))
     for target, slowest in zip(targets, reference, strict=True):
         needed = hours_to(run, target)
         cells.append(NONE if needed is None else f"{needed:.2f}")
@@ -49,7 +50,7 @@ def main() -> None:
     best = float(time_curve(runs[0])[1].min())
     targets = [best, best + options.within / 100]
     reference = [hours_to(runs[0], best)] * 2
-    head = ["run", "held-out WER %", "test WER %", "rounds", "hours", "traffic"]
+    head = ["run", "held-out WER %", "test WER %", "rounds", "hours", "traffic", "energy"]
     for target in targets:
         head += [f"hours to {percent(target)} %", "times faster"]
     print_table(head, [row(run, targets, reference) for run in runs])

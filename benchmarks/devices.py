@@ -4,9 +4,10 @@
     python benchmarks/devices.py out/0 out/1 out/2 --baseline float32 --classes partial
 
 Means over seeds; WER with a 95 % interval by Student's t. MB are those of all rounds of the run. Memory is
-the largest of the parameters that a client stores between its steps, in MB, where clients store them in fewer
-bits. "times fewer" compares bytes up and down with those of the baseline. With --classes, the test speakers
-of a run are shown by class: a speaker belongs to the class that a client of this name would.
+the largest that the parameters of a client take between its steps, in MB: 4 bytes each without `storage`.
+kJ are of all devices and rounds (docs/time.md). A run on the server's own speech costs devices nothing.
+"times fewer" compares bytes up and down with those of the baseline. With --classes, the test speakers of a
+run are shown by class: a speaker belongs to the class that a client of this name would.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ STRONG = "strong"
 
 
 def costs(run: RunFolder) -> dict[str, float | None]:
-    """Megabytes up and down, largest parameters on a client in MB, and simulated hours of one run."""
+    """Megabytes up and down, largest parameters on a client in MB, simulated hours and kJ of one run."""
+    if run.about["config"]["data"] != "federated":
+        return dict.fromkeys(("up", "down", "stored", "hours", "kilojoules"))
     stored = [
         stats["parameter_bytes"]
         for entry in run.trained
@@ -39,11 +42,13 @@ def costs(run: RunFolder) -> dict[str, float | None]:
         if "parameter_bytes" in stats
     ]
     hours = run.trained[-1].get("simulated_time")
+    joules = [entry["simulated_joules"] for entry in run.trained if "simulated_joules" in entry]
     return {
         "up": sum(entry["bytes_up"] for entry in run.trained) / 1e6,
         "down": sum(entry["bytes_down"] for entry in run.trained) / 1e6,
-        "stored": max(stored) / 1e6 if stored else None,
+        "stored": (max(stored) if stored else 4 * run.about["num_parameters"]) / 1e6,
         "hours": None if hours is None else hours / 3600,
+        "kilojoules": sum(joules) / 1e3 if joules else None,
     }
 
 
@@ -71,13 +76,13 @@ def show(rows: dict[str, dict[str, Any]], baseline: str) -> None:
     for name, row in rows.items():
         cost = row["costs"]
         cells = [NONE if cost[key] is None else f"{cost[key]:.1f}" for key in ("up", "down", "stored")]
+        fewer = NONE if cost["up"] is None else f"{whole / (cost['up'] + cost['down']):.1f}"
         hours = NONE if cost["hours"] is None else f"{cost['hours']:.2f}"
-        fewer = f"{whole / (cost['up'] + cost['down']):.1f}"
+        energy = NONE if cost["kilojoules"] is None else f"{cost['kilojoules']:.1f}"
         by_seed = " ".join(map(percent, row["wer"]["by_seed"]))
-        table.append([name, error_rate(row["wer"]), by_seed, *cells, fewer, hours])
-    print_table(
-        ["run", "test WER %", "by seed", "MB up", "MB down", "MB stored", "times fewer", "hours"], table
-    )
+        table.append([name, error_rate(row["wer"]), by_seed, *cells, fewer, hours, energy])
+    head = ["run", "test WER %", "by seed", "MB up", "MB down", "MB stored", "times fewer", "hours", "kJ"]
+    print_table(head, table)
 
 
 def show_classes(seeds: Sequence[Trained], name: str, others: Sequence[str]) -> dict[str, Any]:

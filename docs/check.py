@@ -2,12 +2,13 @@
 
     python docs/check.py --list           # every command, and what it needs
     python docs/check.py --quick          # those that need no corpus: seconds
-    python docs/check.py                  # all that can run here: about 20 minutes on 2 idle cores
+    python docs/check.py                  # all that can run here: more than an hour on 2 cores
     python docs/check.py --page pruning   # one page
 
-Each page has a folder in `--work`. What pages need and do not make (the demo, recordings, a corpus) is made
-once. Times, absolute paths and progress bars are not compared. If only figures differ, and most of them by
-little, a command counts as right, because another processor rounds differently; `--exact` counts it as wrong.
+The page `robust` takes the longest: 90 trainings. Each page has a folder in `--work`. What pages need and do
+not make (the demo, recordings, a corpus) is made once. Times, absolute paths and progress bars are not
+compared. If only figures differ, and most of them by little, a command counts as right, because another
+processor rounds differently; `--exact` counts it as wrong.
 """
 
 from __future__ import annotations

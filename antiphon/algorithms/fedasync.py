@@ -16,8 +16,8 @@ Deviations.
 - The time that a client needs is simulated by the experiment's clock, so a run is the same every time.
 - `local.proximal` is 0 by default, not above it; set it for very different clients.
 - A client that is at work gets no second task.
-- An answer to the present model has t − τ = 0. With the paper's numbers of models, x_t is made from x_(t−1) and an
-  answer to it has 1; α s(1) is then what `mixing` is here.
+- An answer to the present model has t − τ = 0. In the paper, it has 1: x_t is made from x_(t−1). `mixing`
+  here is α s(1) there.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Picked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        from antiphon.models.kernels.transducer import pick
+        from antiphon.models.kernels.between_products import pick
 
         logits, tokens = logits.contiguous(), tokens.contiguous()
         log_sums, blank = (logits.new_empty(logits.shape[:-1], dtype=torch.float32) for _ in range(2))
@@ -94,7 +94,7 @@ class Picked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        from antiphon.models.kernels.transducer import differences
+        from antiphon.models.kernels.between_products import differences
 
         logits, tokens, log_sums = ctx.saved_tensors
         d_blank, d_label = (values.contiguous() for values in upstream)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from antiphon.models.kernels.transducer import (
+from antiphon.models.kernels.between_products import (
     SUMMED_FRAMES,
     SUMMED_NODES,
     Part,
@@ -110,7 +110,7 @@ def _units(memory: Tensor, states: Tensor, part: Part) -> Tensor:
 
 
 def _layers(frames: Tensor, states: Tensor, part_frames: int) -> tuple[Tensor, Tensor]:
-    """Memory for the layers of the gradients of frames and states; see `transducer.sum_gradients`."""
+    """Memory for the layers of the gradients of frames and states; see `between_products.sum_gradients`."""
     d_frames = frames.new_empty(-(-states.shape[2] // SUMMED_NODES), *frames.shape, dtype=torch.float32)
     num_splits = -(-part_frames // SUMMED_FRAMES)
     return d_frames, states.new_zeros(num_splits, *states.shape, dtype=torch.float32)

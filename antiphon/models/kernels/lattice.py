@@ -138,7 +138,7 @@ def losses_and_posteriors(
     losses = blank.new_empty(batch, dtype=torch.float32)
     directions = 2 if needs_posteriors else 1
     variables = blank.new_empty(directions, batch, num_nodes, num_frames, dtype=torch.float64)
-    width = int(triton.next_power_of_2(num_frames))
+    width = 1 << (num_frames - 1).bit_length()  # the next power of 2
     _recursions[batch, directions](
         *(*given, variables, losses, num_frames, num_nodes),
         width=width,
@@ -147,7 +147,7 @@ def losses_and_posteriors(
     if not needs_posteriors:
         return (losses,)
     posteriors = [torch.empty_like(values, dtype=torch.float32) for values in given[:2]]
-    _posteriors[batch, triton.cdiv(num_frames * num_nodes, CELLS)](
+    _posteriors[batch, -(-num_frames * num_nodes // CELLS)](
         *(*given, variables[0], variables[1], *posteriors, num_frames, num_nodes, CELLS)
     )
     return losses, *posteriors

@@ -39,7 +39,7 @@ def rounded(values: Tensor, chance: Tensor) -> Tensor:
 @CODECS.register
 @dataclass(frozen=True)
 class StochasticRounding:
-    """Rounds entries to `bits` bits, unbiased: 8 for int8, 4 for int4."""
+    """Rounds entries to `bits` bits, unbiased: 8 for int8, 4 for int4. Codes of 3 bits are two in a byte."""
 
     bits: int = 8
     bucket: int = 512  # entries with a scale of their own: fewer are more exact, and take more bytes
@@ -47,9 +47,9 @@ class StochasticRounding:
     suits_models: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.bits not in (2, 4, 8):
+        if self.bits not in (2, 3, 4, 8):
             reason = "one bit has no level for 0, and without a memory its error stays. " * (self.bits == 1)
-            raise ValueError(f"stochastic_rounding: {reason}bits are 2, 4 or 8, not {self.bits}")
+            raise ValueError(f"stochastic_rounding: {reason}bits are 2, 3, 4 or 8, not {self.bits}")
         if self.bucket < 1:
             raise ValueError(f"stochastic_rounding: a bucket has at least 1 entry, not {self.bucket}")
 
@@ -60,7 +60,7 @@ class StochasticRounding:
 
     def layout(self, shape: Sequence[int]) -> Layout:
         size = math.prod(shape)
-        return ("<f4", -(-size // self.bucket)), ("u1", -(-size * self.bits // 8))
+        return ("<f4", -(-size // self.bucket)), ("u1", -(-size // (8 // self.bits)))
 
     def encode(self, tensor: Tensor, seed: int, kept: Tensor | None) -> tuple[Parts, Tensor | None]:
         flat = tensor.double().flatten()

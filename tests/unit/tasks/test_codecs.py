@@ -18,7 +18,7 @@ from antiphon.tasks.codecs.top_k import TopK
 
 SHAPES = [(), (1,), (7,), (4, 6), (3, 5, 2), (0, 3), (1, 9), (9, 1), (40, 50)]
 EVERY: list[Codec] = [
-    *(StochasticRounding(bits, bucket) for bits in (2, 4, 8) for bucket in (1, 5, 512)),
+    *(StochasticRounding(bits, bucket) for bits in (2, 3, 4, 8) for bucket in (1, 5, 512)),
     *(TopK(share) for share in (0.01, 0.3, 1.0)),
     *(LowRank(rank) for rank in (1, 2, 100)),
     *(RandomProjection(share) for share in (0.1, 1.0)),
@@ -91,7 +91,7 @@ def test_a_codec_is_exact_on_average_over_all_chances(monkeypatch: pytest.Monkey
     assert torch.equal(total / 64, values.double())
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_many_seeds_come_close_to_the_tensor(bits: int) -> None:
     values, codec, number = tensor((20, 30)), StochasticRounding(bits, bucket=64), 2000
     mean = torch.stack([sent(codec, values, seed) for seed in range(number)]).mean(dim=0)
@@ -99,7 +99,7 @@ def test_many_seeds_come_close_to_the_tensor(bits: int) -> None:
     assert float((mean - values).abs().max()) < 5 * step / 2 / math.sqrt(number)  # five standard errors
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_an_entry_is_off_by_less_than_a_step_of_its_bucket(bits: int) -> None:
     values, codec = tensor((1000,)) * torch.logspace(-3, 3, 1000), StochasticRounding(bits, bucket=100)
     steps = values.view(10, 100).abs().amax(dim=1) / codec.num_levels
@@ -107,14 +107,14 @@ def test_an_entry_is_off_by_less_than_a_step_of_its_bucket(bits: int) -> None:
     assert bool((error <= steps[:, None] * (1 + 1e-6)).all())
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_levels_arrive_as_they_are(bits: int) -> None:
     codec = StochasticRounding(bits)
     levels = torch.arange(-codec.num_levels, codec.num_levels + 1).float()
     assert torch.equal(sent(codec, levels), levels)
 
 
-@pytest.mark.parametrize(("bits", "size"), [(2, 3), (4, 5), (8, 9)])
+@pytest.mark.parametrize(("bits", "size"), [(2, 3), (3, 5), (4, 5), (8, 9)])
 def test_codes_fill_their_bytes(bits: int, size: int) -> None:
     assert StochasticRounding(bits).layout((9,))[1] == ("u1", size)
 
@@ -124,9 +124,14 @@ def test_the_first_code_is_in_the_highest_bits() -> None:
     assert codes.tolist() == [0xE0, 0x70]  # 14 0, 7 and padding
 
 
-@pytest.mark.parametrize("bits", [0, 1, 3, 16])
+def test_codes_of_three_bits_are_two_in_a_byte() -> None:
+    (_, codes), _ = StochasticRounding(bits=3).encode(torch.tensor([3.0, -3.0, 0.0]), 0, None)
+    assert codes.tolist() == [0b110_000_00, 0b011_000_00]  # 6 and 0, then 3 and padding
+
+
+@pytest.mark.parametrize("bits", [0, 1, 5, 16])
 def test_other_numbers_of_bits_are_refused(bits: int) -> None:
-    with pytest.raises(ValueError, match=f"bits are 2, 4 or 8, not {bits}"):
+    with pytest.raises(ValueError, match=f"bits are 2, 3, 4 or 8, not {bits}"):
         StochasticRounding(bits)
 
 
