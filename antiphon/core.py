@@ -55,45 +55,6 @@ def size_in_bytes(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-class Row(dict[str, Tensor]):
-    """Tensors that lie in one tensor, `whole`: updates of many clients add up in one operation each.
-
-    `parts` says which they are. It is the same object for rows that are alike, and None as soon as somebody
-    has put another tensor into the dictionary.
-    """
-
-    def __init__(self, tensors: Tensors, whole: Tensor | None = None, parts: object = None) -> None:
-        super().__init__(tensors)
-        self.whole, self._parts = whole, parts
-        self._tensors = list(tensors.values())  # kept, so that no other tensor gets the id of one of them
-        self._ids = self._read_ids()
-
-    def _read_ids(self) -> list[int]:
-        return list(map(id, self.values()))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)  # it travels as the tensors alone
-
-    @property
-    def parts(self) -> object:
-        return self._parts if self.whole is not None and self._read_ids() == self._ids else None
-
-    def copied(self) -> Row:
-        """Return a copy of the tensors, in one tensor again."""
-        assert self.whole is not None
-        whole, begin = self.whole.clone(), self.whole.storage_offset()
-        tensors = {
-            name: whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() - begin)
-            for name, tensor in self.items()
-        }
-        return Row(tensors, whole, self._parts)
-
-
-def parts_of(tensors: Tensors) -> object:
-    """Return what a row consists of; None for tensors that do not lie in one."""
-    return tensors.parts if isinstance(tensors, Row) else None
-
-
 @dataclass(frozen=True)
 class Task:
     """What the server sends to a client. Data only: no code is sent.
@@ -210,9 +171,7 @@ class RunningMean:
         if update.is_empty:
             return self
         if self.log_weight == -math.inf:
-            is_row = parts_of(update.mean) is not None
-            self.mean = update.mean if is_row else dict(update.mean)
-            self.log_weight, self._owned = update.log_weight, False
+            self.mean, self.log_weight, self._owned = update.mean.copy(), update.log_weight, False
             return self
         if update.mean.keys() != self.mean.keys():
             raise ValueError(
@@ -225,22 +184,18 @@ class RunningMean:
         return self
 
     def _lerp(self, update: Update) -> None:
-        parts = parts_of(self.mean)
         if not self._owned:
-            clones = {name: tensor.clone() for name, tensor in self.mean.items()} if parts is None else {}
-            self.mean = self.mean.copied() if parts is not None and isinstance(self.mean, Row) else clones
+            clones = getattr(self.mean, "clones", None)  # of tensors that lie in one: `tasks.tensor_rows`
+            self.mean = clones() if clones else {name: tensor.clone() for name, tensor in self.mean.items()}
             self._owned = True
         # The new update's share exp(l) / (exp(l) + exp(L)) as a sigmoid: no overflow at any loss.
         share = 1 / (1 + math.exp(min(self.log_weight - update.log_weight, 700.0)))
-        if parts is not None and parts_of(update.mean) is parts:
-            with torch.no_grad():
-                self.mean.whole.lerp_(update.mean.whole, share)  # type: ignore[attr-defined]
+        if (blend := getattr(self.mean, "blend", None)) and blend(update.mean, share):
             return
         means, others = list(self.mean.values()), [update.mean[name] for name in self.mean]
         for name, old, new in zip(self.mean, means, others, strict=True):
-            if old.shape != new.shape:
-                shapes = f"{tuple(new.shape)} and {tuple(old.shape)}"
-                raise ValueError(f"updates hold {name!r} in different shapes: {shapes}")
+            if (shapes := (tuple(new.shape), tuple(old.shape)))[0] != shapes[1]:
+                raise ValueError(f"updates hold {name!r} in different shapes: {shapes[0]} and {shapes[1]}")
         with torch.no_grad():
             torch._foreach_lerp_(means, others, share)
 

@@ -37,7 +37,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from antiphon.clients.client import Client
 from antiphon.clients.precision import PRECISIONS
-from antiphon.clients.stacked import stacked_worker
+from antiphon.clients.stacked import grouping, stacked_worker
 from antiphon.clients.stacked.client_stack import Stack
 from antiphon.clients.stacked.grouping import Launch, Plan
 from antiphon.clients.stacked.stacked_worker import StackedTrainer, StackedWorker, Window, stacked_batches
@@ -180,9 +180,9 @@ def teraflop(case: Case) -> float:
     return 3 * total / 1e12
 
 
-def unequal_case(folder: Path, num_clients: int) -> Case:
+def unequal_case(folder: Path, num_clients: int, num_utterances: int) -> Case:
     """A frozen encoder's features, the default model, utterances of 1 to 12 s."""
-    store = make_store(folder / "unequal", num_clients, 12, (1.0, 12.0), dim=288)
+    store = make_store(folder / "unequal", num_clients, num_utterances, (1.0, 12.0), dim=288)
     clients = BySpeaker()(store, np.arange(len(store)), 0)
     return Case(CtcConfig(), TOKENS.size, store, clients, LocalTraining(lr=0.05, batch_seconds=BATCH_SECONDS))
 
@@ -252,6 +252,18 @@ def phases(work: Callable[[], Update], device: torch.device) -> dict[str, float]
     return seconds
 
 
+def with_other_costs(work: Callable[[], Update], device: torch.device) -> dict[str, float]:
+    """Seconds of a round, if a launch is taken to cost other numbers of frames."""
+    before, found = grouping.LAUNCH, {}
+    for frames in (before // 2, before, 2 * before, 4 * before, 8 * before):
+        grouping.LAUNCH = frames
+        work()
+        found[str(frames)] = min(seconds_of(work, device) for _ in range(2))
+    grouping.LAUNCH = before
+    say("ms by the cost of a launch: " + ", ".join(f"{cost} {1000 * s:.0f}" for cost, s in found.items()))
+    return found
+
+
 def on_the_host(work: Callable[[], Update], device: torch.device) -> None:
     """Where Python spends a round. It waits for the GPU in `tolist`."""
     profiler = cProfile.Profile()
@@ -267,7 +279,14 @@ def on_the_host(work: Callable[[], Update], device: torch.device) -> None:
 
 
 def measure(
-    name: str, case: Case, device: torch.device, parts: set[str], repeats: int, show: int, with_alone: bool
+    name: str,
+    case: Case,
+    device: torch.device,
+    parts: set[str],
+    repeats: int,
+    show: int,
+    with_alone: bool,
+    with_costs: bool,
 ) -> dict[str, Any]:
     """Rounds of each way in turn, after three to warm up."""
     runtime, names = case.runtime(device), list(case.clients)
@@ -297,6 +316,8 @@ def measure(
         rows[-1].append(str(own.get("launches", 0)))
     own = result["fused"]["phases"] = phases(lambda: work("fused"), device)
     say(f"{name}, fused, ms: " + ", ".join(f"{label} {1000 * spent:.1f}" for label, spent in own.items()))
+    if with_costs:
+        result["launch_costs"] = with_other_costs(lambda: work("fused, no graphs"), device)
     if show > 0 and case.precision == "tf32":
         on_the_host(lambda: work("fused"), device)
     result["difference"] = difference(updates["plain"].mean, updates["fused"].mean)
@@ -358,13 +379,14 @@ def main() -> None:
                 f"conformer-{precision}": replace(case, precision=precision) for precision in precisions
             }
         if "unequal" in arguments.only:
-            case = unequal_case(folder, 3 if quick else 64)
+            case = unequal_case(folder, *((2, 1) if quick else (64, 12)))
             cases |= {f"unequal-{precision}": replace(case, precision=precision) for precision in precisions}
         for label, case in cases.items():
             show = 20 if "profile" in arguments.only and case.precision != "float32" else 0
             alone = label == "unequal-float32"
             repeats = arguments.repeats if "unequal" not in label else 3
-            result[label] = measure(label, case, device, parts, 1 if quick else repeats, show, alone)
+            repeats, costs = 1 if quick else repeats, label.startswith("unequal")
+            result[label] = measure(label, case, device, parts, repeats, show, alone, costs)
             result[label]["gpu"] = gpu_state(device)
             say(f"GPU: {result[label]['gpu']}")
             torch.cuda.empty_cache()

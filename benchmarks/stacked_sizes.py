@@ -58,22 +58,28 @@ def some(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def tried(
     label: str, module: Any, names: Sequence[str], sizes: Sequence[tuple[int, ...]], work: Callable[[], Any]
 ) -> list[list[str]]:
-    """A row for each choice of a module's sizes."""
+    """A row for each choice of a module's sizes; LayerNorm has some of those of `rows`."""
+    from antiphon.models.kernels import norms
+
     before, found = [getattr(module, name) for name in names], []
     for values in sizes:
         for name, value in zip(names, values, strict=True):
             setattr(module, name, value)
+            if label.startswith("norm") and hasattr(norms, name):
+                setattr(norms, name, value)
         try:
             found.append([label, str(values), f"{microseconds(work):.1f}"])
         except Exception as error:
             found.append([label, str(values), type(error).__name__])
     for name, value in zip(names, before, strict=True):
         setattr(module, name, value)
+        if label.startswith("norm") and hasattr(norms, name):
+            setattr(norms, name, value)
     return found
 
 
 def of_rows(low: torch.dtype, sizes: Sequence[tuple[int, ...]]) -> list[list[str]]:
-    from antiphon.models.kernels import rows
+    from antiphon.models.kernels import norms, rows
 
     total, names, short = CLIENTS * UTTERANCES * FRAMES, ("ELEMENTS", "SUMMED", "WARPS"), str(low)[6:]
     keys = torch.arange(CLIENTS * UTTERANCES, dtype=torch.int32, device="cuda")
@@ -82,7 +88,7 @@ def of_rows(low: torch.dtype, sizes: Sequence[tuple[int, ...]]) -> list[list[str
     normal = (some(total, DIM), some(total), some(total))
     narrow, wide = some(total, DIM, dtype=low), some(total, 4 * DIM, dtype=low)
     works: dict[str, Callable[[], Any]] = {
-        "norm gradient": lambda: rows.norm_gradient(narrow, normal, weight, weight, past),
+        "norm gradient": lambda: norms.norm_gradient(narrow, normal, weight, weight, past),
         "activate gradient": lambda: rows.activate_gradient(wide, wide, bias, drop),
         "add gradient": lambda: rows.add_gradient(past, CLIENTS, 0.5, drop, low),
     }

@@ -86,21 +86,21 @@ class Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, setting: Setting, frames: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        from antiphon.models.kernels import rows
+        from antiphon.models.kernels import norms
 
         values = frames.flatten(0, 1)
-        out, means, scales = rows.norm(values, weight, bias, setting.eps, frames.dtype)
+        out, means, scales = norms.norm(values, weight, bias, setting.eps, frames.dtype)
         ctx.setting, ctx.gradients = setting, current_gradients()
         ctx.save_for_backward(values, means, scales, weight, bias)
         return out.view_as(frames)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        from antiphon.models.kernels import rows
+        from antiphon.models.kernels import norms
 
         *kept, weight, bias = ctx.saved_tensors
         d_out = upstream[0].flatten(0, 1).contiguous()
-        d_values, sums = rows.norm_gradient(d_out, kept, weight, bias)
+        d_values, sums = norms.norm_gradient(d_out, kept, weight, bias)
         found = (add_up(ctx, 2 + place, sums[:, place], each) for place, each in enumerate((weight, bias)))
         return None, d_values.view_as(upstream[0]), *found
 
@@ -110,11 +110,11 @@ class FeedForward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, setting: Setting, frames: Tensor, keys: Tensor, *parameters: Tensor) -> Tensor:
-        from antiphon.models.kernels import rows
+        from antiphon.models.kernels import norms, rows
 
         norm_weight, norm_bias, first, first_bias, second, second_bias = parameters
         values, num_frames = frames.flatten(0, 1), frames.shape[1]
-        entering, means, scales = rows.norm(values, norm_weight, norm_bias, setting.eps, setting.dtype)
+        entering, means, scales = norms.norm(values, norm_weight, norm_bias, setting.eps, setting.dtype)
         low = lower(first, setting.dtype), lower(second, setting.dtype)
         hidden = multiply(entering, low[0])
         active = rows.activate(hidden, first_bias, setting.drop(keys, num_frames, 0))
@@ -126,7 +126,7 @@ class FeedForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        from antiphon.models.kernels import rows
+        from antiphon.models.kernels import norms, rows
 
         keys, *normal, entering, hidden, active, low_first, low_second = ctx.saved_tensors[:9]
         norm_weight, norm_bias, first, first_bias, second, second_bias = ctx.saved_tensors[9:]
@@ -140,7 +140,7 @@ class FeedForward(torch.autograd.Function):
         d_hidden, first_sums = rows.activate_gradient(d_active, hidden, first_bias, drops[0])
         d_first = weight_gradient(ctx, 5, d_hidden, entering, first)
         d_entering = multiply(d_hidden, low_first.mT)
-        d_values, norm_sums = rows.norm_gradient(d_entering, normal, norm_weight, norm_bias, past=d_out)
+        d_values, norm_sums = norms.norm_gradient(d_entering, normal, norm_weight, norm_bias, past=d_out)
         return (
             *(None, d_values.view_as(upstream[0]), None),
             *(add_up(ctx, 3, norm_sums[:, 0], norm_weight), add_up(ctx, 4, norm_sums[:, 1], norm_bias)),
@@ -156,12 +156,12 @@ class Attention(torch.autograd.Function):
     def forward(
         ctx: Any, setting: Setting, frames: Tensor, keys: Tensor, lengths: Tensor, *parameters: Tensor
     ) -> Tensor:
-        from antiphon.models.kernels import rotary, rows
+        from antiphon.models.kernels import norms, rotary, rows
 
         norm_weight, norm_bias, product, product_bias, output, output_bias = parameters
         values, num_frames = frames.flatten(0, 1), frames.shape[1]
         heads = rotary.Heads(lengths.contiguous(), setting.rotation, setting.num_heads)
-        entering, means, scales = rows.norm(values, norm_weight, norm_bias, setting.eps, setting.dtype)
+        entering, means, scales = norms.norm(values, norm_weight, norm_bias, setting.eps, setting.dtype)
         low = lower(product, setting.dtype), lower(output, setting.dtype)
         products = multiply(entering, low[0])
         mixed, logs = rotary.attend(products, product_bias, heads)
@@ -173,7 +173,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        from antiphon.models.kernels import rotary, rows
+        from antiphon.models.kernels import norms, rotary, rows
 
         keys, *normal, entering, products, mixed, logs, low_product, low_output = ctx.saved_tensors[:10]
         norm_weight, norm_bias, product, product_bias, output, output_bias = ctx.saved_tensors[10:]
@@ -185,7 +185,7 @@ class Attention(torch.autograd.Function):
         d_products, sums = rotary.attend_gradient(d_mixed, (mixed, logs), products, product_bias, ctx.heads)
         d_product = weight_gradient(ctx, 6, d_products, entering, product)
         d_entering = multiply(d_products, low_product.mT)
-        d_values, norm_sums = rows.norm_gradient(d_entering, normal, norm_weight, norm_bias, past=d_out)
+        d_values, norm_sums = norms.norm_gradient(d_entering, normal, norm_weight, norm_bias, past=d_out)
         return (
             *(None, d_values.view_as(upstream[0]), None, None),
             *(add_up(ctx, 4, norm_sums[:, 0], norm_weight), add_up(ctx, 5, norm_sums[:, 1], norm_bias)),
@@ -201,11 +201,11 @@ class Convolution(torch.autograd.Function):
     def forward(
         ctx: Any, setting: Setting, frames: Tensor, keys: Tensor, lengths: Tensor, *parameters: Tensor
     ) -> Tensor:
-        from antiphon.models.kernels import convolution, rows
+        from antiphon.models.kernels import convolution, norms, rows
 
         norm_weight, norm_bias, gate, gate_bias, *inner, output, output_bias = parameters
         values, num_frames, lengths = frames.flatten(0, 1), frames.shape[1], lengths.contiguous()
-        entering, means, scales = rows.norm(values, norm_weight, norm_bias, setting.eps, setting.dtype)
+        entering, means, scales = norms.norm(values, norm_weight, norm_bias, setting.eps, setting.dtype)
         low = lower(gate, setting.dtype), lower(output, setting.dtype)
         products = multiply(entering, low[0])
         gated = convolution.gate(products, gate_bias, lengths, num_frames)
@@ -219,7 +219,7 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        from antiphon.models.kernels import convolution, rows
+        from antiphon.models.kernels import convolution, norms, rows
 
         keys, lengths, *kept, mixed, low_gate, low_output = ctx.saved_tensors[:13]
         norm_weight, norm_bias, gate, gate_bias, *inner, output, output_bias = ctx.saved_tensors[13:]
@@ -229,7 +229,7 @@ class Convolution(torch.autograd.Function):
         drop = setting.drop(keys, upstream[0].shape[1], 0)
         d_last, output_sums = rows.add_gradient(d_out, output.shape[0], setting.share, drop, setting.dtype)
         d_output = weight_gradient(ctx, 12, d_last, mixed, output)
-        d_mixed, inner_sums = rows.norm_gradient(
+        d_mixed, inner_sums = norms.norm_gradient(
             multiply(d_last, low_output.mT), inner_normal, inner_weight, inner_bias,
             activated=True, dtype=setting.dtype,
         )  # fmt: skip
@@ -238,7 +238,7 @@ class Convolution(torch.autograd.Function):
         )
         d_gate = weight_gradient(ctx, 6, d_products, entering, gate)
         d_entering = multiply(d_products, low_gate.mT)
-        d_values, norm_sums = rows.norm_gradient(d_entering, normal, norm_weight, norm_bias, past=d_out)
+        d_values, norm_sums = norms.norm_gradient(d_entering, normal, norm_weight, norm_bias, past=d_out)
         return (
             *(None, d_values.view_as(upstream[0]), None, None),
             *(add_up(ctx, 4, norm_sums[:, 0], norm_weight), add_up(ctx, 5, norm_sums[:, 1], norm_bias)),

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from antiphon import config as configuration
-from antiphon.core import Report, Row, Scalar, ServerState, Task, Tensors, Update, WrapperState
+from antiphon.core import Report, Scalar, ServerState, Task, Tensors, Update, WrapperState
 from antiphon.seeding import derive
 from antiphon.tasks.client_optimizers import CLIENT_OPTIMIZERS, ClientOptimizer, ClientSgd
 from antiphon.tasks.client_storage import CLIENT_STORAGE, ClientStorage, Exact
 from antiphon.tasks.client_work import CLIENT_WORK, COUNT, LOSS, ROUNDING, Answer, Bounds
+from antiphon.tasks.tensor_rows import Row
 
 
 @dataclass(frozen=True)

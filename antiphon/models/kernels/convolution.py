@@ -1,8 +1,8 @@
 """GPU kernels (Triton) of a Conformer's convolution: a gate, a depthwise convolution, LayerNorm and SiLU.
 
 Forward, the gate is one kernel, and all that follows it another. Backward, LayerNorm and SiLU are in
-`kernels.rows`; one kernel computes the rest: the gradients of gated values, gate, weights and biases. Clients
-have weights [S, dim, taps] of their own. There are no atomic additions; see `kernels.rows`.
+`kernels.norms`; one kernel computes the rest: the gradients of gated values, gate, weights and biases.
+Clients have weights [S, dim, taps] of their own. There are no atomic additions; see `kernels.rows`.
 
 Kernel arguments have no annotations: Triton would read them.
 """

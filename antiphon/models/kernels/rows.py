@@ -1,10 +1,10 @@
-"""GPU kernels (Triton) of what a Conformer block does to rows: LayerNorm, biases, SiLU, dropout, residuals.
+"""GPU kernels (Triton) of what a Conformer block does to rows: biases, SiLU, dropout, residual sums.
 
 Rows are frames, [S · R, dim] of S clients with R rows each; parameters are [S, dim]. PyTorch makes one pass
 over memory for each operation; here there is one for all that lies between two matrix products, forward and
-backward. A program has a block of one client's rows. Sums over rows (gradients of biases and of LayerNorm)
-are written for each block, [S, blocks, dim], and added up in a fixed order: there are no atomic additions,
-and results are the same in every run.
+backward. A program has a block of one client's rows. Sums over rows (gradients of biases) are written for
+each block, [S, blocks, dim], and added up in a fixed order: there are no atomic additions, and results are
+the same in every run.
 
 Kernel arguments have no annotations: Triton would read them.
 """
@@ -61,145 +61,6 @@ def _stays(  # type: ignore[no-untyped-def]
     return (key[:, None] ^ bits[None, :]) * (key | 1)[:, None] >= threshold
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _norm(  # type: ignore[no-untyped-def]
-    values,
-    weight,
-    between_weights,
-    bias,
-    between_biases,
-    out,
-    means,
-    scales,
-    num_rows,
-    dim,
-    eps,
-    rows: tl.constexpr,
-    width: tl.constexpr,
-):
-    client, row = tl.program_id(1).to(tl.int64), tl.program_id(0) * rows + tl.arange(0, rows)
-    channel = tl.arange(0, width)
-    inside, has_channel = row < num_rows, channel < dim
-    row = client * num_rows + row
-    place, mask = row[:, None] * dim + channel[None, :], inside[:, None] & has_channel[None, :]
-    value = tl.load(values + place, mask=mask, other=0.0).to(tl.float32)
-    mean = tl.sum(value, axis=1) / dim
-    value = tl.where(mask, value - mean[:, None], 0.0)
-    scale = 1 / tl.sqrt(tl.sum(value * value, axis=1) / dim + eps)
-    factor = tl.load(weight + client * between_weights + channel, mask=has_channel, other=0.0)
-    added = tl.load(bias + client * between_biases + channel, mask=has_channel, other=0.0)
-    tl.store(out + place, value * scale[:, None] * factor[None, :] + added[None, :], mask=mask)
-    tl.store(means + row, mean, mask=inside)
-    tl.store(scales + row, scale, mask=inside)
-
-
-def norm(values: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """LayerNorm of rows [S · R, dim] by parameters [S, dim]; also the rows' means and 1 / deviations."""
-    dim, num_clients = values.shape[1], weight.shape[0]
-    num_rows, rows, width = values.shape[0] // num_clients, *_tile(dim)
-    out = torch.empty_like(values, dtype=dtype)
-    means, scales = values.new_empty(2, values.shape[0], dtype=torch.float32)
-    _norm[(ceil_div(num_rows, rows), num_clients)](
-        values, *by_client(weight), *by_client(bias), out, means, scales, num_rows, dim, eps, rows, width
-    )
-    return out, means, scales
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _norm_gradient(  # type: ignore[no-untyped-def]
-    upstream,
-    values,
-    means,
-    scales,
-    weight,
-    between_weights,
-    bias,
-    between_biases,
-    past,
-    out,
-    sums,
-    num_rows,
-    dim,
-    is_activated: tl.constexpr,
-    has_past: tl.constexpr,
-    num_sums: tl.constexpr,
-    rows: tl.constexpr,
-    steps: tl.constexpr,
-    width: tl.constexpr,
-):
-    # SiLU may follow the LayerNorm. `past` is the gradient that went past both.
-    client, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    channel = tl.arange(0, width)
-    has_channel = channel < dim
-    factor = tl.load(weight + client * between_weights + channel, mask=has_channel, other=0.0)
-    added = tl.load(bias + client * between_biases + channel, mask=has_channel, other=0.0)
-    # Summed over rows once, at the end.
-    d_weight = tl.zeros((rows, width), dtype=tl.float32)
-    d_bias = tl.zeros((rows, width), dtype=tl.float32)
-    if num_sums == 3:
-        total = tl.zeros((rows, width), dtype=tl.float32)
-    for step in range(steps):
-        row = (block * steps + step) * rows + tl.arange(0, rows)
-        inside = row < num_rows
-        row = client * num_rows + row
-        place, mask = row[:, None] * dim + channel[None, :], inside[:, None] & has_channel[None, :]
-        mean = tl.load(means + row, mask=inside, other=0.0)
-        scale = tl.load(scales + row, mask=inside, other=0.0)
-        value = tl.load(values + place, mask=mask, other=0.0).to(tl.float32)
-        value = tl.where(mask, (value - mean[:, None]) * scale[:, None], 0.0)
-        d_out = tl.load(upstream + place, mask=mask, other=0.0).to(tl.float32)
-        if is_activated:
-            normed = value * factor[None, :] + added[None, :]
-            gate = tl.sigmoid(normed)
-            d_out = d_out * gate * (1 + normed * (1 - gate))
-        d_weight += d_out * value
-        d_bias += d_out
-        d_out = d_out * factor[None, :]
-        along = tl.sum(d_out * value, axis=1) / dim
-        level = tl.sum(d_out, axis=1) / dim
-        d_value = tl.where(mask, (d_out - level[:, None] - value * along[:, None]) * scale[:, None], 0.0)
-        if num_sums == 3:
-            total += d_value
-        if has_past:
-            d_value += tl.load(past + place, mask=mask, other=0.0).to(tl.float32)
-        tl.store(out + place, d_value, mask=mask)
-    sums += ((client * num_sums) * tl.num_programs(0) + block) * dim + channel
-    tl.store(sums, tl.sum(d_weight, axis=0), mask=has_channel)
-    tl.store(sums + tl.num_programs(0) * dim, tl.sum(d_bias, axis=0), mask=has_channel)
-    if num_sums == 3:
-        tl.store(sums + 2 * tl.num_programs(0) * dim, tl.sum(total, axis=0), mask=has_channel)
-
-
-def norm_gradient(
-    upstream: Tensor,
-    normed: tuple[Tensor, Tensor, Tensor],
-    weight: Tensor,
-    bias: Tensor,
-    past: Tensor | None = None,
-    activated: bool = False,
-    dtype: torch.dtype = torch.float32,
-) -> tuple[Tensor, Tensor]:
-    """The gradient of rows, and sums [S, 2 or 3, blocks, dim] for weights and biases.
-
-    `normed` holds the rows and their means and inverse deviations. `activated`: SiLU follows, and the third
-    sum is that of the gradient of the rows.
-    """
-    values, means, scales = normed
-    dim, num_clients = values.shape[1], weight.shape[0]
-    num_rows, rows, width = values.shape[0] // num_clients, *_tile(dim)
-    steps = max(1, SUMMED // rows)
-    blocks, num_sums = ceil_div(num_rows, rows * steps), 3 if activated else 2
-    out = torch.empty_like(values, dtype=dtype)
-    sums = values.new_empty(num_clients, num_sums, blocks, dim, dtype=torch.float32)
-    _norm_gradient[(blocks, num_clients)](
-        *(upstream, values, means, scales, *by_client(weight), *by_client(bias)),
-        *(upstream if past is None else past, out, sums),
-        *(num_rows, dim, activated, past is not None, num_sums, rows, steps, width),
-        num_warps=WARPS,
-    )
-    return out, sums
-
-
 @triton.jit(do_not_specialize=VARYING)
 def _activate(  # type: ignore[no-untyped-def]
     values,
@@ -234,7 +95,7 @@ def _activate(  # type: ignore[no-untyped-def]
 def activate(values: Tensor, bias: Tensor, drop: Drop) -> Tensor:
     """Dropout of SiLU of rows plus biases."""
     out, (dim, num_clients) = torch.empty_like(values), (values.shape[1], bias.shape[0])
-    num_rows, rows, columns = values.shape[0] // num_clients, *_tile(min(dim, COLUMNS))
+    num_rows, rows, columns = values.shape[0] // num_clients, *tile(min(dim, COLUMNS))
     grid = (ceil_div(num_rows, rows), ceil_div(dim, columns), num_clients)
     _activate[grid](values, *by_client(bias), out, num_rows, dim, *drop.arguments, rows, columns)
     return out
@@ -277,7 +138,7 @@ def _add(  # type: ignore[no-untyped-def]
 def add(values: Tensor, bias: Tensor, past: Tensor, share: float, drop: Drop) -> Tensor:
     """`past` plus a share of the dropout of rows plus biases: the end of a branch of a residual network."""
     out, (dim, num_clients) = torch.empty_like(past), (values.shape[1], bias.shape[0])
-    num_rows, rows, columns = values.shape[0] // num_clients, *_tile(min(dim, COLUMNS))
+    num_rows, rows, columns = values.shape[0] // num_clients, *tile(min(dim, COLUMNS))
     grid = (ceil_div(num_rows, rows), ceil_div(dim, columns), num_clients)
     _add[grid](values, *by_client(bias), past, out, num_rows, dim, share, *drop.arguments, rows, columns)
     return out
@@ -355,7 +216,7 @@ def _gradient(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     out, (dim, num_clients) = torch.empty_like(upstream, dtype=dtype), (upstream.shape[1], bias.shape[0])
-    num_rows, rows, columns = upstream.shape[0] // num_clients, *_tile(min(dim, COLUMNS))
+    num_rows, rows, columns = upstream.shape[0] // num_clients, *tile(min(dim, COLUMNS))
     steps = max(1, SUMMED // rows)
     blocks = ceil_div(num_rows, rows * steps)
     sums = upstream.new_empty(num_clients, blocks, dim, dtype=torch.float32)
@@ -408,7 +269,7 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _tile(dim: int) -> tuple[int, int]:
+def tile(dim: int) -> tuple[int, int]:
     """Rows and columns of a tile over `dim` columns, both powers of two."""
     width = power_of_two(dim)
     return max(1, min(SUMMED, ELEMENTS // width)), width
