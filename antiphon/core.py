@@ -185,7 +185,7 @@ class RunningMean:
 
     def _lerp(self, update: Update) -> None:
         if not self._owned:
-            clones = getattr(self.mean, "clones", None)  # of tensors that lie in one: `tasks.tensor_rows`
+            clones = getattr(self.mean, "clones", None)  # of tensors that lie in one: `tasks.local_training`
             self.mean = clones() if clones else {name: tensor.clone() for name, tensor in self.mean.items()}
             self._owned = True
         # The new update's share exp(l) / (exp(l) + exp(L)) as a sigmoid: no overflow at any loss.

@@ -19,6 +19,7 @@ from antiphon.models.layers import (
     attend,
     check_sizes,
     frame_mask,
+    is_stacked,
     num_stacked,
     rotary_angles,
     rotate,
@@ -26,7 +27,6 @@ from antiphon.models.layers import (
 )
 from antiphon.models.model import ENCODERS
 from antiphon.models.noise import Dropout
-from antiphon.models.stacked_conformer import attended, convolved, half_step, normed
 
 
 @ENCODERS.register
@@ -75,7 +75,7 @@ class Conformer(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         stacked, lengths = stack_frames(features, lengths, self.config.stack)
-        frames = self.dropout(normed(self.project_norm, self.project(stacked)))
+        frames = self.dropout(_normed(self.project_norm, self.project(stacked)))
         # An empty row (padding of a stacked cohort) attends to its first frame: no 0/0 in its softmax.
         real = lengths.clamp(min=1)
         mask = frame_mask(real, frames.shape[1])
@@ -100,11 +100,26 @@ class ConformerLayer(nn.Module):
     def forward(
         self, frames: Tensor, lengths: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]
     ) -> Tensor:
-        frames = half_step(self.feed_forward_before, frames)
-        frames = attended(self.attention, frames, lengths, mask, rotation)
-        frames = convolved(self.convolution, frames, lengths, mask)
-        frames = half_step(self.feed_forward_after, frames)
-        return normed(self.norm, frames)
+        if is_stacked(frames):
+            from antiphon.models.stacked_conformer import layer_of_all
+
+            return layer_of_all(self, frames, lengths, mask, rotation)
+        frames = frames + 0.5 * self.feed_forward_before(frames)
+        frames = frames + self.attention(frames, mask, rotation)
+        frames = frames + self.convolution(frames, mask)
+        frames = frames + 0.5 * self.feed_forward_after(frames)
+        normed: Tensor = self.norm(frames)
+        return normed
+
+
+def _normed(norm: nn.Module, frames: Tensor) -> Tensor:
+    """LayerNorm; that of many clients at once may have a kernel."""
+    if is_stacked(frames):
+        from antiphon.models.stacked_conformer import normed
+
+        return normed(norm, frames)
+    out: Tensor = norm(frames)
+    return out
 
 
 def feed_forward(dim: int, hidden: int, activation: nn.Module, dropout: float) -> nn.Sequential:

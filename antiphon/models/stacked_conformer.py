@@ -28,6 +28,17 @@ from antiphon.models.stacked_products import (
 )
 
 
+def layer_of_all(
+    layer: Any, frames: Tensor, lengths: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Frames [B, T, dim] through a `ConformerLayer`; lengths [B] of at least 1."""
+    frames = half_step(layer.feed_forward_before, frames)
+    frames = attended(layer.attention, frames, lengths, mask, rotation)
+    frames = convolved(layer.convolution, frames, lengths, mask)
+    frames = half_step(layer.feed_forward_after, frames)
+    return normed(layer.norm, frames)
+
+
 def half_step(layers: nn.Sequential, frames: Tensor) -> Tensor:
     """Frames [B, T, dim] plus half of LayerNorm, matrix, SiLU, dropout, matrix, dropout."""
     norm, first, _, drop, second, _ = modules = list[Any](layers)

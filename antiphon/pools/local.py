@@ -22,8 +22,13 @@ from antiphon.core import (
     size_in_bytes,
 )
 from antiphon.tasks.client_work import Bounds, work_for
-from antiphon.tasks.local_training import MeasuredDelta, find_nonfinite, measure_delta, parameters_in
-from antiphon.tasks.tensor_rows import parts_of
+from antiphon.tasks.local_training import (
+    MeasuredDelta,
+    find_nonfinite,
+    measure_delta,
+    parameters_in,
+    parts_of,
+)
 from antiphon.tasks.views import VIEWS, View, views_of
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from antiphon.core import RunningMean, Tensors, Update
-from antiphon.tasks.local_training import MeasuredDelta
-from antiphon.tasks.tensor_rows import Row, parts_of
+from antiphon.tasks.local_training import MeasuredDelta, Row, parts_of
 
 PARTS = object()
 
