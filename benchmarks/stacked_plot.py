@@ -1,4 +1,4 @@
-"""Plot where the time of a round of 64 Conformers goes, from results/stacked_fused.json: docs/stacked-round.svg.
+"""Plot where the time of a round of 64 Conformers goes: results/stacked_fused.json -> docs/stacked-round.svg.
 
 The GPU works (kernels), waits between its first and its last kernel, or is idle before and after these, while
 Python plans the round and adds up the updates. The profiled round is not one of those that were timed: the
