@@ -75,7 +75,8 @@ def show(rows: dict[str, dict[str, Any]], baseline: str) -> None:
     table = []
     for name, row in rows.items():
         cost = row["costs"]
-        cells = [NONE if cost[key] is None else f"{cost[key]:.1f}" for key in ("up", "down", "stored")]
+        cells = [NONE if cost[key] is None else f"{cost[key]:.1f}" for key in ("up", "down")]
+        cells.append(NONE if cost["stored"] is None else f"{cost['stored']:.2f}")
         fewer = NONE if cost["up"] is None else f"{whole / (cost['up'] + cost['down']):.1f}"
         hours = NONE if cost["hours"] is None else f"{cost['hours']:.2f}"
         energy = NONE if cost["kilojoules"] is None else f"{cost['kilojoules']:.1f}"

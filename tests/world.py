@@ -345,6 +345,7 @@ NESTS = (  # outermost first
     "federated_pruning personal_layers factored fed_avg",
     "compressed self_trained ditto rehearsed cautious",
     "private personal_layers compressed even",
+    "private differences personal_layers rehearsed even",
 )
 
 

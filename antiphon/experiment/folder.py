@@ -40,7 +40,7 @@ def check_folder(out: Path, experiment: Experiment, resume: bool, only: str | Se
     _check_chosen(out, experiment.chosen(only))
     path = out / "experiment.json"
     now = config.to_dict(experiment)  # refuses what could not be stored
-    if not path.exists():
+    if not os.path.lexists(path):  # a link that leads nowhere is damage, which is found when it is read
         # `antiphon report OUT --follow` may wait for the first run with a page in the folder.
         if out.exists() and any(path.name != "report.html" for path in out.glob("[!.]*")):
             raise ValueError(f"{out} is not empty and holds no experiment: choose another folder (--out)")
