@@ -57,6 +57,7 @@ def test_engine_and_bare_loop_end_at_the_same_parameters(tmp_path: Path) -> None
         assert case[clock].keys() == {"ratio", "quartiles", "engine_seconds", "bare_seconds"}
 
 
+@pytest.mark.slow
 def test_a_refused_lie_has_no_effect_and_a_measured_one_none_either(tmp_path: Path) -> None:
     rows = {row["aggregation"]: row for row in run_quickly("lies", tmp_path)["rows"]}
     assert rows["by norm"]["largest claim"] == rows["by norm"]["true report"]
@@ -132,6 +133,7 @@ def test_fixed_shares_and_free_groups_do_the_same_work(tmp_path: Path) -> None:
     assert found["ratio"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are measured through /proc")
 def test_antiphon_ends_where_the_bare_loop_does_in_one_process_in_two_and_stacked(tmp_path: Path) -> None:
     found = run_quickly("peers", tmp_path, "--only", "mlp")["workloads"]["mlp"]
@@ -278,6 +280,7 @@ def test_a_planted_word_is_found_without_noise_and_the_bounds_follow_from_epsilo
     assert "most that the claimed ε allows" in (tmp_path / "canary.svg").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_attacks_on_updates_try_every_setting_and_signs_prove_tokens(tmp_path: Path) -> None:
     """Gradients of the output bias are negative only for tokens of the text: no token is named wrongly."""
     found = run_quickly("who_spoke", tmp_path)
@@ -296,6 +299,7 @@ def test_attacks_on_updates_try_every_setting_and_signs_prove_tokens(tmp_path: P
     assert left["plain"] < left["noise, ε = 7.2 (recommended)"]
 
 
+@pytest.mark.slow
 def test_audits_refute_no_run_without_a_fault_and_find_clients_that_add_no_noise(tmp_path: Path) -> None:
     found = {
         (row["mechanism"], row["fault"]): row["seeds"][0] for row in run_quickly("audits", tmp_path)["rows"]
@@ -306,6 +310,7 @@ def test_audits_refute_no_run_without_a_fault_and_find_clients_that_add_no_noise
     assert all(seed["claimed"] == pytest.approx(3.0, rel=1e-3) for seed in found.values())
 
 
+@pytest.mark.slow
 def test_private_rounds_are_timed_and_their_noise_weighed(tmp_path: Path) -> None:
     rows = {row["noise"]: row for row in run_quickly("private_rounds", tmp_path)["rows"]}
     assert rows["independent"]["bands"] == 1

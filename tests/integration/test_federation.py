@@ -72,6 +72,7 @@ def assert_no_key_is_written(sites: Federation, folder: Path) -> None:
         assert not any(line in data for line in lines), path
 
 
+@pytest.mark.slow
 def test_updates_that_are_added_as_they_arrive_differ_in_their_last_bits_also_after_a_kill(
     sites: Federation, tmp_path: Path
 ) -> None:

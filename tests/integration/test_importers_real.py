@@ -71,6 +71,7 @@ def test_the_list_of_the_librispeech_tables_is_that_of_the_repacked_corpus(data:
     assert {id: split for id, (split, _) in listed.items()} == repacked
 
 
+@pytest.mark.slow
 def test_the_official_archives_give_the_corpus_of_the_librispeech_tables(data: Path, tmp_path: Path) -> None:
     speech = data / "librispeech"
     if not (speech / "manifest.jsonl").is_file():

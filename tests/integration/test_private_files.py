@@ -55,6 +55,7 @@ def _sets(settings: list[str]) -> list[str]:
     return [word for setting in (*small, *settings) for word in ("--set", setting)]
 
 
+@pytest.mark.slow
 def test_speech_and_texts_are_their_owner_s_alone_and_other_files_follow_the_umask(everything: Path) -> None:
     found = set()
     for path in sorted([*(everything / "made").rglob("*"), everything / "keys" / "names.key"]):

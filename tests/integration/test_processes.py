@@ -197,6 +197,7 @@ KILLS = [
 ]
 
 
+@pytest.mark.slow
 def test_ranks_killed_under_torchrun_are_restarted_and_end_at_the_undisturbed_result(
     trial: Callable[..., Trial], expected: dict[str, Any]
 ) -> None:
@@ -208,6 +209,7 @@ def test_ranks_killed_under_torchrun_are_restarted_and_end_at_the_undisturbed_re
     assert kept_files(killing.out) == expected
 
 
+@pytest.mark.slow
 def test_two_machines_lose_a_process_each_and_end_at_the_undisturbed_result(
     trial: Callable[..., Trial], expected: dict[str, Any]
 ) -> None:
