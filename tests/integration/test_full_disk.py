@@ -18,6 +18,7 @@ from command import Done, in_fork
 from writers import WRITERS, Ground, Writer, make_ground
 
 SIZE = 64 << 20
+SEVERAL, SLOW = ("run with workers", "run with jobs"), pytest.mark.slow  # other commands have one process
 NUM_SIZES = int(os.environ.get("ANTIPHON_FULL_DISKS", "1"))
 SECONDS = {"clock.jsonl", "report.html", "RESULTS.md", "tensorboard"}  # times and dates are never the same
 
@@ -71,7 +72,7 @@ def call(writer: Writer, ground: Ground, folder: Path, log: Path, again: bool = 
     return in_fork([*map(str, writer.arguments(ground, folder)), *more], log)
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW) if n in SEVERAL else n for n in WRITERS])
 def test_a_full_disk_is_one_line_with_the_path_and_the_command_goes_on_when_there_is_space(
     name: str, ground: Ground, disk: Path, tmp_path: Path
 ) -> None:

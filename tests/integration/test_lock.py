@@ -26,7 +26,11 @@ def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("more", [[], ["--workers", "2"], ["--jobs", "2"]], ids=["alone", "workers", "jobs"])
+@pytest.mark.parametrize(
+    "more",
+    [[], pytest.param(["--workers", "2"], marks=pytest.mark.slow), ["--jobs", "2"]],
+    ids=["alone", "workers", "jobs"],
+)
 def test_a_second_command_is_refused_and_the_first_is_not_disturbed(
     more: list[str], world: World, tmp_path: Path
 ) -> None:
