@@ -70,6 +70,7 @@ def test_speech_and_texts_are_their_owner_s_alone_and_other_files_follow_the_uma
     assert len(found) == 16, found
 
 
+@pytest.mark.slow
 def test_no_file_has_a_name_after_an_import_with_pseudonyms(everything: Path) -> None:
     files = [path for path in (everything / "made").rglob("*") if path.is_file()]
     assert len(files) > 60

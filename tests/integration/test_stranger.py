@@ -263,7 +263,7 @@ def step(rank: int, place: str, number: int, **more: Any) -> dict[str, Any]:
     ("changes", "faults"),
     [
         # In the middle of a round, and when clients have kept something and half a checkpoint is written.
-        (PLAIN, [step(1, CLIENT, 7), step(0, SAVE, 1, before=False)]),
+        pytest.param(*(PLAIN, [step(1, CLIENT, 7), step(0, SAVE, 1, before=False)]), marks=pytest.mark.slow),
         # While a client keeps something, and when all have but no checkpoint knows of it.
         (SCAFFOLD, [step(1, KEEP, 2), step(0, SYNC, 2, before=False)]),
     ],
