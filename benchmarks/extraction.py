@@ -86,7 +86,7 @@ def main() -> None:
     if found is None:
         raise SystemExit(f"this needs the encoder: {MOONSHINE_TINY.how_to_get}")
     path = str(found)
-    clients, each, longest, repeats = (2, 4, 2.0, 1) if arguments.quick else (20, 20, 15.0, 5)
+    clients, each, longest, repeats = (2, 4, 2.0, 1) if arguments.quick else (10, 12, 15.0, 5)
     OnnxEncoder(path).key()  # the encoder is measured once in a process
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus"
