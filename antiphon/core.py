@@ -193,9 +193,9 @@ class RunningMean:
         if (blend := getattr(self.mean, "blend", None)) and blend(update.mean, share):
             return
         means, others = list(self.mean.values()), [update.mean[name] for name in self.mean]
-        for name, old, new in zip(self.mean, means, others, strict=True):
-            if (shapes := (tuple(new.shape), tuple(old.shape)))[0] != shapes[1]:
-                raise ValueError(f"updates hold {name!r} in different shapes: {shapes[0]} and {shapes[1]}")
+        if odd := [name for name, mean in self.mean.items() if mean.shape != update.mean[name].shape]:
+            shapes = " and ".join(str(tuple(t[odd[0]].shape)) for t in (update.mean, self.mean))
+            raise ValueError(f"updates hold {odd[0]!r} in different shapes: {shapes}")
         with torch.no_grad():
             torch._foreach_lerp_(means, others, share)
 
