@@ -117,7 +117,7 @@ def limit(runtime: ClientRuntime, case: Case, task: Task) -> Update:
         places = np.concatenate([step.indices for step in steps])
         keys = runtime.keys([steps[0].noise], places[None]).flatten()
         batch = runtime.feed(places)
-        with runtime.tf32():
+        with runtime.products(batch):
             with noise_from(keys), runtime.autocast():
                 losses = runtime.model.losses(batch) / batch.token_lengths
             grads = list(torch.autograd.grad(losses.mean(), parameters))

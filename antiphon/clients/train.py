@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw  # the class would import torch's compiler, which takes two seconds
 
+from antiphon.clients.heap import give_back_holes
 from antiphon.core import Report, Task, Tensors, Update
 from antiphon.models.noise import noise_from
 from antiphon.seeding import derive
@@ -61,11 +62,13 @@ def gradients(
     for step in client.steps(local, round_seed):
         keys = runtime.keys([step.noise], step.indices[None]).flatten()
         batch = runtime.augmented(runtime.with_labels(runtime.feed(step.indices), client.labels.texts), keys)
-        with runtime.tf32():
+        with runtime.products(batch):
             with noise_from(keys), runtime.autocast():
                 losses = batch.per_token(runtime.model.losses(batch))
             found = list(torch.autograd.grad(losses.mean(), parameters))
         meter.add(losses)
+        if not losses.is_cuda:
+            give_back_holes()
         yield found
 
 
@@ -132,10 +135,11 @@ def mean_loss(client: Any, params: Tensors) -> float:
     runtime, meter = client.runtime, LossMeter()
     runtime.load(params)
     runtime.model.eval()
-    with torch.inference_mode(), runtime.tf32(), runtime.autocast():
+    with torch.inference_mode(), runtime.autocast():
         for step in client.steps(LocalTraining(), round_seed=0):
             batch = runtime.with_labels(runtime.feed(step.indices), client.labels.texts)
-            meter.add(batch.per_token(runtime.model.losses(batch)))
+            with runtime.products(batch):
+                meter.add(batch.per_token(runtime.model.losses(batch)))
     return meter.mean
 
 

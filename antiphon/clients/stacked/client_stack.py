@@ -123,7 +123,7 @@ class Stack:
 
     def step(self, batch: StackedBatch, local: LocalTraining) -> Tensor:
         """Take one step of the members; return the losses per token of all utterances [n, B]."""
-        with self.runtime.tf32():
+        with self.runtime.products(batch.batch):
             return self._captured_step(batch, local)
 
     def _captured_step(self, batch: StackedBatch, local: LocalTraining) -> Tensor:
