@@ -2,8 +2,8 @@
 
 A canary sends an update that is too long, in a direction of its own. Half of the canaries, chosen by coins,
 are in the run. The attacker sees every release, knows all settings and the turns of `round_robin`, and
-guesses who is in (`privacy.one_run_audit`). The rounds use the code of real runs: it draws cohorts, clips on
-the client and on the server, adds up, and adds noise. A bound above the claim is a fault; one below it is no
+guesses who is in (`privacy.run_audit`). The rounds use the code of real runs: it draws cohorts, clips on the
+client and on the server, adds up, and adds noise. A bound above the claim is a fault; one below it is no
 proof.
 """
 
@@ -19,10 +19,9 @@ from antiphon.algorithms.fedavg import FedAvg
 from antiphon.algorithms.private import Private
 from antiphon.core import Report, Stopped, Task, Update
 from antiphon.pools.local import LocalPool
-from antiphon.privacy.canary_scores import log_ratios
 from antiphon.privacy.distributed_noise import Distributed
-from antiphon.privacy.one_run_audit import audited_epsilon
 from antiphon.privacy.participation import PoissonSampling
+from antiphon.privacy.run_audit import RunAudit, SeenCanaries, audit_canaries
 from antiphon.privacy.update_accounting import epsilon_of
 from antiphon.seeding import derive
 from antiphon.server.weighting import Uniform
@@ -30,22 +29,6 @@ from antiphon.tasks.canary_clients import TOO_LONG
 from antiphon.tasks.update_clipping import AdaptiveUpdate, EachLayerByNorm
 
 CANARIES = "canaries"  # the one tensor of the audited model: an entry for each canary
-
-
-@dataclass(frozen=True)
-class Audit:
-    """What a mechanism claims, and what the attacker found."""
-
-    claimed: float  # ε after all rounds
-    measured: float  # ε is at least this, with the confidence
-    delta: float
-    rounds: int
-    canaries: int
-    confidence: float
-
-    @property
-    def is_refuted(self) -> bool:
-        return self.measured > self.claimed
 
 
 @dataclass(frozen=True)
@@ -66,7 +49,7 @@ class CanaryWorker:
 
 def audit_updates(
     private: Private, num_canaries: int = 20_000, seed: int = 0, confidence: float = 0.95
-) -> Audit:
+) -> RunAudit:
     """Run the rounds of a private algorithm with canaries only, and attack them."""
     if isinstance(private.clipping, AdaptiveUpdate):
         raise ValueError("adaptive_update follows the clients of a run: audit a run, with private.canaries")
@@ -94,10 +77,18 @@ def audit_updates(
     releases = _releases(audited, names, taking_part, seed)
     if not len(releases):
         raise ValueError("the privacy budget allows no round, so there is nothing to audit")
-    cost = audited.plan.cost(len(releases))
-    measured = audited_epsilon(_scores(audited, names, releases, seed), included, private.delta, confidence)
-    claimed = epsilon_of((cost,), private.delta)
-    return Audit(claimed, measured, private.delta, len(releases), num_canaries, confidence)
+    plan, cohorts = audited.plan, audited.cohorts
+    turns = [set(audited.draw(names, len(names), seed, round)) for round in range(len(releases))]
+    canaries = SeenCanaries(
+        releases,
+        np.array([[name in drawn for name in names] for drawn in turns]),
+        included,
+        tuple(plan.coefficients),
+        plan.deviation,
+        cohorts.rate if isinstance(cohorts, PoissonSampling) else 0.0,
+    )
+    claimed = epsilon_of((plan.cost(len(releases)),), private.delta)
+    return audit_canaries(canaries, claimed, private.delta, confidence)
 
 
 def _releases(private: Private, names: Sequence[str], taking_part: Sequence[str], seed: int) -> np.ndarray:
@@ -115,14 +106,3 @@ def _releases(private: Private, names: Sequence[str], taking_part: Sequence[str]
         releases.append(moved * private.cohort / private.clipping.bound)
         state = after
     return np.array(releases)
-
-
-def _scores(private: Private, names: Sequence[str], releases: np.ndarray, seed: int) -> np.ndarray:
-    """Return the log-likelihood ratio of "in the run" against "not in it" for each canary."""
-    plan, cohorts = private.plan, private.cohorts
-    if isinstance(cohorts, PoissonSampling):
-        return log_ratios(releases, np.ones_like(releases), plan.coefficients, plan.deviation, cohorts.rate)
-    turns = np.array(
-        [[cohorts.takes_part(name, round, seed, b"") for name in names] for round in range(len(releases))]
-    )
-    return log_ratios(releases, turns, plan.coefficients, plan.deviation)

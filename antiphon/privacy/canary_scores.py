@@ -9,12 +9,13 @@
 | ---------------- | -------------------------------------------------------------------------------------- |
 | c_j              | the direction of a canary, `seen`: its product with a release, in bounds               |
 | g_j              | `scores`: the products of all rounds together                                          |
-| μ̂, σ̂             | `Shift`: how far canaries in the run are from others, in standard deviations           |
+| μ̂, σ̂             | `measure_shift`: how far canaries in the run are from others, in standard deviations   |
 | ε of N(0), N(μ)  | the ε of one Gaussian mechanism with that shift                                        |
 
 Deviations. Releases are multiplied by C before, so that the noise of rounds is independent. Canaries that
 are not in the run measure the spread, too; the paper takes it from theory. A canary with more turns moves
-more: the shift is that of the canary with the most.
+more: the shift is that of the canary with the most. The paper has no secret samples. For them, the shift is
+that of one turn, and `measure_rate` estimates how probable a turn is: ε is accounted from both (`run_audit`).
 """
 
 from __future__ import annotations
@@ -107,12 +108,12 @@ def log_ratios(
 
 
 @dataclass(frozen=True)
-class Shift:
-    """How far a canary with the most turns is from canaries that are not there, in standard deviations."""
+class Limits:
+    """An estimate, and two limits: the value is above the one and below the other, each with a confidence."""
 
     estimate: float
-    low: float  # it is above this with the confidence
-    high: float  # it is below this with the confidence
+    low: float
+    high: float
 
 
 def measure_shift(
@@ -121,8 +122,13 @@ def measure_shift(
     included: np.ndarray,
     coefficients: Sequence[float],
     confidence: float,
-) -> Shift:
-    """Estimate the shift from scores that are taken to be normal, of one variance."""
+    length: float = 0.0,
+) -> Limits:
+    """Estimate how far a canary in the run is from one that is not there, in standard deviations.
+
+    Scores are taken to be normal, of one variance. length: of the canary's signal, such as 1 for one turn;
+    0: of the canary with the most turns.
+    """
     signal, looked = whitened(coefficients, turns.astype(float)), whitened(coefficients, seen)
     lengths = np.linalg.norm(signal, axis=0)
     used = lengths > 0
@@ -135,8 +141,22 @@ def measure_shift(
     residuals = scores - np.where(is_in, slope * lengths, 0.0)
     freedom = len(scores) - 1
     deviation = math.sqrt(float(residuals @ residuals) / freedom)
-    most = float(lengths.max())
-    estimate = slope * most / deviation
-    error = math.sqrt(most**2 / energy + estimate**2 / (2 * freedom))
+    length = length or float(lengths.max())
+    estimate = slope * length / deviation
+    error = math.sqrt(length**2 / energy + estimate**2 / (2 * freedom))
     room = NormalDist().inv_cdf(confidence) * error
-    return Shift(estimate, estimate - room, estimate + room)
+    return Limits(estimate, estimate - room, estimate + room)
+
+
+def measure_rate(turns: np.ndarray, confidence: float) -> Limits:
+    """Estimate the probability of a turn from independent draws (score limits of E. B. Wilson, 1927).
+
+    >>> found = measure_rate(np.array([True, False, False, False] * 25), 0.975)
+    >>> [round(share, 3) for share in (found.low, found.estimate, found.high)]
+    [0.175, 0.25, 0.343]
+    """
+    number, share = turns.size, float(turns.mean())
+    z = NormalDist().inv_cdf(confidence)
+    middle = (share + z**2 / (2 * number)) / (1 + z**2 / number)
+    room = z / (1 + z**2 / number) * math.sqrt(share * (1 - share) / number + z**2 / (4 * number**2))
+    return Limits(share, max(0.0, middle - room), min(1.0, middle + room))

@@ -4,13 +4,15 @@ A canary has no speech. Its update is too long, in a direction of its own, and i
 those of other clients are. Half of the canaries, chosen by coins, are in the run. All have turns by the plan.
 What an auditor sees of each canary in a round is written to the folder of the run (`privacy.canary_scores`).
 
-The entries of the model are shared out among the canaries at random, so that no two canaries touch the same
-entry. K canaries in a round have a sum of length √K bounds. The noise is much longer: its deviation times the
-root of the number of entries.
+The entries of each layer are shared out among the canaries at random, so every canary uses up the bound of
+every layer. In a layer with fewer entries than canaries, several canaries have the same entry, with signs of
+their own: what one shows of another has mean 0, and counts as noise. K canaries in a round have a sum of
+about √K bounds. The noise is much longer: its deviation times the root of the number of entries.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -100,18 +102,18 @@ def _directions(
     Both [canaries, entries of a canary]; directions have length 1.
     """
     size = sum(count for _, count in layout)
-    each = size // number
-    if not each:
+    if number > size:
         raise ValueError(f"private: {number} canaries need a model of as many parameters, and it has {size}")
     generator = np.random.default_rng(derive(seed, "directions of canaries"))
-    entries = torch.from_numpy(np.sort(generator.permutation(size)[: number * each].reshape(number, each)))
-    signs = torch.from_numpy(generator.choice([-1.0, 1.0], size=(number, each)))
-    ends = torch.tensor(np.cumsum([count for _, count in layout]))
-    layers = torch.bucketize(entries, ends, right=True)
-    values = torch.empty_like(signs)
-    for place in range(number):
-        counts = torch.bincount(layers[place], minlength=len(layout)).tolist()
-        parts = zip(layout, (1e6 * clipping.bound * signs[place]).split(counts), strict=True)
-        clipped = torch.cat(list(clipping({name: part for (name, _), part in parts}).values()))
-        values[place] = clipped / torch.linalg.vector_norm(clipped)
-    return entries, values
+    entries, start = [], 0
+    for _, count in layout:
+        each = max(1, count // number)
+        decks = (generator.permutation(count) for _ in range(math.ceil(number * each / count)))
+        entries.append(start + np.concatenate(list(decks))[: number * each].reshape(number, each))
+        start += count
+    signs = torch.from_numpy(generator.choice([-1.0, 1.0], size=(number, sum(e.shape[1] for e in entries))))
+    # One of the directions without its signs: clipping takes the norms of layers alone.
+    ones = {name: signs.new_ones(e.shape[1]) for (name, _), e in zip(layout, entries, strict=True)}
+    clipped = clipping({name: 1e6 * clipping.bound * part for name, part in ones.items()})
+    lengths = torch.cat(list(clipped.values()))
+    return torch.from_numpy(np.hstack(entries)), signs * lengths / torch.linalg.vector_norm(lengths)
