@@ -30,7 +30,7 @@ from antiphon.privacy.buffered_toeplitz import BufferedToeplitz
 
 BLOCK = 2**16  # entries of a row that are drawn at once
 CHUNK = 2**14  # entries that are side by side in the file, for all of its vectors
-AHEAD = 4  # rounds for which earlier rows are read once
+AHEAD = 8  # rounds for which earlier rows are read once
 Matrix = tuple[float, ...] | BufferedToeplitz  # C: the coefficients of its bands, or its buffers
 
 

@@ -28,7 +28,8 @@ from antiphon.core import Task, Tensors, Unusable, Update
 from antiphon.tasks.client_work import Answer
 from antiphon.tasks.views import CLIENT_VIEWS, View
 
-# How far below its bound a clipped update stays: rounding in sums must not make it longer than the bound.
+# How far below its bound a clipped update stays: rounding must not make it longer than the bound. The server
+# leaves half of that room, so it does not scale again what a client has clipped.
 ROOM = 2.0**-20
 WITHIN = "within_bound"  # in a report: whether the update was within an adaptive bound, as the server finds
 SUM_ROOM = 2.0**-10  # for updates that are rounded to the grid of secure aggregation
@@ -214,7 +215,7 @@ class Clipped(ClippedByClient):
     room: ClassVar[float] = ROOM
 
     def arrive(self, update: Update) -> Update:
-        clipped = replace(update, mean=self.clipping(update.mean, self.room))
+        clipped = replace(update, mean=self.clipping(update.mean, self.room / 2))
         if not isinstance(self.clipping, AdaptiveUpdate):
             return clipped
         within = {WITHIN: float(self.clipping.is_within(update.mean))}
