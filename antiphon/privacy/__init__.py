@@ -1,1 +1,1 @@
-"""Differential privacy for pooled counts: caps, noise, a ledger. docs/privacy.md describes the guarantees."""
+"""Differential privacy for word counts and model updates: limits, noise, ledgers (docs/privacy.md)."""

@@ -49,7 +49,7 @@ def show_variants(result: Any) -> None:
 
 
 TABLES: list[tuple[str, str, Callable[[Any], None], int]] = [
-    ("docs/privacy.md", "audits.json", lambda result: audits.show(result["rows"]), 10),
+    ("docs/private-results.md", "audits.json", lambda result: audits.show(result["rows"]), 9),
     ("docs/robust.md", "attacks.json", show_attacks(RULES), 21),
     ("docs/robust.md", "attacks-dga-rl.json", show_attacks(("dga-rl",)), 3),
     ("docs/robust.md", "attacks-validation-wer.json", show_attacks(("validation-wer",)), 3),

@@ -1,4 +1,4 @@
-"""The claims of docs/privacy.md about pooled counts, by brute force: with all clients, and with sampled ones.
+"""The claims of docs/private-counts.md about pooled counts, by brute force: all clients, and sampled ones.
 
 Runs of the engine with and without a client (or an utterance, or a household) are compared, round by round.
 What they pool may differ by no more than the sensitivity that the ledger charges for.
