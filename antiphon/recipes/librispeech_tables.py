@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from antiphon.algorithms.fedavg import FedAvg, dga, fedavg, hierarchical
-from antiphon.algorithms.pruning import FederatedPruning
-from antiphon.algorithms.pruning_scores import Adaptive, AdaptiveGrowth, ByMomentum, ByProduct
+from antiphon.algorithms.pruning import FederatedPruning, StepSparsity
+from antiphon.algorithms.pruning_scores import Adaptive, AdaptiveGrowth, ByMomentum, ByProduct, ByWeight
 from antiphon.algorithms.pruning_slices import HalfColumn, HalfRow, WholeRow
 from antiphon.algorithms.rehearsal import Rehearsed
 from antiphon.algorithms.self_training import CurrentModel, FrozenSeed, MovingAverage, OtherModel, SelfTrained
@@ -142,6 +142,8 @@ def pruning_librispeech() -> Experiment:
         "growth": replace(usual, allocation=AdaptiveGrowth()),
         "aligned": replace(usual, multiple=16),
         "unrefined": replace(usual, refine=False),
+        "step": replace(usual, schedule=StepSparsity()),
+        "l2": replace(usual, score=ByWeight(norm=2)),
         "half-column": replace(usual, pattern=HalfColumn()),
         "row": replace(usual, pattern=WholeRow()),
         "half-row": replace(usual, pattern=HalfRow()),

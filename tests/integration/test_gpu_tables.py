@@ -68,3 +68,23 @@ def test_costs_of_devices_are_a_table_of_all_runs(world: World, tmp_path: Path) 
     assert costs["partial"]["up"] < costs["float32"]["up"]
     assert all(costs[name]["hours"] > 0 for name in costs if name != "seed")
     assert found["classes"]["partial"].keys() == found["classes"]["float32"].keys() == {"strong", "weak"}
+
+
+def test_cohorts_of_all_sizes_and_the_model_of_the_papers_train(world: World, tmp_path: Path) -> None:
+    cohorts = tiny("cohorts-librispeech")
+    sizes = {
+        name: run.rounds.cohort
+        for name, run in recipe(str(BENCHMARKS / "cohorts-librispeech.yaml")).runs.items()
+    }
+    assert {f"cohort-{sizes[name]}" for name in cohorts.runs if name != "seed"} == {*cohorts.runs} - {"seed"}
+    scores = run_experiment(cohorts, world.corpus, tmp_path / "cohorts", device="cpu")
+    assert scores.keys() == cohorts.runs.keys()
+    las = recipe(str(BENCHMARKS / "las-librispeech.yaml"))
+    assert las.runs.keys() == recipe("librispeech").runs.keys()
+    kept = {name: las.runs[name] for name in ("seed", "hierarchical")}
+    local = replace(kept["seed"].algorithm.local, steps=1, batch_seconds=1.5)
+    kept["seed"] = replace(kept["seed"], algorithm=Central(local), rounds=Rounds(total=1, cohort=1))
+    kept["hierarchical"] = small(kept["hierarchical"])
+    changed = replace(las, runs=kept, frontend=FRONTEND, tokens=replace(las.tokens, size=32), augment=MASKS)
+    scores = run_experiment(changed, world.corpus, tmp_path / "las", device="cpu")
+    assert scores.keys() == kept.keys()
