@@ -93,7 +93,7 @@ class ExactTransducerBeam:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Which prefixes and tokens to go on with: those that may still end up above `worth`."""
         reached = torch.logsumexp(alpha[..., None] + log_probs, dim=1).cpu().numpy()  # [K, V]
-        current, extended = prefixes.bonuses(places, np.arange(1, reached.shape[1]))
+        current, extended = prefixes.bonuses(np.array(places), np.arange(1, reached.shape[1]))
         scores = reached + np.concatenate([current[:, None], extended], axis=1)
         scores[:, BOUNDARY] = -np.inf
         best = highest(scores.ravel(), self.width)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from antiphon.data.tokens import Tokens
 from antiphon.lm.ngram import END_ID, UNKNOWN_ID, NgramModel, State
@@ -26,14 +27,23 @@ class Fusion:
     word_bonus: float = 0.0
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The words of a hypothesis: complete ones in `state`, `lm` and `num_words`, the current one in `word`.
+class Context:
+    """The words before a word, and the scores of words after them."""
+
+    __slots__ = ("scored", "state")
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.scored: dict[int, tuple[Context, float]] = {}  # word -> the context after it, and its ln p
+
+
+class Progress(NamedTuple):
+    """The words of a hypothesis: complete ones in `context`, `lm` and `num_words`, the current one in `word`.
 
     pending: ln p of the current word if it is certainly unknown, else 0.
     """
 
-    state: State
+    context: Context
     word: str = ""
     lm: float = 0.0
     num_words: int = 0
@@ -42,43 +52,56 @@ class Progress:
 
 @dataclass(frozen=True)
 class Speller:
-    """Follows the words of hypotheses token by token; caches the score of a word after the same context."""
+    """Follows the words of hypotheses token by token; a word after the same context is scored once."""
 
     fusion: Fusion
     surfaces: Sequence[str]
-    _scored: dict[tuple[State, int], tuple[State, float]] = field(default_factory=dict, repr=False)
+    _contexts: dict[State, Context] = field(default_factory=dict, repr=False)
+    _begins: dict[str, bool] = field(default_factory=dict, repr=False)  # whether a word begins with this text
 
     def begin(self) -> Progress:
-        return Progress(self.fusion.model.begin())
+        return Progress(self._context(self.fusion.model.begin()))
 
     def extend(self, progress: Progress, token: int) -> Progress:
         """Append a token."""
         surface = self.surfaces[token]
         if surface.startswith(" "):
             progress, surface = self.finish_word(progress), surface[1:]
-        word, pending = progress.word + surface, progress.pending
-        if word and not pending and not self.fusion.model.has_prefix(word):
-            pending = self._score(progress.state, UNKNOWN_ID)[1]
-        return Progress(progress.state, word, progress.lm, progress.num_words, pending)
+        context, word, lm, num_words, pending = progress
+        word += surface
+        if word and not pending and not self._begins_word(word):
+            pending = self._score(context, UNKNOWN_ID)[1]
+        return Progress(context, word, lm, num_words, pending)
 
     def finish_word(self, progress: Progress) -> Progress:
         """Complete the current word, if there is one."""
         if not progress.word:
             return progress
         id = self.fusion.model.ids.get(progress.word, UNKNOWN_ID)
-        state, log_prob = self._score(progress.state, id)
-        return Progress(state, "", progress.lm + log_prob, progress.num_words + 1)
+        context, log_prob = self._score(progress.context, id)
+        return Progress(context, "", progress.lm + log_prob, progress.num_words + 1)
 
     def finish(self, progress: Progress) -> Progress:
         """Complete the sentence."""
         last = self.finish_word(progress)
-        _, end = self._score(last.state, END_ID)
-        return Progress(last.state, "", last.lm + end, last.num_words)
+        _, end = self._score(last.context, END_ID)
+        return Progress(last.context, "", last.lm + end, last.num_words)
 
-    def _score(self, state: State, id: int) -> tuple[State, float]:
-        if (state, id) not in self._scored:
-            self._scored[state, id] = self.fusion.model.score_id(state, id)
-        return self._scored[state, id]
+    def _begins_word(self, text: str) -> bool:
+        if text not in self._begins:
+            self._begins[text] = self.fusion.model.has_prefix(text)
+        return self._begins[text]
+
+    def _context(self, state: State) -> Context:
+        if state not in self._contexts:
+            self._contexts[state] = Context(state)
+        return self._contexts[state]
+
+    def _score(self, context: Context, id: int) -> tuple[Context, float]:
+        if id not in context.scored:
+            state, log_prob = self.fusion.model.score_id(context.state, id)
+            context.scored[id] = self._context(state), log_prob
+        return context.scored[id]
 
     def bonus(self, progress: Progress) -> float:
         """The contribution of the words so far to the score of a hypothesis."""

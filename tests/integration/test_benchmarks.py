@@ -453,3 +453,10 @@ def test_untrained_matrices_differ_by_their_inputs_and_blocks_do_not(tmp_path: P
     assert matrices["feed_forward_before.4"] == pytest.approx(0.3125, abs=0.005)
     assert list(found["block"]["matrices"].values()) == pytest.approx([0.5] * 6, abs=1e-6)
     assert list(found["block"]["blocks"].values()) == pytest.approx([0.5] * 6, abs=0.005)
+
+
+def test_beams_of_a_batch_have_the_lists_of_one_utterance_after_another(tmp_path: Path) -> None:
+    """The benchmark itself compares the lists."""
+    rows = run_quickly("beam", tmp_path)["rows"]
+    assert [row["language_model"] for row in rows] == [False, True]
+    assert all(row["ratio"] > 0 and row["times_real_time"] > 0 for row in rows)

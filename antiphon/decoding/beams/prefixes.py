@@ -12,7 +12,10 @@ hypotheses that are about to become worse. Therefore `Sentences` ranks twice:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,21 +39,27 @@ class Prefixes:
         self.children: dict[tuple[int, int], int] = {}
         self.progress = [] if speller is None else [speller.begin()]
         self.bonus = [0.0]  # the contribution of the words of each prefix to its score
-        # By index: the prefix with its current word complete, and the bonus of that.
-        self.completed: dict[int, tuple[Progress, float]] = {}
+        # Each prefix with its current word complete, and the bonus of that: None and NaN until needed.
+        self.completed: list[Progress | None] = [None]
+        self.completed_bonus = [math.nan]
         opens = [] if speller is None else [surface.startswith(" ") for surface in speller.surfaces]
         self.opens_word = np.array(opens, dtype=bool)
+        self.opening = set(np.flatnonzero(self.opens_word).tolist())
 
     def child(self, parent: int, token: int) -> int:
         """The index of a prefix with one more token."""
-        index = self.children.setdefault((parent, token), len(self.tokens))
-        if index == len(self.tokens):
+        new = len(self.tokens)
+        index = self.children.setdefault((parent, token), new)
+        if index == new:
             self.parents.append(parent)
             self.tokens.append(token)
             if self.speller is not None:
-                before = self._completed(parent)[0] if self.opens_word[token] else self.progress[parent]
-                self.progress.append(self.speller.extend(before, token))
-                self.bonus.append(self.speller.bonus(self.progress[-1]))
+                before = self._complete(parent) if token in self.opening else self.progress[parent]
+                progress = self.speller.extend(before, token)
+                self.progress.append(progress)
+                self.bonus.append(self.speller.bonus(progress))
+                self.completed.append(None)
+                self.completed_bonus.append(math.nan)
         return index
 
     def spelled(self, index: int) -> tuple[int, ...]:
@@ -61,27 +70,37 @@ class Prefixes:
             index = self.parents[index]
         return tuple(reversed(reversed_tokens))
 
-    def bonuses(self, indices: list[int], offered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The bonus of each prefix [K], and of each prefix with each offered token [K, C]."""
+    def bonuses(self, indices: np.ndarray, offered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The bonus of each prefix [..., K], and of each prefix with each offered token [..., K, C].
+
+        indices: [..., K], below 0 where there is no prefix. offered: [..., C].
+        """
         if self.speller is None:
-            return np.zeros(len(indices)), np.zeros((len(indices), len(offered)))
-        current = np.array([self.bonus[index] for index in indices])
-        opening = self.opens_word[offered]
+            return np.zeros(indices.shape), np.zeros((*indices.shape, offered.shape[-1]))
+        known = np.maximum(indices, 0).ravel().tolist()
+        current = np.array([self.bonus[index] for index in known]).reshape(indices.shape)
+        opening = self.opens_word[offered][..., None, :]
         if not opening.any():
-            return current, np.repeat(current[:, None], len(offered), axis=1)
-        completed = np.array([self._completed(index)[1] for index in indices])
-        return current, np.where(opening, completed[:, None], current[:, None])
+            return current, np.repeat(current[..., None], offered.shape[-1], axis=-1)
+        completed = [self.completed_bonus[index] for index in known]
+        if any(map(math.isnan, completed)):
+            for index in known:
+                self._complete(index)
+            completed = [self.completed_bonus[index] for index in known]
+        return current, np.where(opening, np.reshape(completed, indices.shape)[..., None], current[..., None])
 
     def final_bonus(self, index: int) -> float:
         """The bonus of all words and the end of the sentence."""
         return 0.0 if self.speller is None else self.speller.bonus(self.speller.finish(self.progress[index]))
 
-    def _completed(self, index: int) -> tuple[Progress, float]:
-        assert self.speller is not None
-        if index not in self.completed:
-            progress = self.speller.finish_word(self.progress[index])
-            self.completed[index] = progress, self.speller.bonus(progress)
-        return self.completed[index]
+    def _complete(self, index: int) -> Progress:
+        """Return a prefix with its current word complete."""
+        progress = self.completed[index]
+        if progress is None:
+            assert self.speller is not None
+            progress = self.completed[index] = self.speller.finish_word(self.progress[index])
+            self.completed_bonus[index] = self.speller.bonus(progress)
+        return progress
 
 
 def hypotheses(acoustics: Mapping[int, float], prefixes: Prefixes, tokens: Tokens) -> tuple[Hypothesis, ...]:
@@ -104,6 +123,18 @@ def hypotheses(acoustics: Mapping[int, float], prefixes: Prefixes, tokens: Token
     return tuple(sorted(result, key=lambda hypothesis: -hypothesis.score))
 
 
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Pause the garbage collector: a search makes many objects that live until it ends, and no cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def text_of(tokens: Tokens, ids: Sequence[int]) -> str:
     return " ".join(tokens.decode(ids).split())
 
@@ -113,8 +144,10 @@ def speller_for(fusion: Fusion | None, tokens: Tokens) -> Speller | None:
 
 
 def highest(scores: np.ndarray, width: int) -> np.ndarray:
-    """Indices of the `width` highest scores [n], in no order."""
-    return np.argpartition(-scores, width - 1)[:width] if len(scores) > width else np.arange(len(scores))
+    """Indices of the `width` highest scores in the last axis, in no order; all of them if there are fewer."""
+    if scores.shape[-1] > width:
+        return np.argpartition(-scores, width - 1, axis=-1)[..., :width]
+    return np.broadcast_to(np.arange(scores.shape[-1]), scores.shape)
 
 
 @dataclass(frozen=True)
@@ -165,7 +198,7 @@ class Sentences:
         """Scores and the bonus of the words that are complete before the last token: [B, K · num_tokens]."""
         tokens = np.arange(scores.shape[-1])
         pairs = zip(self.tries, self.indices, strict=True)
-        bonuses = np.stack([prefixes.bonuses(indices, tokens)[1] for prefixes, indices in pairs])
+        bonuses = np.stack([prefixes.bonuses(np.array(indices), tokens)[1] for prefixes, indices in pairs])
         return (scores + torch.from_numpy(bonuses).to(scores)).flatten(1)
 
     def _best(self, scores: Tensor, bonuses: Sequence[Sequence[float]]) -> Tensor:

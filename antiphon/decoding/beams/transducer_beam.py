@@ -96,7 +96,7 @@ def _advance(beam: Beam, log_probs: np.ndarray, prefixes: Prefixes, width: int, 
     reached[:, BOUNDARY] = beam.acoustic
     reached[beam.is_open] = beam.acoustic[beam.is_open, None] + log_probs
     _merge(beam, reached, prefixes, may_stay)
-    current, extended = prefixes.bonuses(beam.indices, np.arange(1, log_probs.shape[1]))
+    current, extended = prefixes.bonuses(np.array(beam.indices), np.arange(1, log_probs.shape[1]))
     scores = reached + np.concatenate([current[:, None], extended], axis=1)
     best = highest(scores.ravel(), width)
     best = best[np.argsort(-scores.ravel()[best], kind="stable")]

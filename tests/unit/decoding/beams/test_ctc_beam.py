@@ -7,10 +7,12 @@ from itertools import groupby, product
 import numpy as np
 import pytest
 import torch
+from one_utterance_beam import OneUtteranceBeam
 
 from antiphon.data.batches import Batch
 from antiphon.data.tokens import Characters, UnigramConfig
 from antiphon.decoding.beams.ctc_beam import CtcBeam
+from antiphon.decoding.beams.prefixes import speller_for
 from antiphon.decoding.fusion import Fusion, Speller, surfaces
 from antiphon.lm.kneser_ney import estimate
 from antiphon.models.conformer import ConformerConfig
@@ -22,6 +24,12 @@ TOKENS = Characters(" ab")  # 0 blank, 1 unknown, 2 space, 3 a, 4 b
 def random_log_probs(num_frames, num_tokens=5, seed=0, sharpness=1.0):
     values = np.random.default_rng(seed).normal(size=(num_frames, num_tokens)) * sharpness
     return values - np.logaddexp.reduce(values, axis=1, keepdims=True)
+
+
+def read(beam, log_probs, tokens=TOKENS):
+    """Hypotheses of one utterance."""
+    lengths = np.array([len(log_probs)])
+    return beam.read(log_probs[None], lengths, tokens, speller_for(beam.fusion, tokens))[0]
 
 
 def all_alignments(log_probs):
@@ -46,7 +54,7 @@ def by_text(sequences, tokens):
 def test_a_wide_beam_sums_over_every_alignment(seed):
     log_probs = random_log_probs(4, seed=seed)
     expected = by_text(all_alignments(log_probs), TOKENS)
-    hypotheses = CtcBeam(width=5000).read(log_probs, TOKENS, None)
+    hypotheses = read(CtcBeam(width=5000), log_probs)
     assert {h.text for h in hypotheses} == expected.keys()
     for hypothesis in hypotheses:
         assert math.isclose(hypothesis.parts["acoustic"], expected[hypothesis.text], rel_tol=1e-12)
@@ -59,7 +67,7 @@ def test_a_wide_beam_sums_over_every_alignment(seed):
 def test_with_a_language_model_a_wide_beam_finds_the_best_weighted_sum(seed):
     log_probs = random_log_probs(4, seed=seed)
     fusion = Fusion(estimate(["a", "a b", "ab a", "b b b"], order=3), weight=0.8, word_bonus=0.7)
-    hypotheses = CtcBeam(width=5000, fusion=fusion).read(log_probs, TOKENS, Speller(fusion, surfaces(TOKENS)))
+    hypotheses = read(CtcBeam(width=5000, fusion=fusion), log_probs)
     expected = by_text(all_alignments(log_probs), TOKENS)
     assert len(hypotheses) == len(expected)
     for h in hypotheses:
@@ -74,7 +82,7 @@ def test_a_narrow_beam_never_claims_more_than_the_sum_over_alignments():
     log_probs = random_log_probs(6, num_tokens=4, seed=3)
     expected = all_alignments(log_probs)
     for width in (2, 3, 8):
-        for h in CtcBeam(width=width).read(log_probs, Characters("ab"), None):
+        for h in read(CtcBeam(width=width), log_probs, Characters("ab")):
             assert h.parts["acoustic"] <= expected[h.tokens] + 1e-12
 
 
@@ -108,8 +116,8 @@ def test_a_beam_of_one_is_greedy(seed):
 def test_one_prefix_with_all_tokens_on_offer_would_not_be_greedy():
     """The counterexample of the module's documentation, and the reason for its rule."""
     log_probs = np.log(np.array([[0.01, 1e-9, 1e-9, 0.99 - 2e-9, 1e-9], [0.3, 1e-9, 1e-9, 0.3, 0.4 - 2e-9]]))
-    assert CtcBeam(width=1).read(log_probs, TOKENS, None)[0].text == "ab"
-    assert CtcBeam(width=5).read(log_probs, TOKENS, None)[0].text == "a"
+    assert read(CtcBeam(width=1), log_probs)[0].text == "ab"
+    assert read(CtcBeam(width=5), log_probs)[0].text == "a"
 
 
 def test_an_utterance_is_read_the_same_alone_and_in_a_padded_batch():
@@ -123,9 +131,40 @@ def test_an_utterance_is_read_the_same_alone_and_in_a_padded_batch():
         assert np.allclose([h.score for h in alone], [h.score for h in hypotheses], atol=1e-10)
 
 
+@pytest.mark.parametrize(
+    "lm", [None, Fusion(estimate(["a b", "ab", "ba a"], order=2), weight=0.6, word_bonus=0.4)]
+)
+@pytest.mark.parametrize(("width", "tokens_per_frame"), [(1, 20), (2, 20), (6, 3), (16, 20)])
+def test_utterances_that_are_searched_together_have_the_lists_of_one_after_another(
+    lm, width, tokens_per_frame
+):
+    lengths = np.array([3, 40, 0, 25, 40, 1])
+    log_probs = np.stack([random_log_probs(40, seed=seed, sharpness=2.0) for seed in range(len(lengths))])
+    speller = speller_for(lm, TOKENS)
+    found = CtcBeam(width, tokens_per_frame, lm).read(log_probs, lengths, TOKENS, speller)
+    alone = OneUtteranceBeam(width, tokens_per_frame)
+    for row, length in enumerate(lengths):
+        expected = alone.read(log_probs[row, :length], TOKENS, speller)
+        assert [h.tokens for h in found[row]] == [h.tokens for h in expected]
+        assert np.allclose([h.score for h in found[row]], [h.score for h in expected], rtol=1e-12, atol=0)
+        assert [h.parts.keys() for h in found[row]] == [h.parts.keys() for h in expected]
+
+
+def test_impossible_tokens_are_never_in_a_hypothesis():
+    """With few tokens that are possible, the beam has empty places."""
+    log_probs = np.full((2, 5, 5), -np.inf)
+    log_probs[0, :, [0, 3]] = math.log(0.5)
+    log_probs[1, :, 3] = 0.0
+    first, second = CtcBeam(width=16).read(log_probs, np.array([5, 5]), TOKENS, None)
+    assert [h.text for h in second] == ["a"]
+    assert second[0].score == 0.0
+    assert {h.text for h in first} == {"", "a", "aa", "aaa"}
+    assert math.isclose(sum(math.exp(h.score) for h in first), 1.0)
+
+
 def test_texts_of_a_list_are_different_and_tidy():
     log_probs = random_log_probs(12, sharpness=0.3)
-    hypotheses = CtcBeam(width=40).read(log_probs, TOKENS, None)
+    hypotheses = read(CtcBeam(width=40), log_probs)
     texts = [h.text for h in hypotheses]
     assert len(set(texts)) == len(texts) > 5
     assert all(text == " ".join(text.split()) for text in texts)
@@ -136,12 +175,12 @@ def test_the_language_model_changes_what_is_heard():
     log_probs = np.log(np.array(rows) + 1e-6)
     for text in ("ab", "ba", "aa", "bb"):
         fusion = Fusion(estimate([text] * 9, order=2), weight=2.0)
-        best = CtcBeam(fusion=fusion).read(log_probs, TOKENS, Speller(fusion, surfaces(TOKENS)))[0]
+        best = read(CtcBeam(fusion=fusion), log_probs)[0]
         assert best.text == text
 
 
 def test_a_silent_utterance_of_no_frames_has_one_empty_hypothesis():
-    (only,) = CtcBeam().read(np.zeros((0, 5)), TOKENS, None)
+    (only,) = read(CtcBeam(), np.zeros((0, 5)))
     assert (only.text, only.tokens, only.score) == ("", (), 0.0)
 
 
