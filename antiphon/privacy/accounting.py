@@ -121,7 +121,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Basic:
-    """Epsilons add up. Each release with Gaussian noise gets an equal share of δ."""
+    """Basic composition: epsilons add up. Each release with Gaussian noise gets an equal share of δ."""
 
     def epsilon(self, losses: Sequence[tuple[Loss, int]], delta: float) -> float:
         share = delta / max(1, _num_gaussian(losses))
@@ -147,7 +147,7 @@ class Advanced:
 
 @dataclass(frozen=True)
 class Renyi:
-    """Rényi divergences add up at every order; the best order is converted at the end."""
+    """Rényi composition: divergences add up at every order; the best order is converted at the end."""
 
     def epsilon(self, losses: Sequence[tuple[Loss, int]], delta: float) -> float:
         try:
