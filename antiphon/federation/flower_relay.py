@@ -1,7 +1,7 @@
 """Flower as a carrier of messages, on the server: one run, and one message of it for each push.
 
-This uses the state of Flower's SuperLink, in memory. It is not a public API: pin the version. What Flower 1.41
-does by default, and what is done about it:
+This uses the state of Flower's SuperLink, in memory. It is not a public API: pin the version. What Flower
+1.41 does by default, and what is done about it:
 
 - A message to a site that never activated is refused: it waits here until the site is there.
 - A site that was killed cannot activate for a minute, while it counts as connected: here it can.
