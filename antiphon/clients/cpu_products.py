@@ -6,7 +6,7 @@ also allows it to round factors to bfloat16. On these processors oneDNN does not
 sure of that; otherwise the switch stays as it was. Products are in float32 with both, but differ in rounding.
 
 oneDNN compiles code for each size of a product, and new batches have new sizes. In steps with little work,
-compiling takes longer than oneDNN saves. So the work of a step decides, and a seed always gives the same bits.
+compiling takes longer than oneDNN saves. So the work of a step decides: the same seed gives the same bits.
 """
 
 from __future__ import annotations
