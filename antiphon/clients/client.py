@@ -145,7 +145,7 @@ class ClientRuntime:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
     def products(self, batch: Batch) -> AbstractContextManager[None]:
-        """Return a context for losses and gradients: products in TF32, if set; on a CPU the faster ones."""
+        """Return a context for losses and gradients: products in TF32, if set; on a CPU the fast library."""
         if self.device.type == "cuda":
             return tf32(self.precision == "tf32")
         num_frames = batch.features.shape[:-1].numel()

@@ -1,12 +1,12 @@
-"""Who computes the matrix products of a training step on a CPU: MKL or oneDNN.
+"""Which library computes the matrix products of a training step on a CPU: MKL or oneDNN.
 
 PyTorch's products on an x86 CPU are those of MKL. On AMD's processors, MKL runs at less than half of the
-speed of oneDNN, which PyTorch has, too. PyTorch's only switch that lets oneDNN compute products in float32
+speed of oneDNN, which is in PyTorch, too. PyTorch's only switch that lets oneDNN compute products in float32
 also allows it to round factors to bfloat16. On these processors oneDNN does not, and a test product makes
 sure of that; otherwise the switch stays as it was. Products are in float32 with both, but differ in rounding.
 
-oneDNN makes code for each size of a product, and batches have ever new sizes. In steps with little work, this
-takes longer than oneDNN gains. So the work of the step decides, and the same seed gives the same bits.
+oneDNN compiles code for each size of a product, and new batches have new sizes. In steps with little work,
+compiling takes longer than oneDNN saves. So the work of a step decides: the same seed gives the same bits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNCHANGED, _ONE_DNN = "none", "bf16"  # values of PyTorch's switch
 
 @contextmanager
 def faster_products(work: float) -> Iterator[None]:
-    """Let oneDNN compute products where MKL is slow, if they stay exact and nobody has chosen otherwise.
+    """Let oneDNN compute products where MKL is slow, if they stay exact and the user has not decided.
 
     work: frames of the batch times parameters.
     """

@@ -1,6 +1,6 @@
 """The heap of a process that trains on a CPU: free memory goes back to the system now and then.
 
-Batches have ever new sizes, so freed tensors leave holes that the next ones do not fit in, and the heap grows
+New batches have new sizes, so freed tensors leave holes that the next ones do not fit in, and the heap grows
 to several times what is in use. glibc gives such holes back only if it is told to.
 """
 

@@ -1,4 +1,4 @@
-"""Bits of matrix products in training. Parameters, losses and updates are float32 with each of them.
+"""The precision of matrix products in training. Parameters, losses and updates always stay float32.
 
 float32     exact to 23 bits
 tf32        on a GPU: factors are rounded to 10 bits, sums have 23

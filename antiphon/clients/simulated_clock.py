@@ -1,7 +1,7 @@
 """The simulated clock: when the answer of a client arrives, decided by its device, its task and the seed.
 
 A client waits until it is available, receives the task, trains and sends its answer. The size of an answer
-is the one that its work declares: the time is known before a client trains, and one that is late does not.
+is the one that its work declares: the time is known before a client trains, and a late client does not train.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def train(task: Task, client: Any, trained: Trained) -> Update:
 
 @client_work("central", answers="everything", reports=CENTRAL)
 def central(task: Task, client: Any) -> Update:
-    """Take AdamW steps on the one client of central training; moments come and go with the parameters."""
+    """Take AdamW steps on the one client of central training; Adam's moments travel with the parameters."""
     local = LocalTraining.from_task(task.config)
     groups = {group: part_of(task.tensors, group) for group in ("params", "first", "second")}
     parameters = client.runtime.load(groups["params"])

@@ -95,7 +95,7 @@ def named_failure(client: str, work: Callable[[], Update]) -> Update:
 
 
 def refuse_nonfinite(update: Update, changes: Tensors = {}) -> Update:
-    """Return the update; a failure if a number is not finite, or a tensor that the client would keep.
+    """Return the update, or a failure if a number in it, or in what the client would keep, is not finite.
 
     The server measures the tensors of all answers (`pools.local.arrived`). A client that keeps a state has to
     look before it writes.

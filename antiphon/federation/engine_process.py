@@ -81,7 +81,7 @@ def _with_room(stream: socket.socket) -> socket.socket:
 
 
 class EngineProcess:
-    """A server or a site of the carrier. It ends with this process, whatever ends that."""
+    """A server or a site of the carrier. It ends when this process ends, for any reason."""
 
     def __init__(self, kit: Kit, local: LocalSocket, settings: Mapping[str, str] = CARRIER) -> None:
         self.log = kit.work / "engine.log"

@@ -90,7 +90,7 @@ class FederationServer:
             process.end()
 
     def _meet(self, process: EngineProcess) -> threading.Thread | None:
-        """Wait until the relay of a process is here; return the thread that reads from it."""
+        """Wait until the relay of a process has connected; return the thread that reads from it."""
         end = time.monotonic() + START
         while time.monotonic() < end and process.is_alive() and not self._closing.is_set():
             if (stream := self._socket.accept(0.5)) is not None:

@@ -5,9 +5,9 @@
 
 The last prints one line of JSON: the sites that are connected.
 
-A SuperLink of Flower 1.41 offers more at its port than sites need, and asks nobody who calls. Whoever reaches
-the port may register a key, or start a run, whose code then runs on the server and at the sites. So here the
-port answers the Fleet API alone, and only the keys in the server's kit are known.
+A SuperLink of Flower 1.41 offers more at its port than sites need, and does not ask who calls. Whoever
+reaches the port may register a key, or start a run, whose code then runs on the server and at the sites. So
+here the port answers the Fleet API alone, and only the keys in the server's kit are known.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _listen(app: Any, startup: Path, port: int) -> None:
 
 
 def _relay(kit: Path, server: str) -> None:
-    """Connect, again and again: servers come and go."""
+    """Connect, and connect again whenever the server was gone."""
     import httpx
 
     from antiphon.federation.flower_site import SiteRelay

@@ -1,12 +1,12 @@
 """Flower as a carrier of messages, on the server: one run, and one message of it for each push.
 
-Of Flower this uses the state of a SuperLink, in memory. It is not public: pin the version. What Flower 1.41
-does by default, and what is done about it:
+This uses the state of Flower's SuperLink, in memory. It is not a public API: pin the version. What Flower
+1.41 does by default, and what is done about it:
 
 - A message to a site that never activated is refused: it waits here until the site is there.
 - A site that was killed cannot activate for a minute, while it counts as connected: here it can.
 - A site that activates again has lost what it had, and a lost site is an error reply: both are sent again.
-- A reply is there before its parts are: it is answered when all have arrived.
+- A reply arrives before its parts: it is passed on when all parts have arrived.
 - A message is named by the hash of its content, and a site may answer any name: each holds a random ticket.
 - A site that works cannot be stopped: cancelling forgets the message, and a late answer is dropped.
 """

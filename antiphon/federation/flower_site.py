@@ -1,7 +1,7 @@
 """Flower as a carrier of messages, on a site: asks the server's Fleet API for messages, and answers them.
 
-A SuperNode would start a process for each message, from code that the server sends. This takes the messages
-alone, over the same API: TLS, and in every request a signature with the key of the site.
+A SuperNode would start a process for each message, from code that the server sends. This takes only the
+messages, over the same API: TLS, and in every request a signature with the key of the site.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def data_of(content: RecordDict) -> Message:
 
 
 def name_of(message: FlowerMessage) -> str:
-    """Give a new message its name, and return that."""
+    """Give a new message its name; return the name."""
     message.metadata.__dict__["_message_id"] = message.object_id
     return str(message.metadata.message_id)
 

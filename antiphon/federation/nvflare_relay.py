@@ -8,7 +8,7 @@ A site asks for its next message, and gets the first that it has not answered. W
 whichever step, is therefore sent again: the site asks again. Each question has a name, so that a message for
 an older one is noticed.
 
-Of NVFLARE 2.9.0 this uses messages and streams between its processes. They are not part of the public API:
+This uses messages and streams between the processes of NVFLARE 2.9.0. They are not part of the public API:
 pin the version. NVFLARE authenticates each of them, by certificate and by the token of a registered site.
 """
 

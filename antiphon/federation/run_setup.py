@@ -1,6 +1,6 @@
 """What a site needs to take part in a run: front end, tokens, model and a few settings, in one message.
 
-It travels once for each run, and a site keeps it under its digest. It is the folder of a recogniser, as
+It is sent once for each run, and a site keeps it under its digest. It is the folder of a recogniser, as
 `antiphon.Recognizer` saves it, with the settings as one more file.
 """
 

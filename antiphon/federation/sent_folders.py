@@ -112,7 +112,7 @@ def pack_files(verb: str, folder: Path) -> Message:
 def keep_files(files: Tensors, folder: Path, most: int) -> None:
     """Write the files of a message to a new folder; WireError if a name leads out of it.
 
-    Of the folders beside it, so many stay: those that were used last.
+    Of the folders beside it, this many stay: those that were used last.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(folder, several=True) as made:

@@ -1,4 +1,4 @@
-"""The policy of a site: what its owner allows. It has the last word, whatever the server asks for.
+"""The policy of a site: what its owner allows. It decides, whatever the server asks for.
 
 A policy is a YAML file with some of these settings:
 

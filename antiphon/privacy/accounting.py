@@ -7,14 +7,14 @@ Gaussian   Canonne, Kamath, Steinke 2020, theorem 4 and proposition 12.
 
 Neighbouring data differ by one unit (an utterance, or a client with all its speech), added or removed.
 
-Discrete Laplace noise protects a little less than continuous noise of the same scale (if one unit is one
-step, it is randomised response), so the divergence is computed for the discrete noise. With q = exp(−1/t),
+Discrete Laplace noise protects a little less than continuous noise of the same scale: if one unit is one
+step, it is randomised response. So the divergence is computed for the discrete noise. With q = exp(−1/t),
 r = q^(2α−1) and a distance of k steps
 
     exp((α−1) D_α) = C q^(−(α−1)k) + (1−C) q^(αk),   C = (1 + (1−q) r/(1−r)) / (1+q),
 
-summed over the integers piece by piece. D_α is a log-sum-exp of lines in k and 0 at k = 0, so it is convex: a
-total l1 distance of k is worst if all of it is on one word. That case is computed.
+summed over the integers piece by piece. D_α is a log-sum-exp of lines in k and 0 at k = 0, so it is convex.
+Therefore a total l1 distance of k is worst if all of it is on one word. That case is computed.
 
 Sampling of clients gives no additional privacy here, because cohorts have a fixed size.
 """
@@ -121,7 +121,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Basic:
-    """Epsilons add up. Each release with Gaussian noise gets an equal share of δ."""
+    """Basic composition: epsilons add up. Each release with Gaussian noise gets an equal share of δ."""
 
     def epsilon(self, losses: Sequence[tuple[Loss, int]], delta: float) -> float:
         share = delta / max(1, _num_gaussian(losses))
@@ -147,7 +147,7 @@ class Advanced:
 
 @dataclass(frozen=True)
 class Renyi:
-    """Rényi divergences add up at every order; the best order is converted at the end."""
+    """Rényi composition: divergences add up at every order; the best order is converted at the end."""
 
     def epsilon(self, losses: Sequence[tuple[Loss, int]], delta: float) -> float:
         try:

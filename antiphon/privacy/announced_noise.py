@@ -1,8 +1,8 @@
 """The noise of a private run, as the server announces it to those who take part, and what follows from it.
 
-Who gets an announcement computes the privacy loss from it, with the accountant of `update_accounting`, and
-can see for itself how often it is asked. It cannot see the noise: that is added elsewhere, later. Only
-distributed noise is its own in part: then every task must ask for a share that is as large as announced.
+A participant computes the privacy loss from the announcement, with the accountant of `update_accounting`, and
+sees how often it is asked. It cannot see noise that the server adds later. Of distributed noise, it adds a
+share itself: then every task must ask for a share that is as large as announced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLIPPING = {"clipped", "clipped_by_client", NOISED}  # views that clip an update
 
 
 class Announced(Protocol):
-    """What those who take part know about the noise of a run."""
+    """What participants know about the noise of a run."""
 
     @property
     def cost(self) -> Cost:
@@ -35,7 +35,7 @@ class Announced(Protocol):
         """
 
     def why_not(self, turns: Collection[int], round: int) -> str:
-        """Return why a client that took part in the rounds `turns` must not in this one; "" if it may."""
+        """Return why a client that took part in the rounds `turns` must not join this one; "" if it may."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class AnnouncedNoise:
         return ""
 
     def why_not(self, turns: Collection[int], round: int) -> str:
-        """Return why a client that took part in the rounds `turns` must not in this one; "" if it may.
+        """Return why a client that took part in the rounds `turns` must not join this one; "" if it may.
 
         >>> AnnouncedNoise(RoundRobin(separation=3), rounds=9, deviation=1.0).why_not([0], 2)
         'the run announced turns of a client at least 3 rounds apart, and these are 2 apart'

@@ -1,4 +1,4 @@
-"""Coefficients of buffered linear Toeplitz noise (BLT): correlated noise that needs a few buffers only.
+"""Coefficients of buffered linear Toeplitz noise (BLT): correlated noise that needs only a few buffers.
 
 As in `matrix_factorisation`, rounds release x + C⁻¹ z. Here C has as many bands as the run has rounds, and
 its coefficients are sums of a few geometric series:

@@ -12,7 +12,7 @@
 | μ̂, σ̂             | `measure_shift`: how far canaries in the run are from others, in standard deviations   |
 | ε of N(0), N(μ)  | the ε of one Gaussian mechanism with that shift                                        |
 
-Deviations. Releases are multiplied by C before, so that the noise of rounds is independent. Canaries that
+Deviations. Releases are first multiplied by C, so that the noise of rounds is independent. Canaries that
 are not in the run measure the spread, too; the paper takes it from theory. A canary with more turns moves
 more: the shift is that of the canary with the most. The paper has no secret samples. For them, the shift is
 that of one turn, and `measure_rate` estimates how probable a turn is: ε is accounted from both (`run_audit`).
@@ -56,7 +56,7 @@ class CanaryRound:
 
 
 def write_round(run: Path, found: CanaryRound) -> None:
-    """Write what was seen of the canaries in a round; a round that is repeated replaces itself."""
+    """Write what was seen of the canaries in a round; a repeated round replaces its earlier file."""
     make_folder(run / CANARIES_FOLDER)
     body = {"format": CANARIES_FORMAT, **asdict(found)}
     write_json(_path(run, found.round), body, indent=None)
@@ -67,7 +67,7 @@ def _path(run: Path, round: int) -> Path:
 
 
 def read_rounds(run: Path) -> list[CanaryRound]:
-    """Read the rounds of a run, the first one first; refuse a run without canaries or with gaps."""
+    """Read the rounds of a run, in order; refuse a run without canaries or with gaps."""
     files = sorted((run / CANARIES_FOLDER).glob("round-*.json"))
     if not files:
         raise ValueError(f"{run} has no canaries to look for: run it with private.canaries=1000, for example")
@@ -126,8 +126,8 @@ def measure_shift(
 ) -> Limits:
     """Estimate how far a canary in the run is from one that is not there, in standard deviations.
 
-    Scores are taken to be normal, of one variance. length: of the canary's signal, such as 1 for one turn;
-    0: of the canary with the most turns.
+    Scores are taken to be normal, of one variance. length: that of the canary's signal, such as 1 for one
+    turn; 0 stands for that of the canary with the most turns.
     """
     signal, looked = whitened(coefficients, turns.astype(float)), whitened(coefficients, seen)
     lengths = np.linalg.norm(signal, axis=0)

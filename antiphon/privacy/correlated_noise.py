@@ -5,8 +5,8 @@ needs the bands − 1 rows before it. Noise of `buffered_toeplitz` needs its buf
 file without a name, which is only a cache: a new process computes them again from the key. So memory holds
 one row, whatever the number of bands or buffers.
 
-To read all earlier rows in every round takes longer than to draw one. So each of them is read once for
-`AHEAD` rounds: what the rows before these rounds give to them is added up at once, and kept, too.
+Reading all earlier rows in every round takes longer than drawing one row. So each of them is read once for
+`AHEAD` rounds: its contributions to all of these rounds are added up at once, and kept, too.
 
 z comes from SHAKE-256 of (key, row, block) by the method of Box and Muller. A generator such as torch's would
 keep few bits of the key, and public seeds would allow everyone to subtract the noise.
@@ -95,7 +95,7 @@ class _Vectors:
 
 
 class NoiseRows:
-    """The rows of C⁻¹ z, for z of variance 1. Rows are asked for in order; an earlier one starts again."""
+    """The rows of C⁻¹ z, for z of variance 1. Ask for rows in order: an earlier one starts again."""
 
     def __init__(self, key: bytes, coefficients: tuple[float, ...], size: int, folder: str | None) -> None:
         self.key, self.coefficients, self.size = key, coefficients, size
@@ -105,7 +105,7 @@ class NoiseRows:
         self.kept = _Vectors(size, self.bands + AHEAD, folder) if self.bands > 1 else None
 
     def row(self, number: int) -> np.ndarray:
-        """Return a row, which is the caller's. [size], float64"""
+        """Return a row, which the caller may change. [size], float64"""
         if self.kept is None:
             return self._draw(number)
         if self.next - self.bands <= number < self.next:
@@ -160,7 +160,7 @@ class BufferedRows:
         self.kept = _Vectors(size, 1 + len(matrix.scales), folder)
 
     def row(self, number: int) -> np.ndarray:
-        """Return a row, which is the caller's. [size], float64"""
+        """Return a row, which the caller may change. [size], float64"""
         if number == self.next - 1:
             return self.kept.vector(0)
         if number < self.next:

@@ -47,7 +47,7 @@ NEGLIGIBLE = 1e-20  # τ d, at most: ε has fewer digits
 
 @dataclass(frozen=True)
 class Distributed:
-    """Noise that clients add in shares, under secure_aggregation; that of rounds is independent."""
+    """Noise that clients add in shares, under secure_aggregation; independent from round to round."""
 
     colluding: int = 0  # clients of a round that may tell the server their shares; the others carry all noise
 
@@ -67,7 +67,7 @@ class ConcentratedCost:
 class DistributedPlan:
     """Independent noise in shares of clients whose turns are apart.
 
-    `multiplier` is the deviation of the noise over the sensitivity of the whole run, as in the other plans.
+    `multiplier` is the deviation of the noise divided by the sensitivity of the run, as in the other plans.
     """
 
     turns: RoundRobin
@@ -135,7 +135,7 @@ def check_share(scale: int, carriers: int, size: int) -> None:
 
 
 def largest_sum(steps: int, scale: int, num_clients: int, size: int) -> float:
-    """Return what the entries of a noised sum exceed with a probability of at most `WRAPS`, all together.
+    """Return a bound: some entry of a noised sum exceeds it with a probability of at most `WRAPS`.
 
     A share of scale σ is sub-Gaussian of that scale (Canonne, Kamath, Steinke 2020).
     """

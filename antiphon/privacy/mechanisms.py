@@ -10,9 +10,9 @@ neighbouring data, with one unit added or removed:
 | one utterance            | its words · Σ of the rank weights (l1)           | the longest utterance    |
 | one client               | the cap: l1 for Laplace, l2 for Gaussian noise   | client: `CapL1`, `CapL2` |
 
-A cap holds for any speech. Protection of one utterance holds only if counts come from first-pass lists: lists
-that were ranked again by a model that has learnt from earlier utterances carry those into later counts. And
-it holds only without a cap: if one word is added, scaling changes all words of its client.
+A cap holds for any speech. Protection of one utterance holds only if counts come from first-pass lists. If a
+model that has learnt from earlier utterances ranks lists again, these utterances change later counts. And it
+holds only without a cap: if one word is added, scaling changes all words of its client.
 
 All counts are multiples of `step`, a power of two, so that their sums are exact and noise can be drawn over
 integers (`samplers`). Clients round towards zero after capping, which never makes a norm larger. Rounding on

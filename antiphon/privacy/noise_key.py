@@ -1,4 +1,4 @@
-"""The secret of a private run: 32 random bytes in a file. Who has them can subtract the noise.
+"""The secret of a private run: 32 random bytes in a file. Whoever has them can subtract the noise.
 
 Noise and secret cohorts follow from the key, so that a resumed run repeats them. The key is never written to
 a journal, a log, a checkpoint or a message.

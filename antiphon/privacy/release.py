@@ -7,7 +7,7 @@ dimensions", ICML 2008, fig. 1: the nearest distribution in l2. Setting negative
 keep half of the noise on words that were never said; with a large vocabulary that is most of the mass.
 
 Only noised counts are stored, so everything in a checkpoint may be published. With `Secure`, a round must be
-saved before its result is sent to anyone: a round that is repeated draws other noise, and both results
+saved before its result is sent to anyone. A round that is repeated draws other noise, and both results
 together reveal more than the ledger counts. The calling process draws the noise, so of several processes each
 would draw its own. So runs with `Secure` that have several processes, or save only some rounds, are refused.
 

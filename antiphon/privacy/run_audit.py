@@ -2,8 +2,8 @@
 
 Two tests (`one_run_audit`, `canary_scores`). The bound from one run assumes nothing, and the attacker does
 not know secret samples. The cosine test takes noise to be normal. With secret samples, its auditor has the
-key and knows the turns: it measures the noise of one turn and the rate of turns, and accounts ε from these
-two as the run does from its settings.
+key and knows the turns. The test measures the noise of one turn and the rate of turns, and computes ε from
+these two as the run does from its settings.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ Correlation = Banded | Blt | Distributed
 class _CorrelatedPlan:
     """Noise for clients whose turns are at least `separation` rounds apart: one Gaussian mechanism.
 
-    `multiplier` is the standard deviation of z over the sensitivity of the whole run.
+    `multiplier` is the standard deviation of z divided by the sensitivity of the whole run.
     """
 
     rounds: int

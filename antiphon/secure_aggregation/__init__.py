@@ -27,7 +27,7 @@ Not protected:
 
 Deviations. Weights are decided after the reports, before the masks. A seed comes with its SHA-256 digest, so
 that wrong shares are noticed. A client answers "reveal" once for an update, because two sums over the same
-updates can reveal single ones; the same four requests get the same four answers, so that a run can be
+updates can reveal single ones. The same four requests get the same four answers, so that a run can be
 resumed. All pairs of clients share a mask; for large cohorts see the k-regular graphs of J. H. Bell et al.,
 CCS 2020.
 """
