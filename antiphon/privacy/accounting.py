@@ -16,7 +16,7 @@ r = q^(2α−1) and a distance of k steps
 summed over the integers piece by piece. D_α is a log-sum-exp of lines in k and 0 at k = 0, so it is convex.
 Therefore a total l1 distance of k is worst if all of it is on one word. That case is computed.
 
-Sampling of clients gives no additional privacy here, because cohorts have a fixed size.
+Sampling of clients gives no smaller ε here: it is not accounted.
 """
 
 from __future__ import annotations
