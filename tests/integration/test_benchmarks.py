@@ -460,3 +460,10 @@ def test_beams_of_a_batch_have_the_lists_of_one_utterance_after_another(tmp_path
     rows = run_quickly("beam", tmp_path)["rows"]
     assert [row["language_model"] for row in rows] == [False, True]
     assert all(row["ratio"] > 0 and row["times_real_time"] > 0 for row in rows)
+
+
+def test_a_round_of_wav2vec2_trains_a_model_with_drawn_weights(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (row,) = run_quickly("wav2vec2_round", tmp_path, "--precisions", "float32")["rows"]
+    assert row["num_parameters"] > 10_000
+    assert row["times_real_time"] == pytest.approx(row["seconds_of_audio"] / row["seconds"])
