@@ -86,7 +86,8 @@ def measure_model(work: Path, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {"command": f"antiphon {MODELS[name]}"}
     if isinstance(model, NeuralLm):
         found["parameters"] = sum(parameter.numel() for parameter in model.model.parameters())
-    return found | {"perplexity": model.perplexity(read_sentences(work / "other-books.tsv.gz")).value}
+    texts = list(read_sentences(work / "other-books.tsv.gz"))
+    return found | {"perplexity": model.perplexity(texts).value}
 
 
 def read(folder: Path) -> dict[str, Any]:
