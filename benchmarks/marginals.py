@@ -81,13 +81,13 @@ def write_meetings(work: Path) -> None:
 
 
 def measure_model(work: Path, name: str) -> dict[str, Any]:
-    """Return the perplexity of a model on other novels, and the parameters of a Transformer."""
+    """Return a model's perplexity on other novels, its share of unknown words, and a Transformer's size."""
     model: Any = load_sentence_model(work / name)
     found: dict[str, Any] = {"command": f"antiphon {MODELS[name]}"}
     if isinstance(model, NeuralLm):
         found["parameters"] = sum(parameter.numel() for parameter in model.model.parameters())
-    texts = list(read_sentences(work / "other-books.tsv.gz"))
-    return found | {"perplexity": model.perplexity(texts).value}
+    perplexity = model.perplexity(list(read_sentences(work / "other-books.tsv.gz")))
+    return found | {"perplexity": perplexity.value, "unknown": perplexity.num_unknown / perplexity.num_words}
 
 
 def read(folder: Path) -> dict[str, Any]:
