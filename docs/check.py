@@ -148,7 +148,6 @@ BY_HAND = {
     "docs/examples/wav2vec2.yaml": "needs a Hugging Face model in a folder",
     "docs/examples/whisper.yaml": "needs a Hugging Face model in a folder",
     "books.t": "needs a text that is not in the repository",
-    "novels.tsv.gz": "needs a text that is not in the repository",
     "lists.jsonl": "needs N-best lists that are not in the repository",
     "ami_text": "needs a text that is not in the repository",
     "pip install": "changes the environment (tests/integration/test_packaging.py installs the wheel)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from world import World
 from antiphon.data.corpus import Corpus, Utterance
 from antiphon.data.session_texts import Sentence, SessionText
 from antiphon.decoding.nbest import Hypothesis, NBest, write_nbest
+from antiphon.lm.arpa import save_ngram
+from antiphon.lm.kneser_ney import estimate
 from antiphon.scoring.trn import write_trn
 from antiphon.workflows.adaptation_corpus import Texts
 
@@ -48,34 +51,51 @@ def test_lists_of_several_seeds_are_scored_beside_each_other(tmp_path: Path) -> 
     assert "37.50" in (tmp_path / "lists.log").read_text()
 
 
-def test_folders_of_personalisation_become_one_result(tmp_path: Path) -> None:
+def test_finished_runs_of_personalisation_become_one_result(tmp_path: Path) -> None:
     """Three meetings of 10 words: one gains, one loses; noise keeps half of a gain of 4 points."""
     clients = {"a": (4, 1), "b": (2, 3), "c": (3, 3)}
-    change = {"estimate": -0.2, "low": -0.3, "high": -0.1}
+    wer, change = {"low": 0.2, "high": 0.3}, {"estimate": -0.2, "low": -0.3, "high": -0.1}
     rows = [
         {"name": "background", "rate": 0.3, "wer": None, "change": None, "test": {"p": 1.0}},
-        {
-            "name": "T = 1",
-            "rate": 0.26,
-            "wer": {"low": 0.2, "high": 0.3},
-            "change": change,
-            "test": {"p": 0.03},
-        },
+        {"name": "T = 1", "rate": 0.26, "wer": wer, "change": change, "test": {"p": 0.03}},
     ]
     counts = {name: {"words": 10, "before": b, "after": a} for name, (b, a) in clients.items()}
-    noisy = {"name": "paper", "epsilon": 2.0, "population": 1, "rates": [0.27, 0.29], "claims": []}
+    settings = {"weights": {}, "adapted": "books", "mixture": {}, "agreement": 0.0, "schedule": {}}
+    claims = [
+        {"unit": unit, "rounds": 10, "composition": "basic", "epsilon": epsilon, "delta": 0.0}
+        for unit, epsilon in (
+            ("one word, one utterance", 2.0),
+            ("one utterance", 60.0),
+            ("one utterance", 40.0),
+            ("one client (no cap)", None),
+        )
+    ]
+    noisy = {"name": "paper", "epsilon": 2.0, "population": 1, "rates": [0.27, 0.29], "claims": claims}
     noise = {"background": 0.3, "no_noise": 0.26, "own_words": 0.31, "rows": [noisy]}
-    (tmp_path / "fmp").mkdir()
-    (tmp_path / "fmp" / "results.json").write_text(
-        json.dumps({"mixture": {}, "rows": rows, "clients": counts})
-    )
-    (tmp_path / "fmp" / "private.json").write_text(json.dumps({**noise, "sha256": "0"}))
-    run_script("marginals", f"paper={tmp_path}/fmp", "--out", tmp_path, out=tmp_path)
-    found = json.loads((tmp_path / "marginals.json").read_text())["runs"]["paper"]
+    folder = tmp_path / "run-noise"
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps({**settings, "rows": rows, "clients": counts}))
+    (folder / "private.json").write_text(json.dumps({**noise, "sha256": "0"}))
+    texts = "the cat sat\nthe dog sat\na dog sat on the mat\n"
+    save_ngram(estimate(texts.splitlines(), order=2), tmp_path / "books")
+    with gzip.open(tmp_path / "other-books.tsv.gz", "wt") as file:
+        file.write(texts)
+    run_script("marginals", tmp_path, "--only", "noise", "--out", tmp_path, out=tmp_path)
+    result = json.loads((tmp_path / "marginals.json").read_text())
+    assert result["command"] == "python benchmarks/marginals.py WORK --only noise"
+    assert result["models"]["books"]["perplexity"] > 1
+    found = result["runs"]["noise"]
+    assert found["command"].startswith("antiphon personalize lists.jsonl.gz")
     assert (found["clients"], found["better"], found["worse"]) == (3, 1, 1)
-    assert found["rows"] == rows
-    assert found["noise"]["rows"][0]["rate"] == pytest.approx(0.28)
-    assert found["noise"]["rows"][0]["gain_kept"] == pytest.approx(0.5)
+    assert found["changes"] == pytest.approx({"a": -0.3, "b": 0.1, "c": 0.0})
+    assert found["rows"] == [
+        {"name": "background", "rate": 0.3, "wer": None, "change": None, "p": 1.0},
+        {"name": "T = 1", "rate": 0.26, "wer": [0.2, 0.3], "change": [-0.2, -0.3, -0.1], "p": 0.03},
+    ]
+    assert found["noise"]["own_words_gain_kept"] == pytest.approx(-0.25)
+    (row,) = found["noise"]["rows"]
+    assert (row["rate"], row["gain_kept"]) == pytest.approx((0.28, 0.5))
+    assert row["units"] == {"word": 2.0, "utterance": 40.0, "client": None}
     printed = (tmp_path / "marginals.log").read_text()
     assert "1 of 3 clients gain, 1 lose" in printed
     assert "26.00 [20.00, 30.00] | -20.00 [-30.00, -10.00] | 0.03" in printed

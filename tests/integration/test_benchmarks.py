@@ -427,6 +427,29 @@ def test_variants_of_marginals_are_compared_on_halves_of_the_meetings(tmp_path: 
     assert variants["the paper"]["after"] == 0
 
 
+def test_a_run_of_marginals_that_is_missing_is_made(tmp_path: Path) -> None:
+    """With a model of the other meetings, whose texts are those of the pool."""
+    write_lists(tmp_path)
+    with gzip.open(tmp_path / "lists.jsonl.gz", "wt") as file:
+        file.write((tmp_path / "lists.jsonl").read_text())
+    with gzip.open(tmp_path / "other-books.tsv.gz", "wt") as file:
+        file.write(BOOKS)
+    with gzip.open(tmp_path / "meetings.jsonl.gz", "wt") as file:
+        for number, text in enumerate(["never read", *BOOKS.splitlines()]):
+            split = "pool" if number else "test"
+            row = {"id": f"{number}", "meeting": "a", "split": split, "text": text}
+            file.write(json.dumps(row) + "\n")
+    run_script("marginals", tmp_path, "--only", "meetings", "--out", tmp_path, out=tmp_path)
+    found = json.loads((tmp_path / "marginals.json").read_text())
+    assert found.keys() >= PROVENANCE
+    assert (tmp_path / "meetings.txt").read_text() == BOOKS
+    assert found["models"]["meetings"]["command"] == "antiphon lm ngram meetings.txt --order 3"
+    run = found["runs"]["meetings"]
+    assert run["adapted"] == "meetings"
+    assert [row["name"] for row in run["rows"][:3]] == ["first pass", "background model", "T = 1"]
+    assert run["clients"] == 2
+
+
 def test_every_engine_is_measured_or_named_as_missing(tmp_path: Path) -> None:
     pytest.importorskip("soundfile")
     found = run_quickly("synthesis", tmp_path)
