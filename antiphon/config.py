@@ -19,6 +19,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 from antiphon.records.reading import parse_yaml
@@ -69,7 +70,8 @@ def overlay(config: Config, data: Mapping[str, Any]) -> Config:
     return from_dict(type(config), _overlay(type(config), to_dict(config), data))
 
 
-def _fields(cls: type) -> dict[str, Kind]:
+@cache
+def _fields(cls: type) -> Mapping[str, Kind]:
     try:
         hints = typing.get_type_hints(cls)
     except NameError as error:
@@ -77,7 +79,8 @@ def _fields(cls: type) -> dict[str, Kind]:
             f"the fields of {cls.__module__}:{cls.__qualname__} cannot be read ({error}): "
             "import their types outside of TYPE_CHECKING"
         ) from error
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+    kinds = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+    return types.MappingProxyType(kinds)
 
 
 def _write(kind: Kind, value: Any, path: str) -> Any:

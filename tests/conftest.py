@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 # Must be set before torch is imported: the last bit of a sum depends on the number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,6 +18,14 @@ collect_ignore = ["fixtures/make_flower_aggregation.py", "faulty.py", "stranger"
 # How long one example takes depends on who else uses the machine and says nothing about the code.
 settings.register_profile("antiphon", deadline=None)
 settings.load_profile("antiphon")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fsync_does_not_wait() -> Iterator[None]:
+    """Only a cut of the power could tell, and `integration/test_power_cut.py` has processes of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Two processes in a test of one: for the time of a call, a fork takes the same steps beside this process.
 
 A fork knows the worker, the weighting and whatever else the test made, so tests need not be written for two.
+A pool of `Twins` forks for every task, unless two processes take the steps of the whole test already.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from antiphon.core import Failure, Report, Stopped, Task, Tensors, Update, Weigh, Worker
+from antiphon.core import Collected, Failure, Report, Stopped, Task, Tensors, Update, Weigh, Worker
 from antiphon.pools.torch_group import PeerLost, TorchGroup
 
 T = TypeVar("T")
+_groups: list[TorchGroup] = []  # the group of this process, while there is one
 
 
 def side_by_side(
@@ -71,8 +73,10 @@ def _as_rank(
     store = dist.FileStore(str(meeting), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     try:
-        return action(TorchGroup(torch.device("cpu"), ordered, counter=store if dispatch else None))
+        _groups.append(TorchGroup(torch.device("cpu"), ordered, counter=store if dispatch else None))
+        return action(_groups[-1])
     finally:
+        _groups.clear()
         dist.destroy_process_group()
 
 
@@ -104,15 +108,56 @@ class Twins:
         def work(group: TorchGroup) -> Update:
             return group.pool(self.worker, self.seconds).reduce(task, cohort, weigh)
 
+        if _groups:
+            return agreed(self.group, work(self.group))
         return side_by_side(work, self.size, self.ordered, self.dispatch)
 
-    def collect(self, task: Task, cohort: Sequence[str]) -> TwinsCollected:
+    @property
+    def group(self) -> TorchGroup:
+        """The group in which the test runs; it must be the one that this pool would start."""
+        assert (_groups[-1].size, _groups[-1].ordered, self.dispatch) == (self.size, self.ordered, False)
+        return _groups[-1]
+
+    def collect(self, task: Task, cohort: Sequence[str]) -> Collected:
+        if _groups:
+            return AgreedCollected(
+                self.group, self.group.pool(self.worker, self.seconds).collect(task, cohort)
+            )
+
         def work(group: TorchGroup) -> tuple[tuple[Report, ...], tuple[Failure, ...]]:
             held = group.pool(self.worker, self.seconds).collect(task, cohort)
             return tuple(held.reports), tuple(held.failures)
 
         held = side_by_side(work, self.size, self.ordered, self.dispatch)
         return TwinsCollected(self, task, cohort, *held)
+
+
+def agreed(group: TorchGroup, value: T) -> T:
+    """Check that all processes have come to the same value, to the last bit."""
+    assert len(set(group.all_gather(lambda: fingerprint(value)))) == 1, "the processes disagree"
+    return value
+
+
+@dataclass(frozen=True)
+class AgreedCollected:
+    """Updates in the processes of a group, which must agree on what comes of them."""
+
+    group: TorchGroup
+    held: Collected
+
+    @property
+    def reports(self) -> Sequence[Report]:
+        return agreed(self.group, self.held.reports)
+
+    @property
+    def failures(self) -> Sequence[Failure]:
+        return agreed(self.group, self.held.failures)
+
+    def combine(self, log_weights: Sequence[float]) -> Update:
+        return agreed(self.group, self.held.combine(log_weights))
+
+    def distances(self, point: Tensors) -> Sequence[float]:
+        return agreed(self.group, self.held.distances(point))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import threading
 import wave
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -398,18 +399,19 @@ class World:
 
     def params(self, model: str = "ctc", dtype: torch.dtype = torch.float32) -> Tensors:
         """A new model's parameters: the same every time."""
-        built = self._build(model)
-        return {name: p.detach().to(dtype).clone() for name, p in built.named_parameters()}
+        first = _first_params(model, self.tokens.size)
+        return {name: parameter.to(dtype, copy=True) for name, parameter in first.items()}
 
     def clients(self, partition: Partition = BySpeaker()) -> dict[str, np.ndarray]:
         return partition(self.store, self.store.where("pool"), SEED)
 
     def runtime(self, model: str = "ctc", masks: SpecAugment | None = MASKS) -> ClientRuntime:
-        return ClientRuntime(self.store, self.tokens, self._build(model), self.params(model), masks)
+        built = _built(model, self.tokens.size, dropout=0.1)
+        return ClientRuntime(self.store, self.tokens, built, self.params(model), masks)
 
     def exact_runtime(self, model: str = "ctc") -> ClientRuntime:
         """In float64, without dropout and masks: for what must hold to the tenth digit."""
-        built = self._build(model, dropout=0.0).double()
+        built = _built(model, self.tokens.size, dropout=0.0).double()
         losses = built.losses
         built.losses = lambda batch: losses(replace(batch, features=batch.features.double()))  # type: ignore
         runtime = ClientRuntime(self.store, self.tokens, built, self.params(model, torch.float64))
@@ -439,13 +441,19 @@ class World:
         indices = [index for name in clients for index in self.clients()[name].tolist()]
         return replace(self, store=self.store.without_texts(np.array(indices, dtype=np.int64)))
 
-    def _build(self, model: str, dropout: float = 0.1) -> Any:
-        config = MODELS[model]
-        config = replace(config, encoder=replace(config.encoder, dropout=dropout))  # type: ignore
-        config = replace(config, dropout=dropout) if not isinstance(config, CtcConfig) else config
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEED)
-            return config.build(FRONTEND.dim, self.tokens.size)
+
+def _built(model: str, num_tokens: int, dropout: float) -> Any:
+    config = MODELS[model]
+    config = replace(config, encoder=replace(config.encoder, dropout=dropout))  # type: ignore
+    config = replace(config, dropout=dropout) if not isinstance(config, CtcConfig) else config
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(SEED)  # `torch.manual_seed` reads the source of the whole stack
+        return config.build(FRONTEND.dim, num_tokens)
+
+
+@cache
+def _first_params(model: str, num_tokens: int) -> Tensors:
+    return {name: p.detach() for name, p in _built(model, num_tokens, dropout=0.1).named_parameters()}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,9 @@ def render_waiting(paths: Sequence[Path], following: Following) -> str:
     return _environment().get_template("waiting.html").render(paths=paths, following=following)
 
 
+@cache
 def _environment() -> jinja2.Environment:
+    """Return the environment of templates, which keeps them compiled."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("antiphon.report", "."),
         autoescape=True,

@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from world import (
     start,
 )
 
-from antiphon.core import Collected, Failure, Pool, Report, Task, Tensors, Update, size_in_bytes
+from antiphon.core import Collected, Failure, Pool, Report, ServerState, Task, Tensors, Update, size_in_bytes
 from antiphon.pools.recording import RecordingPool
 from antiphon.records import checkpoint
 from antiphon.server.run_context import parts_of
@@ -56,6 +56,37 @@ def cohort_of(case: Case, world: World) -> list[str]:
     return sorted(world.clients(case.clients))[: case.cohort]
 
 
+@dataclass(frozen=True)
+class First:
+    """The first round of a case: the states before and after it, its metrics, what went through its pool."""
+
+    before: ServerState
+    after: ServerState
+    metrics: Mapping[str, float]
+    watched: RecordingPool
+    remembered: Remembering
+
+
+@pytest.fixture(scope="module")
+def first_rounds() -> dict[tuple[int, MakePool], First]:
+    return {}
+
+
+@pytest.fixture
+def first(
+    case: Case, make_pool: MakePool, world: World, first_rounds: dict[tuple[int, MakePool], First]
+) -> First:
+    """The first round, which is run once for all tests that only look at it."""
+    key, cohort = (id(case), make_pool), cohort_of(case, world)
+    if key not in first_rounds:
+        remembered = Remembering(make_pool(world.worker_for(case)))
+        watched = observed(remembered, cohort)
+        before = start(case, world.params())
+        after, metrics = case.algorithm.round(before, cohort, watched)
+        first_rounds[key] = First(before, after, metrics, watched, remembered)
+    return first_rounds[key]
+
+
 # --- Exact resume ---------------------------------------------------------------------------------
 
 
@@ -83,12 +114,10 @@ def test_four_rounds_are_two_and_a_checkpoint_and_two_more(
 
 
 @every(ALGORITHMS)
-def test_state_survives_a_checkpoint(case: Case, make_pool: MakePool, world: World, tmp_path: Path) -> None:
-    pool = make_pool(world.worker_for(case))
-    state, _ = case.algorithm.round(start(case, world.params()), cohort_of(case, world), pool)
-    checkpoint.save(tmp_path / "round-000001", state, {"best": None})
+def test_state_survives_a_checkpoint(case: Case, first: First, world: World, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "round-000001", first.after, {"best": None})
     loaded, notes = checkpoint.load(tmp_path / "round-000001", start(case, world.params()))
-    assert_same(loaded, state)
+    assert_same(loaded, first.after)
     assert notes == {"best": None}
 
 
@@ -97,39 +126,36 @@ def test_state_survives_a_checkpoint(case: Case, make_pool: MakePool, world: Wor
 
 @every(ALGORITHMS)
 def test_a_round_changes_nothing_it_was_given_and_does_the_same_twice(
-    case: Case, make_pool: MakePool, world: World
+    case: Case, first: First, make_pool: MakePool, world: World
 ) -> None:
     cohort, pool = cohort_of(case, world), make_pool(world.worker_for(case))
-    state, _ = case.algorithm.round(start(case, world.params()), cohort, pool)  # moments are not empty now
+    state = first.after  # moments are not empty now
     before = copy.deepcopy(state)
-    first, metrics = case.algorithm.round(state, cohort, pool)
-    kept = copy.deepcopy(first)
-    second, again = case.algorithm.round(state, cohort, pool)
+    once, metrics = case.algorithm.round(state, cohort, pool)
+    kept = copy.deepcopy(once)
+    twice, again = case.algorithm.round(state, cohort, pool)
     assert_same(state, before)
-    assert_same(first, kept)
-    assert_same(first, second)
+    assert_same(once, kept)
+    assert_same(once, twice)
     assert dict(metrics) == dict(again)
 
 
 @every(ALGORITHMS)
-def test_a_round_moves_what_it_trains_and_counts_itself(
-    case: Case, make_pool: MakePool, world: World
-) -> None:
-    pool = make_pool(world.worker_for(case))
-    state = start(case, world.params())
-    after, _ = case.algorithm.round(state, cohort_of(case, world), pool)
-    assert after.round == 1
-    assert any(not torch.equal(after.params[name], p) for name, p in state.params.items())
-    assert all(bool(p.isfinite().all()) for p in after.params.values())
+def test_a_round_moves_what_it_trains_and_counts_itself(case: Case, first: First, world: World) -> None:
+    assert_same(first.before, start(case, world.params()))
+    params = first.after.params
+    assert first.after.round == 1
+    assert any(not torch.equal(params[name], p) for name, p in first.before.params.items())
+    assert all(bool(p.isfinite().all()) for p in params.values())
 
 
 @every(ALGORITHMS)
-def test_another_seed_gives_another_model(case: Case, make_pool: MakePool, world: World) -> None:
-    pool, cohort = make_pool(world.worker_for(case)), cohort_of(case, world)
-    one, other = (
-        case.algorithm.round(start(case, world.params(), seed), cohort, pool)[0] for seed in (SEED, SEED + 1)
-    )
-    assert any(not torch.equal(one.params[name], other.params[name]) for name in one.params)
+def test_another_seed_gives_another_model(
+    case: Case, first: First, make_pool: MakePool, world: World
+) -> None:
+    pool, state = make_pool(world.worker_for(case)), start(case, world.params(), SEED + 1)
+    other, _ = case.algorithm.round(state, cohort_of(case, world), pool)
+    assert any(not torch.equal(p, other.params[name]) for name, p in first.after.params.items())
 
 
 # --- Dropout --------------------------------------------------------------------------------------
@@ -159,16 +185,15 @@ def test_weights_are_shared_among_those_who_came_back(case: Case, make_pool: Mak
 
 @every(FEDERATED)
 def test_the_delta_is_the_weighted_mean_of_the_clients_deltas(
-    case: Case, make_pool: MakePool, world: World
+    case: Case, first: First, make_pool: MakePool, world: World
 ) -> None:
-    cohort, pool = cohort_of(case, world), Remembering(make_pool(world.worker_for(case)))
-    watched = observed(pool, cohort)
-    case.algorithm.round(start(case, world.params()), cohort, watched)
-    task, total = pool.carried_for(cohort)[-1]  # what was combined last is what moved the model
-    apart = pool.collect(task, cohort)
+    cohort = cohort_of(case, world)
+    task, total = first.remembered.carried_for(cohort)[-1]  # what was combined last is what moved the model
+    apart = make_pool(world.worker_for(case)).collect(task, cohort)
     for name, mean in total.mean.items():
         expected = sum(
-            watched.clients[report.client]["weight"] * apart.combine(only(report, apart.reports)).mean[name]
+            first.watched.clients[report.client]["weight"]
+            * apart.combine(only(report, apart.reports)).mean[name]
             for report in apart.reports
         )
         torch.testing.assert_close(mean, expected, rtol=1e-4, atol=1e-6)
@@ -222,11 +247,9 @@ class RememberedCollected:
 
 
 @every(ALGORITHMS)
-def test_the_journal_entry_is_plain_json(case: Case, make_pool: MakePool, world: World) -> None:
+def test_the_journal_entry_is_plain_json(case: Case, first: First, world: World) -> None:
     cohort = cohort_of(case, world)
-    pool = observed(make_pool(world.worker_for(case)), cohort)
-    _, metrics = case.algorithm.round(start(case, world.params()), cohort, pool)
-    entry = {"round": 1, "cohort": cohort, **pool.entry(), "metrics": dict(metrics)}
+    entry = {"round": 1, "cohort": cohort, **first.watched.entry(), "metrics": dict(first.metrics)}
     assert json.loads(json.dumps(entry, allow_nan=False)) == entry
     assert list(entry["clients"]) == cohort
     for stats in entry["clients"].values():
@@ -238,13 +261,10 @@ def test_the_journal_entry_is_plain_json(case: Case, make_pool: MakePool, world:
 
 @every(ALGORITHMS)
 def test_the_bytes_counted_are_those_of_the_tensors_that_travel(
-    case: Case, make_pool: MakePool, world: World
+    case: Case, first: First, world: World
 ) -> None:
-    cohort = cohort_of(case, world)
-    pool = Remembering(make_pool(world.worker_for(case)))
-    watched = observed(pool, cohort)
-    case.algorithm.round(start(case, world.params()), cohort, watched)
-    task, update = pool.carried_for(cohort)[0]
+    cohort, watched = cohort_of(case, world), first.watched
+    task, update = first.remembered.carried_for(cohort)[0]
     assert watched.bytes_down == len(cohort) * task.num_bytes
     if any(getattr(part, "up", None) for part in parts_of(case.algorithm)):  # encoded
         assert watched.bytes_up == sum(report.bytes_up for report in update.reports)

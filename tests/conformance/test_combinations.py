@@ -60,8 +60,9 @@ class Begun:
     ) -> tuple[Any, Mapping[str, float], RecordingPool]:
         """Run the second round, or the one after a state: what comes of it, its metrics and its pool."""
         state = self.state if state is None else state
-        worker = self.world.worker_for(self.case, states=ClientStates(self.folder))
-        pool = POOLS[self.pool](worker if counter is None else counter.around(worker))
+        pool: Any = POOLS[self.pool](self.world.worker_for(self.case, states=ClientStates(self.folder)))
+        if counter is not None:
+            pool = replace(pool, worker=counter.around(pool.worker))
         recording = RecordingPool(
             pool, cohort, 1, lambda client: None, threading.Event(), round=state.round, faults=faults
         )
@@ -76,6 +77,28 @@ class Begun:
         """Return the files of all clients' states."""
         files = sorted(self.folder.rglob("*.safetensors"))
         return {str(file.relative_to(self.folder)): file.read_bytes() for file in files}
+
+
+@dataclass(frozen=True)
+class Second:
+    """The second round of a combination, what it was given, and what clients had kept before and after."""
+
+    before: Any
+    kept_before: dict[str, bytes]
+    after: Any
+    metrics: Mapping[str, float]
+    pool: RecordingPool
+    counter: Counter
+    kept: dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def second(begun: Begun) -> Second:
+    begun.forget()
+    counter = Counter()
+    before, kept_before = copy.deepcopy(begun.state), begun.kept()
+    after, metrics, pool = begun.round(counter=counter)
+    return Second(before, kept_before, after, metrics, pool, counter, begun.kept())
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids=lambda pair: f"{pair[0]}-{pair[1]}")
@@ -106,29 +129,25 @@ def test_every_algorithm_of_the_package_is_checked_here() -> None:
 # --- Purity ---------------------------------------------------------------------------------------
 
 
-def test_a_round_changes_nothing_it_was_given_and_does_the_same_twice(begun: Begun) -> None:
+def test_a_round_changes_nothing_it_was_given_and_does_the_same_twice(begun: Begun, second: Second) -> None:
     """The second time, clients find what they have kept in the meantime, and must not read it."""
-    begun.forget()
-    before, kept_before = copy.deepcopy(begun.state), begun.kept()
-    first, metrics, _ = begun.round()
-    copied, kept = copy.deepcopy(first), begun.kept()
-    second, again, _ = begun.round()
-    assert_same(begun.state, before)
-    assert_same(first, copied)
-    assert_same(first, second)
-    assert dict(metrics) == dict(again)
-    assert begun.kept() == kept
-    assert kept_before.items() <= kept.items()
+    copied = copy.deepcopy(second.after)
+    after, again, _ = begun.round()
+    assert_same(begun.state, second.before)
+    assert_same(second.after, copied)
+    assert_same(second.after, after)
+    assert dict(second.metrics) == dict(again)
+    assert begun.kept() == second.kept
+    assert second.kept_before.items() <= second.kept.items()
 
 
-def test_a_round_counts_itself_moves_the_model_and_depends_on_the_seed(begun: Begun) -> None:
+def test_a_round_counts_itself_moves_the_model_and_depends_on_the_seed(begun: Begun, tmp_path: Path) -> None:
     state = start(begun.case, begun.world.params(), SEED + 1)
-    other, _, _ = begun.round(state=state)
+    other, _, _ = replace(begun, folder=tmp_path).round(state=state)
     assert other.round == begun.state.round == 1
     assert all(bool(p.isfinite().all()) for p in begun.state.params.values())
     assert any(not torch.equal(begun.state.params[name], p) for name, p in state.params.items())
     assert any(not torch.equal(begun.state.params[name], p) for name, p in other.params.items())
-    begun.round(state=start(begun.case, begun.world.params()))  # what clients kept is again of this seed
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -187,10 +206,9 @@ class Counter:
             yield update
 
 
-def test_the_journal_knows_every_client_every_task_and_every_byte(begun: Begun) -> None:
-    counter = Counter()
-    _, metrics, pool = begun.round(counter=counter)
-    entry = {"round": 2, "cohort": COHORT, **pool.entry(), "metrics": dict(metrics)}
+def test_the_journal_knows_every_client_every_task_and_every_byte(begun: Begun, second: Second) -> None:
+    counter = second.counter
+    entry = {"round": 2, "cohort": COHORT, **second.pool.entry(), "metrics": dict(second.metrics)}
     assert json.loads(json.dumps(entry, allow_nan=False)) == entry
     assert list(entry["clients"]) == COHORT
     assert entry["failures"] == {}
@@ -208,11 +226,9 @@ def test_the_journal_knows_every_client_every_task_and_every_byte(begun: Begun) 
     assert set(counter.tasks.values()) == {passes * kinds}
 
 
-def test_clients_report_how_much_they_keep(begun: Begun) -> None:
-    begun.forget()
-    _, _, pool = begun.round()
-    kept = {name.split("/")[0] for name in begun.kept() if "/000001." in name}
-    expected = {client for client, stats in pool.clients.items() if stats.get("state_bytes", 0) > 0}
+def test_clients_report_how_much_they_keep(second: Second) -> None:
+    kept = {name.split("/")[0] for name in second.kept if "/000001." in name}
+    expected = {client for client, stats in second.pool.clients.items() if stats.get("state_bytes", 0) > 0}
     assert {client.replace("/", "%2F") for client in expected} == {c for c in kept if "server" not in c}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from twins import Twins
+from twins import Twins, side_by_side
 from world import ALGORITHMS, Case, World, assert_same, run_rounds, start
 
 from antiphon.core import Pool, ServerState
@@ -20,5 +20,10 @@ def two_rounds(case: Case, world: World, pool: Pool) -> ServerState:
 def test_processes_agree_with_one_to_rounding_and_to_the_bit_when_ordered(case: Case, world: World) -> None:
     worker = world.worker_for(case)
     alone = two_rounds(case, world, LocalPool(worker))
-    assert_same(two_rounds(case, world, Twins(worker, ordered=True)), alone)
-    assert_same(two_rounds(case, world, Twins(worker)), alone, tolerance=1e-6 * case.magnifies)
+
+    def together(ordered: bool) -> ServerState:
+        pool = Twins(worker, ordered=ordered)
+        return side_by_side(lambda group: two_rounds(case, world, pool), ordered=ordered)
+
+    assert_same(together(ordered=True), alone)
+    assert_same(together(ordered=False), alone, tolerance=1e-6 * case.magnifies)

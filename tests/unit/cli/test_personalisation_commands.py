@@ -180,16 +180,20 @@ def test_rounds_in_a_folder_are_continued_only_if_asked_for(command, files):
         command(*options(files, "--rounds", "2", "--resume"))
 
 
-def test_two_processes_give_the_results_and_the_journals_of_one(files):
-    def run(out, *more):
-        words = ("personalize", *options(files, "--rounds", "1,2", "--out", out, "--private", "gaussian=2"))
-        command = [sys.executable, "-m", "antiphon", *map(str, words), *more]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+def test_two_processes_give_the_results_and_the_journals_of_one(command, files):
+    def words(out):
+        return options(files, "--rounds", "1,2", "--out", out, "--private", "gaussian=2")
+
+    def written(out):
         journals = {path.relative_to(out): path.read_bytes() for path in out.rglob("journal.jsonl")}
         return journals, [(out / name).read_bytes() for name in ("results.json", "private.json")]
 
-    one, two = run(files / "one"), run(files / "two", "--workers", "2")
+    assert command(*words(files / "one")).exit_code == 0
+    together = map(str, ("personalize", *words(files / "two"), "--workers", "2"))
+    program = [sys.executable, "-m", "antiphon", *together]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    one, two = written(files / "one"), written(files / "two")
     assert one[0]
     assert one == two
 

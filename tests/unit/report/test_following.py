@@ -15,7 +15,7 @@ import pytest
 
 import antiphon
 from antiphon.records.lock import LOCK
-from antiphon.report import following
+from antiphon.report import drawing, following
 from antiphon.report.run_folder import RunFolder
 from antiphon.report.run_progress import RunProgress, progress_of
 
@@ -68,6 +68,15 @@ def end(folder: Path) -> None:
 
 
 @pytest.fixture
+def empty_figures(monkeypatch):
+    """Drawing takes longer than all the rest. The first test here draws, and so does `test_report.py`."""
+    monkeypatch.setattr(drawing, "_to_svg", lambda figure: "<svg></svg>")
+
+
+without_figures = pytest.mark.usefixtures("empty_figures")
+
+
+@pytest.fixture
 def dead_process() -> int:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
@@ -116,6 +125,7 @@ def test_the_page_is_only_written_when_something_changed(make_run, watch, tmp_pa
     assert len(written) == 1
 
 
+@without_figures
 @pytest.mark.parametrize("examples", [0, 2])
 def test_a_page_with_what_was_said_is_its_owner_s_from_the_first_look(make_run, watch, tmp_path, examples):
     folder = make_run(tmp_path / "dga", rounds=2, planned=6, splits=())
@@ -129,6 +139,7 @@ def test_a_page_with_what_was_said_is_its_owner_s_from_the_first_look(make_run, 
     assert (modes == [0]) == (examples > 0)
 
 
+@without_figures
 def test_ctrl_c_leaves_a_page_that_does_not_refresh(make_run, watch, tmp_path):
     folder = make_run(tmp_path / "dga", rounds=2, planned=6, splits=())
     (page,) = watch(folder, interrupt)
@@ -142,6 +153,7 @@ def test_ctrl_c_before_the_first_run_leaves_nothing(watch, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@without_figures
 def test_following_ends_when_the_command_ends_though_runs_are_not_finished(make_run, watch, tmp_path):
     write_experiment(tmp_path / "out", "dga", "never")
     make_run(tmp_path / "out" / "dga", rounds=2, planned=6, splits=())
@@ -153,6 +165,7 @@ def test_following_ends_when_the_command_ends_though_runs_are_not_finished(make_
     ]
 
 
+@without_figures
 def test_a_stopped_experiment_is_followed_until_it_is_resumed_and_ends(make_run, watch, tmp_path):
     out = tmp_path / "out"
     write_experiment(out, "dga", "later")
@@ -163,6 +176,7 @@ def test_a_stopped_experiment_is_followed_until_it_is_resumed_and_ends(make_run,
     assert ">stopped<" not in second
 
 
+@without_figures
 @pytest.mark.parametrize("followed", ["out", "out/dga"])
 def test_following_ends_when_the_process_of_the_runs_was_killed(
     make_run, watch, tmp_path, dead_process, followed
@@ -180,6 +194,7 @@ def test_following_ends_when_the_process_of_the_runs_was_killed(
     assert "no command is running it. To go on, add <code>--resume</code>" in last
 
 
+@without_figures
 def test_an_experiment_of_another_machine_may_still_run(make_run, watch, tmp_path, dead_process, monkeypatch):
     write_experiment(tmp_path / "out", "dga", process=dead_process)
     make_run(tmp_path / "out" / "dga", rounds=2, planned=6, splits=())
@@ -188,6 +203,7 @@ def test_an_experiment_of_another_machine_may_still_run(make_run, watch, tmp_pat
     assert ">stopped<" not in page
 
 
+@without_figures
 def test_finished_runs_are_not_waited_for(make_run, watch, tmp_path):
     assert watch(make_run(tmp_path / "dga")) == []
     assert REFRESH not in (tmp_path / "dga" / "report.html").read_text()
@@ -212,6 +228,7 @@ def test_a_run_without_a_round_has_no_figures_yet(make_run, tmp_path):
     assert progress_of(RunFolder.load(folder)) == RunProgress("dga", 0, 5)
 
 
+@without_figures
 def test_a_page_that_waited_may_be_replaced(make_run, watch, tmp_path):
     (page, _) = watch(tmp_path / "dga", lambda: make_run(tmp_path / "other"), interrupt)
     (tmp_path / "other" / "report.html").write_text(page)
