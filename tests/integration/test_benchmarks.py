@@ -430,7 +430,13 @@ def test_variants_of_marginals_are_compared_on_halves_of_the_meetings(tmp_path: 
 def test_every_engine_is_measured_or_named_as_missing(tmp_path: Path) -> None:
     pytest.importorskip("soundfile")
     found = run_quickly("synthesis", tmp_path)
-    assert found["engines"].keys() | found["missing"].keys() == {"flite", "festival", "pico", "espeak"}
+    assert found["engines"].keys() | found["missing"].keys() == {
+        "flite",
+        "festival",
+        "pico",
+        "espeak",
+        "kokoro",
+    }
     assert all(own["one"]["speech_seconds"] > 10 for own in found["engines"].values())
 
 

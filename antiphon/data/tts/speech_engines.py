@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
@@ -64,6 +64,11 @@ def record(say: Callable[[Path], None], voice: Voice) -> np.ndarray:
             samples, rate = decode(path.read_bytes())
         except (BadAudioError, FileNotFoundError):
             raise SilentError(f"{voice.engine} said nothing in voice {voice.name!r}") from None
+    return at_pitch(samples, rate, voice)
+
+
+def at_pitch(samples: np.ndarray, rate: int, voice: Voice) -> np.ndarray:
+    """Return an engine's samples at 16 kHz, resampled to the voice's pitch, which also changes their rate."""
     return check_speech(at_speed(check_speech(samples, rate, voice), voice.pitch), SAMPLE_RATE, voice)
 
 
@@ -232,6 +237,9 @@ USUAL_RATE, USUAL_PITCH = 175, 50  # words per minute; on a scale from 0 to 99, 
 OUTPUT_SYNCHRONOUS = 2
 DO_NOT_EXIT = 0x8000  # espeak-ng would end the process when it cannot find its data
 CHARACTERS_UTF8 = 1
+TIE = "\u0361"  # joins the letters of one phoneme, such as those of a diphthong
+TIED_IPA = 0x02 | 0x80 | ord(TIE) << 8
+LANGUAGE = re.compile(r"\([a-z-]+\)")  # before a word of another language, and after it
 RATE_PARAMETER, PITCH_PARAMETER = 1, 3
 Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
 _espeak_lock = threading.Lock()  # a process has one espeak-ng for all callers
@@ -274,8 +282,7 @@ class Espeak:
         callback = Callback(listen)  # stays alive here for as long as espeak-ng may call it
         with _espeak_lock, self._loaded() as (espeak, rate):
             espeak.espeak_SetSynthCallback(callback)
-            if espeak.espeak_SetVoiceByName(name.encode()) != 0:
-                raise ValueError(f"espeak-ng has no voice {name!r}")
+            self._choose(espeak, name)
             espeak.espeak_SetParameter(RATE_PARAMETER, words_per_minute, 0)
             espeak.espeak_SetParameter(PITCH_PARAMETER, pitch, 0)
             data = text.encode()
@@ -283,6 +290,24 @@ class Espeak:
         if status != 0 or not pieces:
             raise SilentError(f"espeak-ng said nothing in voice {name!r} (status {status})")
         return resample(from_int16(b"".join(pieces)), rate)
+
+    def phonemes(self, texts: Sequence[str], accent: str) -> list[str]:
+        """Return the phonemes of each text in IPA, with `TIE` within diphthongs; punctuation is left out."""
+        with _espeak_lock, self._loaded() as (espeak, _):
+            self._choose(espeak, accent)
+            return [self._phonemes(espeak, text.encode()) for text in texts]
+
+    @staticmethod
+    def _phonemes(espeak: Any, data: bytes) -> str:
+        rest, clauses = ctypes.c_char_p(data), []
+        while rest:  # every call takes one clause
+            clauses.append(espeak.espeak_TextToPhonemes(ctypes.byref(rest), CHARACTERS_UTF8, TIED_IPA) or b"")
+        return " ".join(LANGUAGE.sub("", b" ".join(clauses).decode()).split())
+
+    @staticmethod
+    def _choose(espeak: Any, voice: str) -> None:
+        if espeak.espeak_SetVoiceByName(voice.encode()) != 0:
+            raise ValueError(f"espeak-ng has no voice {voice!r}")
 
     @contextmanager
     def _loaded(self) -> Iterator[tuple[Any, int]]:
@@ -296,6 +321,8 @@ class Espeak:
             *(ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_int, ctypes.c_uint, ctypes.c_uint),
             *(ctypes.c_void_p, ctypes.c_void_p),
         ]
+        espeak.espeak_TextToPhonemes.argtypes = [ctypes.POINTER(ctypes.c_char_p), ctypes.c_int, ctypes.c_int]
+        espeak.espeak_TextToPhonemes.restype = ctypes.c_char_p
         try:
             rate = espeak.espeak_Initialize(OUTPUT_SYNCHRONOUS, 0, self._data.encode(), DO_NOT_EXIT)
             if rate <= 0:
