@@ -15,7 +15,7 @@ from antiphon.data.session_texts import TextRules
 from antiphon.data.transcripts import written_form
 from antiphon.data.tts.kokoro import FOLDER, SHARES, Kokoro
 from antiphon.data.tts.kokoro_phonemes import MAX_PHONEMES, NUMBERS
-from antiphon.data.tts.spoken_corpus import plan_sayings, say_in_order
+from antiphon.data.tts.spoken_corpus import plan_sayings, say_in_order, speak_corpus
 from antiphon.data.tts.synthesiser import SilentError, Voice, draw_voices, find_engines
 
 TEXT = "All of our results are good."
@@ -173,6 +173,18 @@ def test_two_processes_say_the_same_as_one(folder: Path, monkeypatch: pytest.Mon
     assert alone == together
     assert len(alone) == 12
     assert not any(isinstance(spoken, str) for _, spoken in alone)
+
+
+def test_mixtures_are_speakers_of_a_corpus(engine: Kokoro, tmp_path: Path) -> None:
+    pytest.importorskip("soundfile")
+    voices = draw_voices({"kokoro": engine}, 6, seed=0)
+    text = TextRules(None).read("one", ["The committee met on Tuesday."])
+    sayings = plan_sayings("sessions", [text], voices, 6, seed=0)
+    made = speak_corpus(tmp_path / "corpus", sayings, voices, {"kokoro": engine})
+    speakers = {utterance.speaker for utterance in made.corpus.utterances()}
+    assert speakers == {voice.speaker for voice in voices}
+    assert sum("+" in speaker for speaker in speakers) == 3
+    assert speak_corpus(tmp_path / "corpus", sayings, voices, {"kokoro": engine}).num_spoken == 0
 
 
 def test_an_engine_that_was_sent_says_the_same(engine: Kokoro) -> None:
