@@ -40,7 +40,7 @@ SHARES = (0.2, 0.5)  # of the second voice in a mixture that is drawn
 
 @ENGINES.register
 class Kokoro:
-    """A `Synthesiser` that is also `Mixing`. It is natural and slow: about 1.5 times real time on one core.
+    """A `Synthesiser` that is also `Mixing`. It is natural and slow: about 3 times real time on one core.
 
     "af_heart+bm_lewis@0.30" is a mixture of two voices: 0.70 of the styles of the first, which also has the
     accent, and 0.30 of those of the second. A session of onnxruntime has one thread, so several processes
