@@ -5,8 +5,8 @@ are two levels. First the seed model is adapted centrally to the organisation's 
 training is federated: every session (a meeting, a presentation) is a client whose data is its own text,
 spoken. After each round the server rehearses on real speech that the seed model was trained on (eq. 5).
 
-Deviations. The paper's speech comes from a neural service, ours from free engines, most with older voices;
-several voices say each sentence. The paper does not say which round it takes. Here it is the best round on real
+Deviations. The paper's speech comes from a neural service, ours from free engines with older voices; several
+voices say each sentence. The paper does not say which round it takes. Here it is the best round on real
 held-out speech, which shows whether the model drifts, together with sentences of the sessions in a voice that
 is not in the training data, which show whether the model knows them.
 

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from antiphon.data.onnx_session import describe_inputs, open_onnx
+from antiphon.data.tts.espeak import Espeak
 from antiphon.data.tts.kokoro_phonemes import MAX_PHONEMES, NUMBERS, split_phonemes, to_phonemes
-from antiphon.data.tts.speech_engines import Espeak, at_pitch
+from antiphon.data.tts.speech_engines import at_pitch
 from antiphon.data.tts.synthesiser import ENGINES, SilentError, Voice, check_voice
 from antiphon.records.files import sha256_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from antiphon.data.tts.speech_engines import TIE, Espeak
+from antiphon.data.tts.espeak import TIE, Espeak
 
 MAX_PHONEMES = 510  # that the model takes at once
 

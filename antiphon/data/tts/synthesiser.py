@@ -1,8 +1,7 @@
 """Speech synthesisers: the interface, the installed ones, and speakers drawn from their voices.
 
 A voice of an engine at some rate and pitch is a speaker: the same text in the same voice gives the same
-samples, in every process, whatever was said before. `data.tts.speech_engines` and `data.tts.kokoro` have the
-engines.
+samples, in every process, whatever was said before.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from antiphon.data.audio import resample
 from antiphon.registry import Registry, unknown_name
 from antiphon.seeding import derive
 
-# Voices are drawn from engines in this order.
-HOMES = ["antiphon.data.tts.speech_engines", "antiphon.data.tts.kokoro"]
+# Voices are drawn from engines in this order, so a module of engines imports the one before it.
+HOMES = [f"antiphon.data.tts.{name}" for name in ("speech_engines", "espeak", "kokoro")]
 ENGINES = Registry("antiphon.synthesisers", ("version", "voices", "say"), HOMES, is_config=False)
 MIN_SECONDS = 0.1
 SILENCE = 1e-3  # a lower peak is silence

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.data.tts.espeak import TIE, Espeak
 from antiphon.data.tts.kokoro_phonemes import NUMBERS, split_phonemes, to_phonemes, translate
-from antiphon.data.tts.speech_engines import TIE, Espeak
 
 SENTENCES = [
     "Hello, world!",

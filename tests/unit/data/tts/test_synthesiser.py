@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -121,6 +122,13 @@ def test_without_any_engine_all_of_them_are_named(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ValueError, match="no speech synthesiser is installed") as refused:
         find_engines()
     assert all(name in str(refused.value) for name in ENGINES)
+
+
+@pytest.mark.parametrize("first", ["speech_engines", "espeak", "kokoro", "demo_corpus"])
+def test_the_order_of_engines_does_not_depend_on_what_is_imported_first(first: str) -> None:
+    lines = f"import antiphon.data.tts.{first}, antiphon.data.tts.synthesiser as s; print(*s.ENGINES)"
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["flite", "festival", "pico", "espeak", "kokoro"]
 
 
 def test_an_engine_that_nobody_knows_is_refused() -> None:
