@@ -68,8 +68,16 @@ BRITISH = read_pairs("i͡ə>ɪə iə>ɪə ə͡ʊ>Q")
 AMERICAN = read_pairs("o͡ʊ>O ɜːɹ>ɜɹ ɜː>ɜɹ ɪə>iə ː> ɹɹ>ɹ")
 AT_LAST = read_pairs(f"o>ɔ ɾ>T ʔ>t {TIE}>")
 SYLLABIC = re.compile("(\\S)\u0329")
-# espeak-ng joins some short words, such as "of the", and gives them no stress.
-JOINED = re.compile(r"(?<!\S)([^\sˈˌ]{2,})(?=(?:ðə|ðɪ|bi|bɪn|hɐv)(?!\S))")
+
+# espeak-ng joins short words, such as "of the" and "for a". They are divided, and short words become those of
+# misaki's dictionary.
+FIRST = "[əʌɒ]v|ɪn|[ɔɒ]n|tə|fɚɹ?|fəɹ?|wɪð|h[ɐæa]d|hɐv|fɹʌm|ð[æa]t|wʌz|wʊd"
+SECOND = "ð[əɪ]|ən?|ɐ|bi|bɪn|hɐv|tə|w[ˈˌ]ɪt͡ʃ"
+JOINED = re.compile(rf"(?<!\S)({FIRST})({SECOND})(?!\S)")
+ARTICLES = {"ə": "ɐ", "ən": "ɐn"}  # after another word
+SHORT = dict(read_pairs("ɐ>ɐ ɐn>ɐn ðɪ>ði a͡ɪm>ˌIm a͡ɪl>ˌIl a͡ɪv>ˌIv a͡ɪd>ˌId"))
+BRITISH_SHORT = SHORT | dict(read_pairs("əv>ɒv fə>fɔː fəɹ>fɔːɹ"))
+AMERICAN_SHORT = SHORT | dict(read_pairs("əv>ʌv fɚ>fɔɹ fɚɹ>fɔɹ"))
 
 # espeak-ng leaves out punctuation, so it is given the text between the marks. Kokoro has fewer marks.
 MARKS = re.compile(r"(\s*[;:,.!?¡¿—…\"«»“”(){}\[\]]+\s*)+")
@@ -96,16 +104,21 @@ def to_phonemes(text: str, espeak: Espeak, is_british: bool) -> str:
 def translate(phonemes: str, is_british: bool) -> str:
     """Translate phonemes of espeak-ng, with ties within diphthongs, to those of misaki.
 
-    >>> translate("ʌvðə bˈɔ\u0361ɪz", is_british=False)
-    'ʌv ðə bˈYz'
+    >>> translate("əvə bˈɔ\u0361ɪ", is_british=False)
+    'ʌv ɐ bˈY'
     """
-    phonemes = JOINED.sub(r"\1 ", phonemes)
+    divided = JOINED.sub(lambda match: f"{match[1]} {ARTICLES.get(match[2], match[2])}", phonemes)
+    short = BRITISH_SHORT if is_british else AMERICAN_SHORT
+    return " ".join(short.get(word) or _translate_word(word, is_british) for word in divided.split())
+
+
+def _translate_word(word: str, is_british: bool) -> str:
     for old, new in ANY_ACCENT:
-        phonemes = phonemes.replace(old, new)
-    phonemes = SYLLABIC.sub(r"ᵊ\1", phonemes)
+        word = word.replace(old, new)
+    word = SYLLABIC.sub(r"ᵊ\1", word)
     for old, new in (*(BRITISH if is_british else AMERICAN), *AT_LAST):
-        phonemes = phonemes.replace(old, new)
-    return phonemes
+        word = word.replace(old, new)
+    return word
 
 
 def split_phonemes(phonemes: str, limit: int = MAX_PHONEMES) -> list[str]:
