@@ -1,6 +1,7 @@
 """Speech from text: how many times faster than real time, for each engine that is installed.
 
     python benchmarks/synthesis.py
+    python benchmarks/synthesis.py --engines kokoro
 
 The same sentences by some voices of every engine, FLAC encoding included, in one process and in two.
 Processor seconds are those of this process and of the programs it starts; they hardly depend on who else uses
@@ -15,7 +16,7 @@ import time
 from contextlib import closing
 from typing import Any
 
-from common import parse_arguments, print_table, write_result
+from common import argument_parser, print_table, write_result
 
 from antiphon.data.session_texts import TextRules
 from antiphon.data.tts.spoken_corpus import plan_sayings, say_in_order
@@ -60,9 +61,12 @@ def case(name: str, quick: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    arguments = parse_arguments(__doc__, "synthesis")
+    parser = argument_parser(__doc__, "synthesis")
+    parser.add_argument("--engines", nargs="+", default=[], metavar="ENGINE", help="by default all of them")
+    arguments = parser.parse_args()
+    options = ["--engines", *arguments.engines] if arguments.engines else []
     found, missing = {}, {}
-    for name in ENGINES:
+    for name in arguments.engines or ENGINES:
         try:
             found[name] = case(name, arguments.quick)
         except ValueError as reason:
@@ -70,15 +74,15 @@ def main() -> None:
     rows = [
         (
             name,
-            *(f"{own[which]['times_real_time']:.0f}" for which in ("one", "two")),
-            f"{own['times_real_time_per_processor']:.0f}",
+            *(f"{own[which]['times_real_time']:.1f}" for which in ("one", "two")),
+            f"{own['times_real_time_per_processor']:.1f}",
         )
         for name, own in found.items()
     ]
     print_table(("engine", "one process, × real time", "two", "per processor second"), rows)
     for name, reason in missing.items():
         print(f"{name} is not installed: {reason}")
-    write_result(arguments, {"goal": GOAL, "engines": found, "missing": missing})
+    write_result(arguments, {"goal": GOAL, "engines": found, "missing": missing}, *options)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from antiphon.data import onnx_session
 from antiphon.data.audio import SAMPLE_RATE
 from antiphon.records.files import sha256_of
 from antiphon.registry import Registry
@@ -244,26 +245,14 @@ def load_encoder(path: str) -> Extract:
 
 
 def open_session(path: str) -> Any:
-    """Open an onnxruntime session on one CPU thread, so that sums are the same in every process."""
+    """Open an encoder, and check what it takes."""
     check_exists(path)
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ValueError("an ONNX front end needs onnxruntime: pip install 'antiphon[onnx]'") from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # errors reach the user once, as exceptions
-    try:
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise ValueError(f"{path} is not an ONNX model that onnxruntime can run: {error}") from error
-    inputs = session.get_inputs()
-    types = [(node.type, len(node.shape)) for node in inputs]
+    session = onnx_session.open_onnx(path, "an ONNX front end")
+    types = [(node.type, len(node.shape)) for node in session.get_inputs()]
     if types not in ([("tensor(float)", 2)], [("tensor(float)", 2), ("tensor(int64)", 2)]):
-        shapes = ", ".join(f"{node.name} {node.type} {node.shape}" for node in inputs)
         raise ValueError(
             f"the ONNX encoder {path} must take one float input [batch, samples] of audio at "
-            f"{SAMPLE_RATE} Hz, but it takes: {shapes}"
+            f"{SAMPLE_RATE} Hz, but it takes: {onnx_session.describe_inputs(session)}"
         )
     return session
 

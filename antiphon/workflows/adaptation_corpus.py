@@ -27,7 +27,7 @@ POOL, VALID, TEST = Speakers.pool, Speakers.valid, Speakers.test  # splits of th
 class Speaking:
     """How text becomes speech, and how much real speech is added."""
 
-    engines: tuple[str, ...] = ()  # flite, festival, pico, espeak; none: all that are installed
+    engines: tuple[str, ...] = ()  # flite, festival, pico, espeak, kokoro; none: all that are installed
     num_voices: int = 16
     takes: int = 2  # voices that say a sentence
     checked: int = 10  # sentences of each session that one more voice says, to choose a round by

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from command import script_in_fork
+from tiny_kokoro import write_tiny_kokoro
 from world import FRONTEND, MODELS, World
 
 from antiphon.algorithms.afl import Afl
@@ -19,7 +20,10 @@ from antiphon.algorithms.fedavg import hierarchical
 from antiphon.algorithms.self_training import SelfTrained
 from antiphon.data.encoders import MOONSHINE_TINY, find_installed
 from antiphon.data.partition import Iid
+from antiphon.data.session_texts import TextRules
 from antiphon.data.tokens import Characters
+from antiphon.data.tts.spoken_corpus import plan_sayings, speak_corpus
+from antiphon.data.tts.synthesiser import draw_voices, find_engines
 from antiphon.decoding.nbest import Hypothesis, NBest, write_nbest
 from antiphon.engine import Rounds
 from antiphon.experiment.runner import run_experiment
@@ -453,8 +457,44 @@ def test_a_run_of_marginals_that_is_missing_is_made(tmp_path: Path) -> None:
 def test_every_engine_is_measured_or_named_as_missing(tmp_path: Path) -> None:
     pytest.importorskip("soundfile")
     found = run_quickly("synthesis", tmp_path)
-    assert found["engines"].keys() | found["missing"].keys() == {"flite", "festival", "pico", "espeak"}
+    assert found["engines"].keys() | found["missing"].keys() == {
+        "flite",
+        "festival",
+        "pico",
+        "espeak",
+        "kokoro",
+    }
     assert all(own["one"]["speech_seconds"] > 10 for own in found["engines"].values())
+
+
+def test_engines_can_be_named(tmp_path: Path) -> None:
+    pytest.importorskip("soundfile")
+    found = run_quickly("synthesis", tmp_path, "--engines", "espeak")
+    assert [*found["engines"], *found["missing"]] == ["espeak"]
+
+
+@pytest.mark.skipif(find_installed(MOONSHINE_TINY) is None, reason="needs antiphon[encoder]")
+def test_a_recogniser_hears_every_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("moonshine_voice", "soundfile", "espeakng_loader"):
+        pytest.importorskip(package)
+    # A script in a fork would not see the variable.
+    monkeypatch.setenv("ANTIPHON_KOKORO", str(write_tiny_kokoro(tmp_path / "kokoro")))
+    engines = find_engines(["espeak"])
+    voices = draw_voices(engines, 1, seed=0)
+    lines = ["The committee met on Tuesday to hear the news.", "Nobody had read the report of the railway."]
+    sayings = plan_sayings("test", [TextRules(None).read("one", lines)], voices, 1, seed=0)
+    speak_corpus(tmp_path / "corpus", sayings, voices, engines)
+    options = (str(tmp_path / "corpus"), "--quick", "--out", str(tmp_path))
+    subprocess.run([sys.executable, BENCHMARKS / "intelligibility.py", *options], check=True)
+    found = json.loads((tmp_path / "intelligibility.json").read_text())
+    assert found.keys() >= PROVENANCE
+    rows = found["rows"]
+    assert rows.keys() == {"recordings", "flite", "festival", "pico", "espeak", "kokoro", "kokoro, mixtures"}
+    assert rows["recordings"]["words"] == rows["espeak"]["words"] == 17
+    assert len(rows["espeak"]["errors"]) == len(rows["espeak"]["voices"]) == 2
+    heard, tones = (rows[row]["wer"]["estimate"] for row in ("recordings", "kokoro"))
+    assert heard < 0.9 < tones  # there are no words in tones
+    assert all("+" in speaker for speaker in rows["kokoro, mixtures"]["voices"])
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processor time is read from /proc")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from command import SETTINGS, Antiphon, kept_files
 from safetensors.torch import load_file
+from tiny_kokoro import write_tiny_kokoro
 from world import World, assert_same, write_source
 
 import antiphon as library
@@ -428,3 +429,23 @@ def test_adapt(antiphon: Antiphon, finished: Path, world: World, tmp_path: Path)
     one, other = (load_file(run / "adapted" / "model" / "model.safetensors") for run in runs)
     assert_same(one, other, "adapted")
     assert [report.session for report in adaptation.sessions] == ["s10"]
+
+
+def test_adapt_to_mixtures_of_voices(
+    finished: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("espeakng_loader", "soxr"):
+        pytest.importorskip(package)
+    monkeypatch.setenv("ANTIPHON_KOKORO", str(write_tiny_kokoro(tmp_path / "kokoro")))
+    (tmp_path / "s10.txt").write_text("A bad cab.\nDecade by decade!")
+    speak = ["engines=kokoro", "num_voices=8", "takes=8", "rehearse_hours=0.002", "valid_hours=0.001"]
+    adaptation = library.adapt(
+        finished / "seed", [tmp_path / "s10.txt"], world.corpus, tmp_path / "out", rounds=1, speaking=speak,
+        settings=["runs.adapted.algorithm.local.steps=1"], processes=2,
+    )  # fmt: skip
+    assert set(adaptation.scores) == {"adapted"}
+    plan = json.loads((adaptation.corpus / "plan.json").read_text())
+    assert [*plan["engines"]] == ["kokoro"]
+    assert sum("+" in voice["name"] for voice in plan["voices"]) == 8 - 3  # three are of the folder
+    spoken = [u for u in Corpus.open(adaptation.corpus).utterances() if u.split == "sessions"]
+    assert len({u.speaker for u in spoken}) == 8

@@ -17,7 +17,7 @@ from antiphon.data.audio import encode_flac
 from antiphon.data.corpus import Corpus
 from antiphon.data.importing.conversion import ImportOptions
 from antiphon.data.store import Progress
-from antiphon.data.tts.speech_engines import ACCENTS, VARIANTS, Espeak
+from antiphon.data.tts.espeak import ACCENTS, VARIANTS, Espeak
 from antiphon.data.tts.spoken_corpus import temporary_source
 from antiphon.seeding import derive
 

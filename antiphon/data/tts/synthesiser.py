@@ -1,14 +1,14 @@
 """Speech synthesisers: the interface, the installed ones, and speakers drawn from their voices.
 
 A voice of an engine at some rate and pitch is a speaker: the same text in the same voice gives the same
-samples, in every process, whatever was said before. `data.tts.speech_engines` has the engines.
+samples, in every process, whatever was said before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from antiphon.data.audio import resample
 from antiphon.registry import Registry, unknown_name
 from antiphon.seeding import derive
 
-# Voices are drawn from engines in this order.
-HOMES = ["antiphon.data.tts.speech_engines"]
+# Voices are drawn from engines in this order, so a module of engines imports the one before it.
+HOMES = [f"antiphon.data.tts.{name}" for name in ("speech_engines", "espeak", "kokoro")]
 ENGINES = Registry("antiphon.synthesisers", ("version", "voices", "say"), HOMES, is_config=False)
 MIN_SECONDS = 0.1
 SILENCE = 1e-3  # a lower peak is silence
@@ -69,6 +69,15 @@ class Synthesiser(Protocol):
         ...
 
 
+@runtime_checkable
+class Mixing(Protocol):
+    """A synthesiser that can also speak with voices between its voices."""
+
+    def mixed(self, generator: np.random.Generator) -> str:
+        """Draw the name of a voice between others."""
+        ...
+
+
 def check_voice(voice: Voice, names: tuple[str, ...]) -> None:
     """Refuse a voice whose name the engine does not have."""
     if voice.name not in names:
@@ -105,11 +114,12 @@ def find_engines(names: Sequence[str] = ()) -> dict[str, Synthesiser]:
 def draw_voices(engines: Mapping[str, Synthesiser], num: int, seed: int) -> tuple[Voice, ...]:
     """Draw `num` different speakers, from each engine in turn; the first ones do not depend on `num`.
 
-    A voice repeats, at another rate and pitch, only after all voices of its engine have been used.
+    When all voices of an engine have been used, it mixes them if it can. Otherwise they repeat, at another
+    rate and pitch.
     """
     if num < 1:
         raise ValueError(f"at least one voice is needed, not {num}")
-    names = {engine: _endless(engines[engine].voices, derive(seed, "names", engine)) for engine in engines}
+    names = {name: _endless(engine, derive(seed, "names", name)) for name, engine in engines.items()}
     generator = np.random.default_rng(derive(seed, "rates and pitches"))
     voices: dict[Voice, None] = {}
     while len(voices) < num:
@@ -119,8 +129,11 @@ def draw_voices(engines: Mapping[str, Synthesiser], num: int, seed: int) -> tupl
     return tuple(voices)[:num]
 
 
-def _endless(names: Sequence[str], seed: int) -> Iterator[str]:
-    """Yield every name once in random order, then all again in another order, and so on."""
+def _endless(engine: Synthesiser, seed: int) -> Iterator[str]:
+    """Yield the name of every voice in random order; then mixtures of them, or all again in another order."""
     generator = np.random.default_rng(seed)
+    names = engine.voices
     while names:
         yield from (names[index] for index in generator.permutation(len(names))[::-1])
+        while isinstance(engine, Mixing) and len(names) > 1:
+            yield engine.mixed(generator)

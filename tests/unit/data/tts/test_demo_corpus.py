@@ -18,7 +18,7 @@ from antiphon.data.tts.demo_corpus import (
     plan_speakers,
     synthesise_corpus,
 )
-from antiphon.data.tts.speech_engines import ACCENTS, VARIANTS, Espeak
+from antiphon.data.tts.espeak import ACCENTS, VARIANTS, Espeak
 
 HANNAH = DemoVoice("en-us", "f3", rate=170, pitch=60)
 

