@@ -16,7 +16,7 @@ def main() -> None:
     heeded = [number for number in REASONS if signal.getsignal(number) != signal.SIG_IGN]
     for number in heeded:
         signal.signal(number, _exit_at_once)
-    from antiphon.cli import main as run_command_line  # takes seconds: torch
+    from antiphon.cli import main as run_command_line
     from antiphon.pools.signals import exit_code, reason_of
 
     try:

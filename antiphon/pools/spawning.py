@@ -6,19 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import IO
 
+from antiphon.pools.lifeline import LIFELINE
 from antiphon.pools.rendezvous import LOOPBACK, loopback_store
 from antiphon.pools.signals import interrupt, on_signals
 from antiphon.pools.torch_group import PeerLost
 from antiphon.records.lock import lock_descriptors
 
-LIFELINE = "ANTIPHON_LIFELINE"  # standard input is a pipe from the parent, which closes when the parent ends
 GRACE = 20.0  # seconds for the others to end after one has failed
 
 
@@ -92,16 +90,3 @@ def passing_signals_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator
 
     with on_signals(pass_on):
         yield received
-
-
-@cache
-def end_with_starter() -> None:
-    """In a started process: stop cleanly, as on SIGTERM, when the process that started it has ended."""
-    if LIFELINE not in os.environ:
-        return
-
-    def watch() -> None:
-        os.read(0, 1)  # returns when the pipe closes: nothing is ever written to it
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
