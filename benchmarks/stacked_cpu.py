@@ -2,13 +2,13 @@
 
     python benchmarks/stacked_cpu.py
 
-A round of FedAvg of the same ten clients, with one torch thread, both ways in turn. Clients have noise: in most
-cases, all utterances of a case are equally long, so that nothing is padded, which is the best case for stacking.
-`unequal` cases have utterances of half to one and a half times that length; every launch there is as large as
-possible, or of equal batches only (`padded`, `split`).
+A round of FedAvg of the same ten clients, with one torch thread, both ways in turn. Clients have noise: in
+most cases, all utterances of a case are equally long, so that nothing is padded, which is the best case for
+stacking. The utterances of other cases have half to one and a half times that length. Then a launch has the
+batches of all clients (`padded`), or those that are about equally long (`split`).
 
-The last column says whether a client gets the same bits in stacks of ten and of three clients. `--ordered` and the
-default of several processes need that: the clients of a process depend on the number of processes.
+The last column says whether a client gets the same bits in stacks of ten and of three clients. Several
+processes need that: how many clients a process has depends on the number of processes.
 """
 
 from __future__ import annotations

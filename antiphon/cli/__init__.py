@@ -42,7 +42,8 @@ class _Commands(TyperGroup):
         TyperGroup.format_help(self._listing(), ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        return TyperGroup.shell_complete(self._listing(), ctx, incomplete)
+        ctx.command = self._listing()
+        return super().shell_complete(ctx, incomplete)
 
     def _listing(self) -> _Commands:
         """Return the same commands to be listed, not loaded."""

@@ -17,6 +17,8 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_group
 
+from antiphon.pools.signals import exit_at_once, on_signals
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -154,7 +156,7 @@ class LazyCommands(MutableMapping[str, Any]):
 
 def _load(entry: Entry, panel: str) -> Any:
     """Return a command or a group, as typer makes it from the function or the application of its module."""
-    with _without_garbage_collection():
+    with _without_garbage_collection(), on_signals(exit_at_once):
         module, parent = import_module(f"antiphon.cli.{entry.module}"), typer.Typer()
     if hasattr(module, f"{entry.name}_command"):
         parent.command(entry.name, rich_help_panel=panel)(getattr(module, f"{entry.name}_command"))

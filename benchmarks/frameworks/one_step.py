@@ -1,4 +1,4 @@
-"""FedAvg that ends its process after the first round: what a run did until then can be measured from outside."""
+"""FedAvg that ends its process after the first round: its time until then is measured from outside."""
 
 from __future__ import annotations
 
