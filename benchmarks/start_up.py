@@ -2,9 +2,9 @@
 
     python benchmarks/start_up.py
 
-Each command is a process of its own, in turn with one that imports torch and exits: who trains with torch cannot
-avoid that. The run has its features computed already, and its first step is a step of one client with two short
-utterances and a tiny model: imports and preparation are measured. The process ends after that step.
+Each command is a process of its own, in turn with one that imports torch and exits: who trains with torch
+cannot avoid that. The run has its features computed already, and its first step is a step of one client with
+two short utterances and a tiny model: imports and preparation are measured. The process ends after that step.
 """
 
 from __future__ import annotations
