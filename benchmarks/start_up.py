@@ -1,10 +1,11 @@
 """The time to start: `antiphon run` to the end of its first training step, and `antiphon --help`.
 
-    python benchmarks/start_up.py
+    python benchmarks/start_up.py --before CHECKOUT
 
 Each command is a process of its own, in turn with one that imports torch and exits: who trains with torch
 cannot avoid that. The run has its features computed already, and its first step is a step of one client with
 two short utterances and a tiny model: imports and preparation are measured. The process ends after that step.
+With `--before`, the commands of another checkout are measured as well, in the same turns.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,60 +47,59 @@ class Taken:
     cpu: float
 
 
-def take(command: Sequence[str]) -> Taken:
-    """Run a command, from its start to its end."""
-    before, began = os.times(), time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment())
-    wall, after = time.perf_counter() - began, os.times()
-    used = [getattr(after, name) - getattr(before, name) for name in ("children_user", "children_system")]
-    return Taken(wall, sum(used))
+@dataclass(frozen=True)
+class Command:
+    """A command line, and the checkout whose antiphon it runs."""
+
+    words: list[str]
+    checkout: Path = HERE.parent
+
+    def take(self) -> Taken:
+        """Run the command, from its start to its end."""
+        path = os.pathsep.join([str(self.checkout), str(HERE)])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        before, began = os.times(), time.perf_counter()
+        subprocess.run(self.words, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=HERE)
+        wall, after = time.perf_counter() - began, os.times()
+        cpu = after.children_user + after.children_system - before.children_user - before.children_system
+        return Taken(wall, cpu)
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of the commands: one thread, and the packages of this folder."""
-    paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-def commands(folder: Path) -> dict[str, list[str]]:
-    """Return the commands, by name; they need a corpus with its features."""
+def commands(folder: Path, before: Path | None) -> dict[str, Command]:
+    """Return the commands, by name, after making a corpus with its features."""
     make_store(folder / "corpus", 4, 2, (1.0, 2.0), 8)
     (folder / "settings.yaml").write_text(SETTINGS)
     antiphon = [sys.executable, "-m", "antiphon"]
-    run = [
-        "run",
-        str(folder / "settings.yaml"),
-        "--data",
-        str(folder / "corpus"),
-        "--out",
-        str(folder / "out"),
-    ]
-    return {
-        TORCH: [sys.executable, "-c", "import os, torch; os._exit(0)"],
-        RUN: [*antiphon, *run, "--only", "fedavg"],
-        HELP: [*antiphon, "--help"],
-    }
+    options = ["--data", str(folder / "corpus"), "--out", str(folder / "out"), "--only", "fedavg"]
+    words = {RUN: [*antiphon, "run", str(folder / "settings.yaml"), *options], HELP: [*antiphon, "--help"]}
+    found = {TORCH: Command([sys.executable, "-c", "import os, torch; os._exit(0)"])}
+    found |= {name: Command(line) for name, line in words.items()}
+    if before:
+        found |= {f"{name}, before": Command(line, before.absolute()) for name, line in words.items()}
+    return found
 
 
-def measure(times: int) -> dict[str, list[Taken]]:
-    """Return what each command took, each time in another order."""
+def measure(times: int, before: Path | None) -> dict[str, list[Taken]]:
+    """Return what each command took, each time in another order; the first time warms up."""
     found: dict[str, list[Taken]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        known = commands(Path(folder))
-        for command in known.values():  # files are read from memory from now on, and modules are compiled
-            take(command)
-            shutil.rmtree(Path(folder) / "out", ignore_errors=True)
-        for number in range(times):
-            for place in range(len(known)):
-                name = list(known)[(number + place) % len(known)]
-                found.setdefault(name, []).append(take(known[name]))
+        known = commands(Path(folder), before)
+        names = list(known)
+        for number in range(-1, times):
+            for place in range(len(names)):
+                name = names[(number + place) % len(names)]
+                taken = known[name].take()
                 shutil.rmtree(Path(folder) / "out", ignore_errors=True)
+                if number >= 0:
+                    found.setdefault(name, []).append(taken)
     return found
 
 
 def main() -> None:
-    arguments = argument_parser(__doc__, "start_up").parse_args()
-    taken = measure(1 if arguments.quick else TIMES)
+    parser = argument_parser(__doc__, "start_up")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout, to compare with")
+    arguments = parser.parse_args()
+    taken = measure(1 if arguments.quick else TIMES, arguments.before)
     result: dict[str, Any] = {}
     rows = []
     for name, spells in taken.items():
@@ -119,7 +118,8 @@ def main() -> None:
         ]
         rows.append([name, *cells])
     print_table(["command", "processor s", "over torch", "wall s", "over torch"], rows)
-    write_result(arguments, {"times": len(taken[TORCH]), "commands": result})
+    options = ["--before", "CHECKOUT"] if arguments.before else []
+    write_result(arguments, {"times": len(taken[TORCH]), "commands": result}, *options)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Links between the processes of one machine: pairs of sockets, inherited from the process that starts them.
 
-A message takes a fraction of its time through gloo, where threads carry it. All links end at the first
-process, which passes on what it receives. The system closes the links of a process that ends, however it ends,
-and the others notice. The sockets have no names: nobody else can connect, and nothing is left behind.
+A message takes a fraction of its time through gloo, where threads carry it. The first process has a link to
+each of the others, and passes on what it receives. The system closes the links of a process that ends or is
+killed, and the others notice. The sockets have no names: nobody else can connect, and nothing is left behind.
 """
 
 from __future__ import annotations

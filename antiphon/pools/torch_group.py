@@ -60,7 +60,7 @@ class TorchGroup:
         self.device, self.ordered = device, ordered
         self._gpus = gpus  # the same processes with NCCL; None: gloo carries all tensors
         self._counter, self._num_counts = counter, 0
-        self._links = links
+        self.links = links
         self._is_over = False
         self._late: Exception | None = None  # an error of `on_rank_zero_async`
         self.is_broken = False  # the others may wait for a message that this process will never send
@@ -171,28 +171,28 @@ class TorchGroup:
                 dist.all_reduce(flat, group=self._gpus if flat.is_cuda else None)
             else:  # two processes: as many bytes as gloo's ring, in one step
                 both = [torch.empty_like(flat) for _ in range(self.size)]
-                if self._links:
+                if self.links:
                     both[self.rank] = flat
-                    self._links.swap(flat, both[1 - self.rank])
+                    self.links.swap(flat, both[1 - self.rank])
                 else:
                     dist.all_gather(both, flat)
                 torch.add(*both, out=flat)
 
     def broadcast(self, flat: Tensor, source: int) -> None:
         with self._peers():
-            if flat.is_cuda or self.size > 2 or not self._links:
+            if flat.is_cuda or self.size > 2 or not self.links:
                 dist.broadcast(flat, source, group=self._gpus if flat.is_cuda else None)
             elif self.rank == source:
-                self._links.send(flat)
+                self.links.send(flat)
             else:
-                self._links.receive(flat)
+                self.links.receive(flat)
 
     def _exchange(self, message: dict[str, Any], patience: timedelta | None = None) -> list[dict[str, Any]]:
         """Return the messages of all processes, by rank."""
         text = json.dumps(message).encode()
-        if self._links:
+        if self.links:
             with self._peers():
-                texts = self._links.exchange(text, patience)
+                texts = self.links.exchange(text, patience)
         else:
             texts = self._exchange_by_gloo(text, patience)
         return [json.loads(text) for text in texts]
