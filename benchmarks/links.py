@@ -2,8 +2,9 @@
 
     python benchmarks/links.py
 
-A message is the report on ten clients, as JSON; a sum is one of all parameters of a model. Both ways take turns
-in the same two processes. Seconds are those of the first process, on the wall's clock and of the processor.
+A message is the report on ten clients, as JSON; a sum is one of all parameters of a model. Both ways take
+turns in the same two processes. Seconds are those of the first process: by the clock on the wall, and of the
+processor.
 """
 
 from __future__ import annotations
