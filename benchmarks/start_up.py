@@ -36,7 +36,7 @@ runs:
     algorithm: {frameworks.one_step:OneStep: {local: {steps: 1, batch_seconds: 4.0}}}
 """
 TORCH, RUN, HELP = "import torch", "antiphon run, to the end of its first step", "antiphon --help"
-TIMES = 15
+TIMES = 9
 
 
 @dataclass(frozen=True)
