@@ -6,18 +6,16 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from types import FrameType
 
-REASONS = {signal.SIGINT: "Interrupted", signal.SIGTERM: "Terminated", signal.SIGHUP: "Hung up"}
+from antiphon.pools.signals import REASONS, exit_at_once, exit_code, reason_of
 
 
 def main() -> None:
     """Import the command line and run it; a signal before or after that prints no traceback."""
     heeded = [number for number in REASONS if signal.getsignal(number) != signal.SIG_IGN]
     for number in heeded:
-        signal.signal(number, _exit_at_once)
-    from antiphon.cli import main as run_command_line  # takes seconds: torch
-    from antiphon.pools.signals import exit_code, reason_of
+        signal.signal(number, lambda number, frame: exit_at_once(number))
+    from antiphon.cli import main as run_command_line
 
     try:
         run_command_line()
@@ -28,13 +26,6 @@ def main() -> None:
             sys.stdout.flush()
         for number in heeded:
             signal.signal(number, lambda number, frame: os._exit(128 + number))  # all is done or told
-
-
-def _exit_at_once(number: int, frame: FrameType | None) -> None:
-    """Exit without cleaning up: nothing has begun, and an exception inside an import can get lost."""
-    if os.environ.get("RANK", "0") == "0":  # of several processes, the first one tells
-        os.write(2, f"\n{REASONS[signal.Signals(number)]}: nothing was done.\n".encode())
-    os._exit(128 + number)
 
 
 if __name__ == "__main__":

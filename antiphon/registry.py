@@ -167,7 +167,13 @@ class Registry(Mapping[str, Any]):
 @lru_cache
 def _entry_points(group: str, search_path: tuple[str, ...]) -> Mapping[str, EntryPoint]:
     """Return a group's entry points; cached until `sys.path` changes."""
-    return {point.name: point for point in entry_points(group=group)}
+    return {point.name: point for point in _all_entry_points(search_path).select(group=group)}
+
+
+@lru_cache(maxsize=1)
+def _all_entry_points(search_path: tuple[str, ...]) -> Any:
+    """Return the entry points of all groups; a file of every installed package is read to find them."""
+    return entry_points()
 
 
 def _missing(need: str, choice: Any, kind: Any) -> str:

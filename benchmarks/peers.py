@@ -102,6 +102,7 @@ def commands(arguments: argparse.Namespace) -> dict[str, list[str]]:
         "antiphon": ours,
         "antiphon, saving every round": [*ours, "--save-every", "1"],
         "antiphon, 2 processes": [*ours, "--workers", "2"],
+        "antiphon, 2 processes, by gloo": [*ours, "--workers", "2", "--gloo"],
         STACKED: [*ours, "--stacked"],
         STACKED + ", 2 processes": [*ours, "--stacked", "--workers", "2"],
     }

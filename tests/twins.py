@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,9 +21,11 @@ import torch
 import torch.distributed as dist
 
 from antiphon.core import Collected, Failure, Report, Stopped, Task, Tensors, Update, Weigh, Worker
+from antiphon.pools.links import Links, ends_of, make_pairs
 from antiphon.pools.torch_group import PeerLost, TorchGroup
 
 T = TypeVar("T")
+HAVE_LINKS = True  # as processes of `--workers`; else gloo carries everything
 _groups: list[TorchGroup] = []  # the group of this process, while there is one
 
 
@@ -30,11 +34,11 @@ def side_by_side(
 ) -> T:
     """What `action` returns or raises here; in the forks it must come to the same, to the last bit."""
     with tempfile.TemporaryDirectory() as folder:
-        meeting = Path(folder) / "meeting"
+        meeting = Meeting(Path(folder) / "meeting", size, make_pairs(size) if HAVE_LINKS else [])
         outcome = "something else"
-        forks = [_fork(rank, size, action, ordered, dispatch, meeting) for rank in range(1, size)]
+        forks = [_fork(rank, action, ordered, dispatch, meeting) for rank in range(1, size)]
         try:
-            value = _as_rank(0, size, action, ordered, dispatch, meeting)
+            value = _as_rank(0, action, ordered, dispatch, meeting)
             outcome = fingerprint(value)
         except (Stopped, ValueError, PeerLost) as error:
             outcome = kind_of(error)
@@ -42,23 +46,40 @@ def side_by_side(
         finally:
             for rank, fork in enumerate(forks, 1):
                 os.waitpid(fork, 0)
-                verdict = meeting.with_name(str(rank))
+                verdict = meeting.path.with_name(str(rank))
                 if verdict.exists():  # or it ended without a word, as a test may want it to
                     other = verdict.read_text()
                     assert other == outcome, f"process {rank}: {other}\nthis one: {outcome}"
     return value
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """Where some processes meet: a file, and pairs of sockets."""
+
+    path: Path
+    size: int
+    pairs: list[tuple[socket.socket, socket.socket]]
+
+    def links(self, rank: int) -> Links | None:
+        """Return the links of a process, which closes all that belong to others."""
+        own = ends_of(rank, self.pairs) if self.pairs else []
+        for end in chain(*self.pairs):
+            if end not in own:
+                end.close()
+        return Links(rank, own) if own else None
+
+
 def _fork(
-    rank: int, size: int, action: Callable[[TorchGroup], Any], ordered: bool, dispatch: bool, meeting: Path
+    rank: int, action: Callable[[TorchGroup], Any], ordered: bool, dispatch: bool, meeting: Meeting
 ) -> int:
     fork = os.fork()
     if fork > 0:
         return fork
     try:
-        verdict = meeting.with_name(str(rank))
+        verdict = meeting.path.with_name(str(rank))
         try:
-            verdict.write_text(fingerprint(_as_rank(rank, size, action, ordered, dispatch, meeting)))
+            verdict.write_text(fingerprint(_as_rank(rank, action, ordered, dispatch, meeting)))
         except (Stopped, ValueError) as error:
             verdict.write_text(kind_of(error))
         except BaseException:
@@ -68,16 +89,20 @@ def _fork(
 
 
 def _as_rank(
-    rank: int, size: int, action: Callable[[TorchGroup], T], ordered: bool, dispatch: bool, meeting: Path
+    rank: int, action: Callable[[TorchGroup], T], ordered: bool, dispatch: bool, meeting: Meeting
 ) -> T:
-    store = dist.FileStore(str(meeting), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    links = meeting.links(rank)
+    store = dist.FileStore(str(meeting.path), meeting.size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=meeting.size)
     try:
-        _groups.append(TorchGroup(torch.device("cpu"), ordered, counter=store if dispatch else None))
+        counter = store if dispatch else None
+        _groups.append(TorchGroup(torch.device("cpu"), ordered, counter=counter, links=links))
         return action(_groups[-1])
     finally:
         _groups.clear()
         dist.destroy_process_group()
+        for end in links.ends if links else ():
+            end.close()
 
 
 def kind_of(error: Exception) -> str:

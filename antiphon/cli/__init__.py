@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shlex
 import sys
@@ -15,30 +16,9 @@ from typer.core import TyperGroup
 
 import antiphon
 from antiphon.cli import terminal
-from antiphon.cli.corpus_commands import corpus_commands, encoders_command
-from antiphon.cli.decoding_commands import lm_commands, nbest_command, rescore_command
-from antiphon.cli.federation_commands import federation_commands
-from antiphon.cli.model_commands import adapt_command, export_command, prune_command
-from antiphon.cli.personalisation_commands import personalize_command
-from antiphon.cli.privacy_commands import audit_command
-from antiphon.cli.run_commands import (
-    demo_command,
-    new_command,
-    recipes_command,
-    report_command,
-    run_command,
-)
-from antiphon.cli.scoring_commands import (
-    alignments_command,
-    compare_command,
-    evaluate_command,
-    transcribe_command,
-)
-from antiphon.core import Stopped
-from antiphon.pools.rendezvous import is_left_behind
+from antiphon.cli.lazy_commands import LazyCommands, listed
+from antiphon.pools.lifeline import end_with_starter
 from antiphon.pools.signals import exit_code, interrupting, interruption_in, reason_of
-from antiphon.pools.spawning import end_with_starter
-from antiphon.pools.torch_group import PeerLost
 
 __all__ = ["app", "main"]
 
@@ -54,6 +34,22 @@ def _telling_of_signals() -> Iterator[None]:
 
 class _Commands(TyperGroup):
     """The commands. A signal may come while one runs, or while its options are read."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**{**attributes, "commands": LazyCommands()})
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        TyperGroup.format_help(self._listing(), ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        ctx.command = self._listing()
+        return super().shell_complete(ctx, incomplete)
+
+    def _listing(self) -> _Commands:
+        """Return the same commands to be listed, not loaded."""
+        listing = copy.copy(self)
+        listing.commands = listed()
+        return listing
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _telling_of_signals():
@@ -90,21 +86,6 @@ def _options(version: Version = False) -> None:
     """Declare the options of `antiphon` itself."""
 
 
-# The groups of commands in --help.
-COMMANDS: dict[str, list[Any]] = {
-    "Start here": [demo_command, new_command, recipes_command, run_command],
-    "Results": [report_command, compare_command, evaluate_command, transcribe_command, alignments_command],
-    "Language models and decoding": [nbest_command, rescore_command, personalize_command],
-    "More": [adapt_command, prune_command, export_command, encoders_command, audit_command],
-}
-for panel, commands in COMMANDS.items():
-    for command in commands:
-        app.command(command.__name__.removesuffix("_command"), rich_help_panel=panel)(command)
-app.add_typer(corpus_commands, name="corpus", rich_help_panel="Start here")
-app.add_typer(federation_commands, name="federation", rich_help_panel="More")
-app.add_typer(lm_commands, name="lm", rich_help_panel="Language models and decoding")
-
-
 def main() -> None:
     """Run the command line and exit: the entry point `antiphon`."""
     with interrupting():
@@ -112,7 +93,7 @@ def main() -> None:
             code = _exit_code()
         except KeyboardInterrupt as error:  # it came while the command told how it had ended
             code = _interrupted(error)
-    if is_left_behind():
+    if _is_left_behind():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -127,26 +108,40 @@ def _exit_code() -> int:
         return stop.code if isinstance(stop.code, int) else 0
     except KeyboardInterrupt as error:
         return _interrupted(error)
-    except Stopped as reason:
-        terminal.say_stopped(str(reason), _resume_command())
-        return exit_code(str(reason)) or 3
-    except PeerLost as error:
+    except Exception as error:
+        return _code_of(error)
+    return 0
+
+
+def _code_of(error: Exception) -> int:
+    """Print the error that ended a command; return the exit code. An error that nobody expects is raised."""
+    from antiphon.core import Stopped
+    from antiphon.pools.torch_group import PeerLost
+
+    if isinstance(error, Stopped):
+        terminal.say_stopped(str(error), _resume_command())
+        return exit_code(str(error)) or 3
+    if isinstance(error, PeerLost):
         terminal.say_lost(str(error), _resume_command())
         return 4
-    except (ValueError, OSError) as error:
+    if isinstance(error, ValueError | OSError):
         terminal.say_error(str(error))
         return 2
-    except Exception as error:
-        interruption = interruption_in(error)
-        if interruption is not None:
-            return _interrupted(interruption)
-        # If other processes are lost, the interpreter's normal exit would hang: print the traceback here,
-        # and let main() exit at once.
-        if not is_left_behind():
-            raise
-        traceback.print_exc()
-        return 1
-    return 0
+    interruption = interruption_in(error)
+    if interruption is not None:
+        return _interrupted(interruption)
+    # If other processes are lost, the interpreter's normal exit would hang: print the traceback here, and let
+    # main() exit at once.
+    if not _is_left_behind():
+        raise error
+    traceback.print_exc()
+    return 1
+
+
+def _is_left_behind() -> bool:
+    """Return whether this process waits for others; only a command that has joined some can."""
+    rendezvous = sys.modules.get("antiphon.pools.rendezvous")
+    return rendezvous is not None and rendezvous.is_left_behind()
 
 
 def _interrupted(error: KeyboardInterrupt) -> int:

@@ -1,4 +1,4 @@
-"""`antiphon new`, `demo`, `run`, `recipes` and `report`: start a project, run experiments, show them."""
+"""`antiphon demo`, `run`, `recipes` and `report`: run experiments, show them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,10 @@ from antiphon import config
 from antiphon.cli import terminal
 from antiphon.cli.options import options_of
 from antiphon.report import figures_file, report
-from antiphon.scoring.statistics import plural
 
 Recipe = Annotated[
     str, typer.Argument(help="The name of a recipe, or a YAML file with its name and other settings.")
 ]
-
-
-@options_of(antiphon.new_project, "folder")
-def new_command(**options: Any) -> None:
-    """Start a project: settings with comments, an algorithm with its test, a manifest of your audio."""
-    project = antiphon.new_project(**options)
-    terminal.say(f"{project.folder}: {', '.join(project.files)}")
-    if project.audio is not None:
-        number = plural(len(project.audio.rows), "utterance")
-        terminal.say(f"found: {number} of {plural(project.audio.num_speakers, 'speaker')}")
-        for assumption in project.audio.assumptions:
-            terminal.say(f"assumed: {assumption}")
-    terminal.say("next:")
-    for command in project.commands:
-        terminal.say(f"  {command}")
 
 
 @options_of(antiphon.run)

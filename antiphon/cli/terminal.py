@@ -1,4 +1,7 @@
-"""Output for people: progress bars, tables, messages, errors."""
+"""Output for people: progress bars, tables, messages, errors.
+
+What needs torch is imported where it is used: `antiphon --help` does not.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -14,14 +17,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from antiphon.experiment.settings import Run
-from antiphon.pools.rendezvous import find_rank
-from antiphon.records.writer import Listener
-from antiphon.report import formatting
-from antiphon.report.run_folder import Evaluation
-from antiphon.report.tables import errors_of
-from antiphon.scoring.error_rate import Errors
-from antiphon.scoring.statistics import Interval, rate_interval
+if TYPE_CHECKING:
+    from antiphon.experiment.settings import Run
+    from antiphon.records.writer import Listener
+    from antiphon.scoring.error_rate import Errors
+    from antiphon.scoring.statistics import Interval
 
 Result = TypeVar("Result")
 console = Console()
@@ -61,59 +61,10 @@ def say_lost(message: str, command: str) -> None:
 
 def print_in_first_process() -> None:
     """Print nothing in this process if it is not the first of several that share a run."""
+    from antiphon.pools.rendezvous import find_rank
+
     process = find_rank(os.environ)
     console.quiet = errors.quiet = process is not None and process.rank > 0
-
-
-class RunBar(Listener):
-    """The progress bar of one run: rounds, loss, validation WER, number of answers, in all or by site."""
-
-    def __init__(self, progress: Progress, name: str, total: int) -> None:
-        self.progress, self.task = progress, progress.add_task(name, total=total, note="")
-        self.figures = self.valid = self.sites = ""
-        self.answered = 0
-
-    def resumed(self, round: int) -> None:
-        self.progress.update(self.task, completed=round, note=f"resumed after round {round}")
-
-    def replied(self, client: str) -> None:
-        self.answered += 1
-        self._show(f"[dim]{self.sites or f'{self.answered} answered'}[/]")
-
-    def at_sites(self, sites: Mapping[str, tuple[int, int]]) -> None:
-        self.sites = progress_of_sites(sites)
-        self._show(f"[dim]{self.sites}[/]")
-
-    def finished(self, entry: Mapping[str, Any], clock: Mapping[str, Any]) -> None:
-        self.answered, self.sites = 0, ""
-        if "loss" in entry:
-            self.figures = f"loss {entry['loss']:.3f}"
-        if "valid" in entry:
-            self.valid = f"valid WER {100 * entry['valid']['wer']:.1f} %"
-        for client, reason in entry.get("failures", {}).items():
-            left_out = f"round {entry['round']}: left out {client}: {reason}"
-            self.progress.console.print(f"  [yellow]{escape(left_out)}[/]")
-        self.progress.update(self.task, completed=entry["round"])
-        self._show("")
-
-    def _show(self, note: str) -> None:
-        self.progress.update(self.task, note="  ".join(filter(None, (self.figures, self.valid, note))))
-
-
-def progress_of_sites(sites: Mapping[str, tuple[int, int]], most: int = 6) -> str:
-    """Return how far each site is; of many sites, those that still work.
-
-    >>> progress_of_sites({"berlin": (2, 2), "oslo": (0, 3)})
-    'berlin 2/2, oslo 0/3'
-    >>> progress_of_sites({"berlin": (2, 2), "oslo": (0, 3), "quito": (1, 2)}, most=2)
-    'oslo 0/3, quito 1/2, 1 of 3 sites done'
-    """
-    shown = [f"{site} {done}/{asked}" for site, (done, asked) in sites.items()]
-    if len(shown) <= most:
-        return ", ".join(shown)
-    at_work = [f"{site} {done}/{asked}" for site, (done, asked) in sites.items() if done < asked]
-    more = [f"{len(at_work) - most} more"] if len(at_work) > most else []
-    return ", ".join([*at_work[:most], *more, f"{len(sites) - len(at_work)} of {len(sites)} sites done"])
 
 
 class Terminal:
@@ -147,6 +98,8 @@ class Terminal:
         self.progress.update(self._stages[stage], completed=done, total=total)
 
     def run(self, name: str, run: Run, num_clients: int) -> Listener:
+        from antiphon.cli.run_bar import RunBar
+
         self.progress.start()
         self._make_room()
         return RunBar(self.progress, name, run.rounds.total)
@@ -178,6 +131,10 @@ def number_table(title: str, label: str, *columns: str) -> Table:
 
 def score_table(scores: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return the error rates of runs, with 95 % intervals over speakers."""
+    from antiphon.report.run_folder import Evaluation
+    from antiphon.report.tables import errors_of
+    from antiphon.scoring.statistics import rate_interval
+
     splits = ", ".join(dict.fromkeys(str(score["split"]) for score in scores.values()))
     title = f"Speakers of {splits}: error rates with 95 % intervals over speakers"
     table = number_table(title, "run", "WER %", "S/D/I", "CER %", "round")
@@ -191,6 +148,7 @@ def score_table(scores: Mapping[str, Mapping[str, Any]]) -> Table:
 def error_kinds(errors: Errors) -> str:
     """Return the numbers of substitutions, deletions and insertions.
 
+    >>> from antiphon.scoring.error_rate import Errors
     >>> error_kinds(Errors(3, 2, 1, length=10))
     '3/2/1'
     """
@@ -200,9 +158,12 @@ def error_kinds(errors: Errors) -> str:
 def percent(interval: Interval | None, digits: int = 2) -> str:
     """Return a rate in percent with its interval; an empty text if there is none.
 
+    >>> from antiphon.scoring.statistics import Interval
     >>> percent(Interval(0.12, 0.1, 0.14))
     '12.00 [10.00, 14.00]'
     """
+    from antiphon.report import formatting
+
     if interval is None:
         return ""
     return f"{formatting.percent(interval.estimate, digits)} {formatting.bounds(interval, digits)}"

@@ -15,6 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from antiphon.pools.links import inherited
 from antiphon.pools.torch_group import TorchGroup
 
 ARRIVAL = timedelta(minutes=10)  # the time for all processes to start
@@ -86,7 +87,8 @@ def join(process: Rank, device: str, ordered: bool = False, dispatch: bool = Fal
         ) from error
     dist.init_process_group("gloo", store=store, rank=process.rank, world_size=process.size, timeout=PATIENCE)
     gpus = dist.new_group(backend="nccl", timeout=ARRIVAL) if own_gpus else None
-    group = TorchGroup(own_device, ordered, gpus, store if dispatch else None)
+    links = inherited(os.environ, process.rank)
+    group = TorchGroup(own_device, ordered, gpus, store if dispatch else None, links)
     try:
         with group:
             yield group

@@ -55,6 +55,14 @@ def on_signals(handle: Handle) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def exit_at_once(number: int) -> None:
+    """Exit without cleaning up: nothing has begun, and an exception inside an import can get lost."""
+    if os.environ.get("RANK", "0") == "0":  # of several processes, the first one tells
+        reason = REASONS[signal.Signals(number)].capitalize()
+        os.write(2, f"\n{reason}: nothing was done.\n".encode())
+    os._exit(128 + number)
+
+
 def interrupt(number: int) -> None:
     """Raise KeyboardInterrupt with the reason."""
     raise KeyboardInterrupt(REASONS[signal.Signals(number)])

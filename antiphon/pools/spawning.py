@@ -6,19 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from itertools import chain
 from typing import IO
 
+from antiphon.pools.lifeline import LIFELINE
+from antiphon.pools.links import VARIABLE as LINKS
+from antiphon.pools.links import ends_of, make_pairs
 from antiphon.pools.rendezvous import LOOPBACK, loopback_store
 from antiphon.pools.signals import interrupt, on_signals
 from antiphon.pools.torch_group import PeerLost
 from antiphon.records.lock import lock_descriptors
 
-LIFELINE = "ANTIPHON_LIFELINE"  # standard input is a pipe from the parent, which closes when the parent ends
 GRACE = 20.0  # seconds for the others to end after one has failed
 
 
@@ -36,8 +37,14 @@ def run_processes(num_processes: int) -> int:
         # The processes send tensors to each other over the loopback interface only.
         **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
     }
-    ranks = map(str, range(num_processes))
-    processes = [started_again({**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in ranks]
+    pairs = make_pairs(num_processes)
+    processes = []
+    for rank in range(num_processes):
+        links = [end.fileno() for end in ends_of(rank, pairs)]
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), LINKS: ",".join(map(str, links))}
+        processes.append(started_again({**shared, **own}, descriptors=links))
+    for end in chain(*pairs):  # only who owns an end has it open: it closes when that process ends
+        end.close()
     with passing_signals_on(processes) as received:
         codes = _wait(processes)
     if codes[0] < 0:
@@ -47,8 +54,13 @@ def run_processes(num_processes: int) -> int:
     return codes[0]
 
 
-def started_again(variables: Mapping[str, str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    """Start this same command in another process with more variables; it prints here, or to a file."""
+def started_again(
+    variables: Mapping[str, str], output: IO[bytes] | None = None, descriptors: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start this same command in another process with more variables; it prints here, or to a file.
+
+    It inherits the descriptors.
+    """
     environment = {
         "OMP_NUM_THREADS": "1",  # two processes with one thread each are faster than one with two
         **os.environ,
@@ -63,7 +75,8 @@ def started_again(variables: Mapping[str, str], output: IO[bytes] | None = None)
         stdout=output,
         stderr=output,
         start_new_session=True,
-        pass_fds=lock_descriptors(),  # the folder stays locked as long as one of them writes to it
+        # The folder stays locked as long as one of them writes to it.
+        pass_fds=(*lock_descriptors(), *descriptors),
     )
 
 
@@ -92,16 +105,3 @@ def passing_signals_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator
 
     with on_signals(pass_on):
         yield received
-
-
-@cache
-def end_with_starter() -> None:
-    """In a started process: stop cleanly, as on SIGTERM, when the process that started it has ended."""
-    if LIFELINE not in os.environ:
-        return
-
-    def watch() -> None:
-        os.read(0, 1)  # returns when the pipe closes: nothing is ever written to it
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()

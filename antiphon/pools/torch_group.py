@@ -1,8 +1,8 @@
 """A process group by torch.distributed (SPMD), with messages of JSON and tensors, no pickle.
 
-Every operation begins with an exchange of short messages through gloo. A process that fails sends its error
-as its last message, so the others end too instead of waiting. A killed process breaks its connections, which
-the others notice at their next message.
+Every operation begins with an exchange of short messages: through the links of processes that `--workers` has
+started, else through gloo. A process that fails sends its error as its last message, so the others end too
+instead of waiting. A killed process breaks its connections, which the others notice at their next message.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 from antiphon.core import Pool, Stopped, Worker
 from antiphon.pools.dispatched import DispatchedPool
 from antiphon.pools.distributed import DistributedPool
+from antiphon.pools.links import Links
 from antiphon.records.checkpoint import in_own_memory, pack, unpack, unshared
 
 T = TypeVar("T")
@@ -43,7 +44,8 @@ class TorchGroup:
     """The group as one of its processes sees it; torch.distributed must be initialised.
 
     `ordered` pools add updates in cohort order: the bits of a single process, for more traffic and memory.
-    With a `counter`, a store of all processes, each takes the next clients when it is free.
+    With a `counter`, a store of all processes, each takes the next clients when it is free. `links` carry all
+    messages, and the tensors of two processes on CPUs.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class TorchGroup:
         ordered: bool = False,
         gpus: dist.ProcessGroup | None = None,
         counter: dist.Store | None = None,
+        links: Links | None = None,
     ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.device, self.ordered = device, ordered
         self._gpus = gpus  # the same processes with NCCL; None: gloo carries all tensors
         self._counter, self._num_counts = counter, 0
+        self.links = links
         self._is_over = False
         self._late: Exception | None = None  # an error of `on_rank_zero_async`
         self.is_broken = False  # the others may wait for a message that this process will never send
@@ -167,20 +171,38 @@ class TorchGroup:
                 dist.all_reduce(flat, group=self._gpus if flat.is_cuda else None)
             else:  # two processes: as many bytes as gloo's ring, in one step
                 both = [torch.empty_like(flat) for _ in range(self.size)]
-                dist.all_gather(both, flat)
+                if self.links:
+                    both[self.rank] = flat
+                    self.links.swap(flat, both[1 - self.rank])
+                else:
+                    dist.all_gather(both, flat)
                 torch.add(*both, out=flat)
 
     def broadcast(self, flat: Tensor, source: int) -> None:
         with self._peers():
-            dist.broadcast(flat, source, group=self._gpus if flat.is_cuda else None)
+            if flat.is_cuda or self.size > 2 or not self.links:
+                dist.broadcast(flat, source, group=self._gpus if flat.is_cuda else None)
+            elif self.rank == source:
+                self.links.send(flat)
+            else:
+                self.links.receive(flat)
 
     def _exchange(self, message: dict[str, Any], patience: timedelta | None = None) -> list[dict[str, Any]]:
-        """Return the messages of all processes, by rank.
-
-        The beginnings of all messages go to the first process and back as a tree, in log2(size) steps. Whole
-        messages go round the ring, in size − 1 steps, only if one of them is longer.
-        """
+        """Return the messages of all processes, by rank."""
         text = json.dumps(message).encode()
+        if self.links:
+            with self._peers():
+                texts = self.links.exchange(text, patience)
+        else:
+            texts = self._exchange_by_gloo(text, patience)
+        return [json.loads(text) for text in texts]
+
+    def _exchange_by_gloo(self, text: bytes, patience: timedelta | None) -> list[bytes]:
+        """Return the texts of all processes.
+
+        Their beginnings go to the first process and back as a tree, in log2(size) steps. Whole texts go round
+        the ring, in size − 1 steps, only if one of them is longer.
+        """
         head = min(4096, max(256, 65536 // self.size))
         start = _padded(len(text).to_bytes(LENGTH, "big") + text, head)
         heads = torch.zeros(self.size, head, dtype=torch.uint8)
@@ -195,14 +217,14 @@ class TorchGroup:
             with self._peers():
                 _wait(dist.all_gather(rows, _padded(text, max(lengths)), async_op=True), patience)
             texts = [row.numpy().tobytes() for row in rows]
-        return [json.loads(text[:length]) for text, length in zip(texts, lengths, strict=True)]
+        return [text[:length] for text, length in zip(texts, lengths, strict=True)]
 
     @contextmanager
     def _peers(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:
-            if not any(sign in str(error) for sign in SIGNS_OF_LOSS):
+        except (RuntimeError, ConnectionError, TimeoutError) as error:
+            if isinstance(error, RuntimeError) and not any(sign in str(error) for sign in SIGNS_OF_LOSS):
                 raise
             raise PeerLost("another process of this run is gone: killed, or out of memory?") from error
 

@@ -14,9 +14,10 @@ from antiphon.experiment.jobs import own_job
 from antiphon.experiment.preparation import choose_device
 from antiphon.experiment.runner import Scores, run_experiment, run_job, run_side_by_side
 from antiphon.experiment.settings import Experiment
+from antiphon.pools.lifeline import end_with_starter
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.rendezvous import Rank, choose_gpu, find_rank, join
-from antiphon.pools.spawning import end_with_starter, run_processes
+from antiphon.pools.spawning import run_processes
 from antiphon.recipes import RECIPES
 from antiphon.recipes import recipe as load_recipe
 from antiphon.records.folders import check_new_folder

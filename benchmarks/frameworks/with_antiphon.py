@@ -21,6 +21,7 @@ from antiphon.engine import Engine, Listener, Rounds
 from antiphon.pools.process_group import ProcessGroup, SingleProcess
 from antiphon.pools.rendezvous import find_rank, join
 from antiphon.pools.spawning import run_processes
+from antiphon.pools.torch_group import TorchGroup
 from antiphon.tasks.local_training import LocalTraining
 
 
@@ -113,12 +114,15 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--save-every", type=int, default=0, help="rounds between checkpoints; 0: at the end")
     parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--gloo", action="store_true", help="processes exchange all messages by gloo")
     parser.add_argument("--stacked", action="store_true", help="train all clients of a process at once")
     arguments = parser.parse_args()
     process = find_rank(os.environ)
     if arguments.workers > 1 and process is None:
         return run_processes(arguments.workers)
     with join(process, "cpu") if process else nullcontext(SingleProcess()) as group:
+        if arguments.gloo and isinstance(group, TorchGroup):
+            group.links = None
         train(arguments, group)
     return 0
 

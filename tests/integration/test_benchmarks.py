@@ -141,8 +141,9 @@ def test_fixed_shares_and_free_groups_do_the_same_work(tmp_path: Path) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are measured through /proc")
 def test_antiphon_ends_where_the_bare_loop_does_in_one_process_in_two_and_stacked(tmp_path: Path) -> None:
     found = run_quickly("peers", tmp_path, "--only", "mlp")["workloads"]["mlp"]
-    ours = ["antiphon", "antiphon, saving every round", "antiphon, 2 processes", "antiphon, stacked"]
-    ways = ["bare loop, 2 processes", *ours, "antiphon, stacked, 2 processes"]
+    ours = ["antiphon", "antiphon, saving every round", "antiphon, 2 processes"]
+    ours += ["antiphon, 2 processes, by gloo", "antiphon, stacked", "antiphon, stacked, 2 processes"]
+    ways = ["bare loop, 2 processes", *ours]
     assert list(found["frameworks"]) == ["bare loop", *ways]
     losses = [each["loss"] for each in found["frameworks"].values()]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-4)
@@ -245,6 +246,28 @@ def test_stacked_clients_come_to_what_they_come_to_alone(tmp_path: Path) -> None
     for case in found["cases"].values():
         assert case["difference"] < 1e-4
         assert all(case[way]["seconds"] > 0 for way in ("alone", "stacked", "graphs", "limit"))
+
+
+def test_stacked_clients_on_a_cpu_train_the_same_model(tmp_path: Path) -> None:
+    rows = run_quickly("stacked_cpu", tmp_path)["rows"]
+    assert [row["kind"] for row in rows] == ["blstm", "conformer"]
+    assert all(row["ratio"] > 0 and row["same_bits"] in (True, False) for row in rows)
+
+
+def test_the_help_starts_faster_than_torch_and_a_run_does_not(tmp_path: Path) -> None:
+    found = run_quickly("start_up", tmp_path)["commands"]
+    assert found["antiphon --help"]["cpu"]["ratio"] < 1
+    assert found["antiphon run, to the end of its first step"]["cpu"]["ratio"] > 1
+
+
+def test_links_and_gloo_carry_messages_and_sums_of_all_sizes(tmp_path: Path) -> None:
+    # Not in a fork: the script starts itself again, twice.
+    command = [sys.executable, str(BENCHMARKS / "links.py"), "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    sizes = json.loads((tmp_path / "links.json").read_text())["sizes"]
+    assert list(sizes) == ["message", "26 thousand", "1 million", "10 million"]
+    assert all(row[way]["wall"] > 0 for row in sizes.values() for way in ("links", "gloo"))
 
 
 def test_the_transducer_s_loss_is_the_same_with_and_without_the_whole_lattice_in_memory(

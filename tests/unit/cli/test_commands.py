@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 import antiphon
 from antiphon.cli import app, main, terminal
+from antiphon.cli.lazy_commands import ENTRIES
 from antiphon.data.encoders import KNOWN_ENCODERS
 from antiphon.report import report
 
@@ -168,6 +169,35 @@ def test_every_command_is_in_a_group_of_the_help() -> None:
     assert {"demo", "new", "run", "corpus"} <= start
 
 
+def test_the_help_lists_what_commands_say_of_themselves() -> None:
+    for name, command in get_command(app).commands.items():
+        summary = " ".join(command.help.split("\n\n")[0].split())
+        assert (ENTRIES[name][0].summary, ENTRIES[name][1]) == (summary, command.rich_help_panel), name
+
+
+@pytest.mark.parametrize("typed", [["--help"], ["--version"]])
+def test_what_needs_no_command_does_not_wait_for_torch(typed: list[str]) -> None:
+    code = (
+        "import sys, atexit; from antiphon.__main__ import main;"
+        "atexit.register(lambda: print('imported:', {'torch', 'numpy'} & sys.modules.keys())); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *typed], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("imported: set()\n")
+
+
+def test_completion_lists_commands_without_loading_them() -> None:
+    typed = {"_ANTIPHON_COMPLETE": "complete_bash", "COMP_WORDS": "antiphon re", "COMP_CWORD": "1"}
+    code = (
+        "import sys, atexit; from antiphon.cli import app;"
+        "atexit.register(lambda: print('imported:', {'torch', 'numpy'} & sys.modules.keys()));"
+        "app(prog_name='antiphon')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **typed}
+    )
+    assert done.stdout.split() == ["recipes", "report", "rescore", "imported:", "set()"], done.stderr
+
+
 @pytest.mark.parametrize("arguments", [["-h"], ["corpus", "-h"], ["lm", "train", "-h"], ["--help"]])
 def test_help_has_a_short_option_everywhere(arguments: list[str]) -> None:
     done = CliRunner().invoke(app, arguments)
@@ -186,13 +216,14 @@ def test_the_shell_can_complete_commands() -> None:
     assert {"recipes", "report", "rescore"} <= set(done.output.split())
 
 
-# Sends Ctrl-C to itself when torch is imported, which is what takes the first seconds.
+# Sends itself a signal when torch is imported, which is what takes the first seconds of a command.
 INTERRUPTED_IMPORT = """
 import os, signal, sys
+number = signal.Signals[sys.argv.pop()]
 class Finder:
     def find_spec(self, name, *rest):
         if name == "torch":
-            os.kill(os.getpid(), signal.Signals[sys.argv[1]])
+            os.kill(os.getpid(), number)
 sys.meta_path.insert(0, Finder())
 from antiphon.__main__ import main
 main()
@@ -203,7 +234,7 @@ main()
     ("name", "code", "word"), [("SIGINT", 130, "Interrupted"), ("SIGTERM", 143, "Terminated")]
 )
 def test_a_signal_during_the_imports_is_one_line(name: str, code: int, word: str) -> None:
-    command = [sys.executable, "-c", INTERRUPTED_IMPORT, name]
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, "recipes", name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.split("\n") == ["", f"{word}: nothing was done.", ""]
@@ -243,7 +274,7 @@ def test_a_signal_while_options_are_read_is_one_line(
 
 
 def test_of_several_processes_only_the_first_tells_of_a_signal() -> None:
-    command = [sys.executable, "-c", INTERRUPTED_IMPORT, "SIGTERM"]
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, "recipes", "SIGTERM"]
     environment = {**os.environ, "RANK": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (143, "", "")

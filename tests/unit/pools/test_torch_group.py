@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import twins
 from twins import side_by_side
 from world import assert_same
 
@@ -21,6 +22,11 @@ STATE = ServerState(
     opt={"step": 4, "moments": ({"b": torch.ones(3)}, None), "ready": torch.tensor([True, False])},
     seed=2**62 + 1,
 )
+
+
+@pytest.fixture(autouse=True, params=["links", "gloo"])
+def carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twins, "HAVE_LINKS", request.param == "links")
 
 
 def test_the_first_process_acts_alone_and_all_get_its_state_to_the_bit(tmp_path: Path) -> None:
