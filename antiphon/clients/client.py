@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from antiphon.clients.cpu_products import faster_products
+from antiphon.clients import cpu_products
 from antiphon.clients.precision import check_precision, tf32
 from antiphon.clients.train import local_sgd, mean_loss
 from antiphon.core import Tensors, Unusable
@@ -148,8 +148,8 @@ class ClientRuntime:
         """Return a context for losses and gradients: products in TF32, if set; on a CPU the fast library."""
         if self.device.type == "cuda":
             return tf32(self.precision == "tf32")
-        num_frames = batch.features.shape[:-1].numel()
-        return faster_products(num_frames * sum(p.numel() for p in self.parameters.values()))
+        work = batch.features.shape[:-1].numel() * sum(p.numel() for p in self.parameters.values())
+        return cpu_products.faster_products() if work >= cpu_products.ENOUGH_WORK else nullcontext()
 
     def to_device(self, tensor: Tensor) -> Tensor:
         return to_device(tensor, self.device)

@@ -29,13 +29,10 @@ _UNCHANGED, _ONE_DNN = "none", "bf16"  # values of PyTorch's switch
 
 
 @contextmanager
-def faster_products(work: float) -> Iterator[None]:
-    """Let oneDNN compute products where MKL is slow, if they stay exact and the user has not decided.
-
-    work: frames of the batch times parameters.
-    """
+def faster_products() -> Iterator[None]:
+    """Let oneDNN compute products where MKL is slow, if they stay exact and nobody has chosen otherwise."""
     chosen = _PRODUCTS.fp32_precision
-    if work < ENOUGH_WORK or chosen != _UNCHANGED or not _one_dnn_is_better():
+    if chosen != _UNCHANGED or not _one_dnn_is_better():
         yield
         return
     _PRODUCTS.fp32_precision = _ONE_DNN

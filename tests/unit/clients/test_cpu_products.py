@@ -9,10 +9,9 @@ import pytest
 import torch
 from world import SEED, World
 
-from antiphon.clients import client as client_module
 from antiphon.clients import cpu_products
-from antiphon.clients.cpu_products import AMD, ENOUGH_WORK, faster_products, is_exact
-from antiphon.core import Task
+from antiphon.clients.cpu_products import AMD, faster_products, is_exact
+from antiphon.core import Task, Tensors
 from antiphon.data.batches import collate
 
 PRODUCTS = torch.backends.mkldnn.matmul
@@ -29,21 +28,15 @@ def switch() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("vendor", "exact", "work", "inside"),
-    [
-        (AMD, True, ENOUGH_WORK, "bf16"),
-        (AMD, True, ENOUGH_WORK - 1, "none"),
-        (AMD, False, ENOUGH_WORK, "none"),
-        ("GenuineIntel", True, ENOUGH_WORK, "none"),
-        ("", True, ENOUGH_WORK, "none"),
-    ],
+    ("vendor", "exact", "inside"),
+    [(AMD, True, "bf16"), (AMD, False, "none"), ("GenuineIntel", True, "none"), ("", True, "none")],
 )
-def test_one_dnn_computes_products_on_processors_of_amd_if_they_are_many_and_exact(
-    vendor: str, exact: bool, work: float, inside: str, monkeypatch: pytest.MonkeyPatch
+def test_one_dnn_computes_products_on_processors_of_amd_if_they_are_exact(
+    vendor: str, exact: bool, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_products, "processor_vendor", lambda: vendor)
     monkeypatch.setattr(cpu_products, "is_exact", lambda: exact)
-    with faster_products(work):
+    with faster_products():
         assert inside == PRODUCTS.fp32_precision
     assert PRODUCTS.fp32_precision == "none"
 
@@ -51,7 +44,7 @@ def test_one_dnn_computes_products_on_processors_of_amd_if_they_are_many_and_exa
 def test_what_a_user_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_products, "processor_vendor", lambda: AMD)
     PRODUCTS.fp32_precision = "ieee"
-    with faster_products(ENOUGH_WORK):
+    with faster_products():
         assert PRODUCTS.fp32_precision == "ieee"
     assert PRODUCTS.fp32_precision == "ieee"
 
@@ -69,7 +62,7 @@ def test_products_are_exact_to_float32_in_all_sizes() -> None:
         left, right = (torch.randn(n, inner, generator=generator) for n in (rows, columns))
         bias = torch.randn(columns, generator=generator)
         want = left.double() @ right.double().t() + bias
-        with faster_products(ENOUGH_WORK):
+        with faster_products():
             several = torch.baddbmm(bias[None, None], left.expand(2, -1, -1), right.t().expand(2, -1, -1))
             linear = torch.nn.functional.linear(left, right, bias)
         for got in (linear, *several):
@@ -78,7 +71,7 @@ def test_products_are_exact_to_float32_in_all_sizes() -> None:
 
 def test_a_switch_is_set_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_products, "processor_vendor", lambda: AMD)
-    with pytest.raises(KeyError), faster_products(ENOUGH_WORK):
+    with pytest.raises(KeyError), faster_products():
         raise KeyError
     assert PRODUCTS.fp32_precision == "none"
 
@@ -89,21 +82,26 @@ def test_frames_and_parameters_of_a_step_decide_and_the_same_model_is_trained(
     name, params = "speaker/s00", world.params()
     local = {"lr": 0.1, "epochs": 1, "steps": 1, "batch_seconds": 0.0, "clip_norm": 0.0, "proximal": 0.0}
     task = Task("train", params, {**local, "round": 0, "seed": SEED})
-    work: list[float] = []
+    batch = collate(world.store, world.clients()[name], world.tokens.encode)
+    work = batch.features.shape[:-1].numel() * sum(p.numel() for p in params.values())
+    inside: list[str] = []
 
     @contextmanager
-    def watched(amount: float) -> Iterator[None]:
-        work.append(amount)
-        with faster_products(amount):
+    def watched() -> Iterator[None]:
+        with faster_products():
+            inside.append(PRODUCTS.fp32_precision)
             yield
 
-    monkeypatch.setattr(client_module, "faster_products", watched)
-    (plain,) = world.worker(world.clients()).run(task, [name])
-    batch = collate(world.store, world.clients()[name], world.tokens.encode)
-    assert work == [batch.features.shape[:-1].numel() * sum(p.numel() for p in params.values())]
-    monkeypatch.setattr(cpu_products, "ENOUGH_WORK", 0.0)
+    def train(enough: float) -> Tensors:
+        monkeypatch.setattr(cpu_products, "ENOUGH_WORK", enough)
+        (update,) = world.worker(world.clients()).run(task, [name])
+        return update.mean
+
+    monkeypatch.setattr(cpu_products, "faster_products", watched)
     monkeypatch.setattr(cpu_products, "processor_vendor", lambda: AMD)
-    cpu_products._one_dnn_is_better.cache_clear()
-    (other,) = world.worker(world.clients()).run(task, [name])
-    for key, delta in plain.mean.items():
-        assert torch.allclose(other.mean[key], delta, rtol=1e-3, atol=1e-6)
+    plain = train(work + 1)
+    assert inside == []
+    other = train(work)
+    assert inside == ["bf16"]
+    for key, delta in plain.items():
+        assert torch.allclose(other[key], delta, rtol=1e-3, atol=1e-6)
