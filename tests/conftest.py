@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 # Must be set before torch is imported: the last bit of a sum depends on the number of threads.
@@ -10,6 +11,10 @@ import pytest
 from command import start_fork_server
 from hypothesis import settings
 from world import World, make_world
+
+# A shell starts commands in the background with SIGINT ignored, and nohup with SIGHUP. Tests send both.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Needs Flower, which lives in an environment of its own: it is run by hand, never collected.
 # And a command of its own, not a module. And a package of its own, which tests import by its own name.

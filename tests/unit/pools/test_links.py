@@ -84,7 +84,8 @@ from antiphon.pools.links import inherited
 rank = int(os.environ["RANK"])
 links = inherited(os.environ, rank)
 inheritable = [os.get_inheritable(end.fileno()) for end in links.ends]
-print(links.exchange(b"%d of %d" % (rank, len(links.ends))), inheritable)
+line = f"{links.exchange(b'%d of %d' % (rank, len(links.ends)))} {inheritable}\\n"
+os.write(1, line.encode())  # at once: several processes print
 """
 
 
