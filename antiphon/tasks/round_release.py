@@ -69,7 +69,8 @@ class RoundRelease:
         count: what `share_within` is asked for after it.
         """
         weight = 0.0 if update.is_empty else math.exp(update.log_weight) / largest_weight
-        sums = {name: weight * update.mean[name].double() for name in like} if update.mean else {}
+        names = like if update.mean else ()
+        sums = {name: update.mean[name].to(torch.float64, copy=True).mul_(weight) for name in names}
         if not self.is_simulated:
             arrays = {name: total.cpu().numpy() for name, total in sums.items()}
             if self.count_deviation:
@@ -77,8 +78,10 @@ class RoundRelease:
             check_release(Path(self.folder), derived_key(self.key, "releases"), self.round, arrays)
         noise, mean, at = torch.from_numpy(self._row(like)), {}, 0
         for name, tensor in like.items():
-            part = self.deviation * noise[at : at + tensor.numel()].view(tensor.shape).to(tensor.device)
-            mean[name] = (part + sums[name] / self.cohort if sums else part).to(tensor.dtype)
+            part = noise[at : at + tensor.numel()].view(tensor.shape).to(tensor.device).mul_(self.deviation)
+            if sums:
+                part += sums[name].div_(self.cohort)
+            mean[name] = part.to(tensor.dtype)
             at += tensor.numel()
         return mean
 

@@ -169,3 +169,17 @@ def test_settings_are_read_and_written_and_impossible_ones_refused() -> None:
     secure = SecureAggregation(bound=0.5)
     with pytest.raises(ValueError, match="the server sees none of them"):
         Run(replace(PRIVATE, trusts_clients=True), rounds=Rounds(min_clients=0), secure_aggregation=secure)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_release_leaves_the_update_that_it_is_given_as_it_was(dtype: torch.dtype) -> None:
+    plan = replace(PRIVATE, noise_multiplier=1.0).plan
+    release = RoundRelease(plan, 0.4, 5.0, 0, bytes(32), "", True, 0.4)
+    given = {"w": torch.linspace(-1, 1, 6, dtype=dtype).view(2, 3)}
+    update = Update({name: tensor.clone() for name, tensor in given.items()}, log_weight=math.log(3.0))
+    first, second = (release.mean(update, given, largest_weight=1.0)["w"] for _ in range(2))
+    assert torch.equal(update.mean["w"], given["w"])
+    assert torch.equal(first, second)
+    row = NoiseRows(derived_key(bytes(32), "noise"), plan.coefficients, 6, None).row(0)
+    expected = release.deviation * torch.from_numpy(row).view(2, 3) + 3 * given["w"].double() / 5.0
+    assert torch.allclose(first.double(), expected, rtol=1e-6 if dtype == torch.float32 else 1e-12)
