@@ -82,12 +82,11 @@ class Prefixes:
         opening = self.opens_word[offered][..., None, :]
         if not opening.any():
             return current, np.repeat(current[..., None], offered.shape[-1], axis=-1)
-        completed = [self.completed_bonus[index] for index in known]
-        if any(map(math.isnan, completed)):
-            for index in known:
+        for index in known:
+            if self.completed[index] is None:
                 self._complete(index)
-            completed = [self.completed_bonus[index] for index in known]
-        return current, np.where(opening, np.reshape(completed, indices.shape)[..., None], current[..., None])
+        completed = np.array([self.completed_bonus[index] for index in known]).reshape(indices.shape)
+        return current, np.where(opening, completed[..., None], current[..., None])
 
     def final_bonus(self, index: int) -> float:
         """The bonus of all words and the end of the sentence."""
